@@ -1,0 +1,188 @@
+"""What the chat tells whoever listens: the window, the tray, `kvchat ask`. Plain values, delivered on the loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvchat.chat.messages import Receipt
+from kvchat.engine.status import EngineStatus
+from kvchat.errors import KvchatError
+
+
+@dataclass(frozen=True)
+class EngineChanged:
+    """The engine moved to another state."""
+
+    status: EngineStatus
+
+
+@dataclass(frozen=True)
+class ConversationsChanged:
+    """A conversation was made, renamed, deleted or moved to the top."""
+
+
+@dataclass(frozen=True)
+class MessagesChanged:
+    """The messages on a conversation's current branch changed other than by a ReplyDelta."""
+
+    conversation_id: str
+
+
+@dataclass(frozen=True)
+class WaitingForEngine:
+    """A turn waits until the engine is ready."""
+
+    conversation_id: str
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """A save point is being verified and loaded into the slot."""
+
+    conversation_id: str
+    bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
+
+    conversation_id: str
+    bytes: int
+    tokens: int
+    ms: float  # verify and restore together
+
+
+@dataclass(frozen=True)
+class RestoreFailed:
+    """The save point could not be used; the turn goes on as an ordinary prefill."""
+
+    conversation_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prefilling:
+    """The engine reads the prompt."""
+
+    conversation_id: str
+    done: int  # tokens, cached ones included
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The reply has begun; the token counts are the engine's own, so a high `cached_tokens` proves a restore."""
+
+    conversation_id: str
+    ttft_ms: float
+    cached_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class ReplyDelta:
+    """More of the reply's text."""
+
+    conversation_id: str
+    message_id: str
+    text: str
+    thinking: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast the reply is coming, and how full the context is."""
+
+    conversation_id: str
+    tokens_per_second: float
+    context_used: int  # tokens
+
+
+@dataclass(frozen=True)
+class ReplyFinished:
+    """The reply is whole (or was stopped) and on disk."""
+
+    conversation_id: str
+    message_id: str
+    receipt: Receipt | None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The turn boundary is being settled and the slot saved."""
+
+    conversation_id: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A save point was kept."""
+
+    conversation_id: str
+    bytes: int
+    tokens: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class SaveSkipped:
+    """No save point was kept, and why."""
+
+    conversation_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TurnFailed:
+    """The turn ended without a whole reply. The user's message, and whatever came of the reply, are on disk."""
+
+    conversation_id: str
+    error: KvchatError
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know, not tied to a turn."""
+
+    title: str
+    detail: str = ""
+
+
+TurnEvent = (
+    WaitingForEngine
+    | Restoring
+    | Restored
+    | RestoreFailed
+    | Prefilling
+    | FirstToken
+    | ReplyDelta
+    | Speed
+    | ReplyFinished
+    | Saving
+    | Saved
+    | SaveSkipped
+    | TurnFailed
+)
+Event = EngineChanged | ConversationsChanged | MessagesChanged | Notice | TurnEvent
+Listener = Callable[[Event], None]
+
+
+class EventBus:
+    """Hands each event to every listener, in order of subscription, at once and on the caller's thread."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Listen from now on; call what is returned to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def publish(self, event: Event) -> None:
+        """Tell every listener."""
+        for listener in tuple(self._listeners):
+            listener(event)

@@ -1,0 +1,84 @@
+"""The values of a conversation: messages are a tree, the conversation points at its current leaf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+
+class Role(Enum):
+    """Who speaks."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class MessageState(Enum):
+    """How a message ended."""
+
+    COMPLETE = "complete"
+    STREAMING = "streaming"  # being written; after a crash, found as INTERRUPTED
+    STOPPED = "stopped"  # the user stopped it
+    INTERRUPTED = "interrupted"  # the engine or the app died while it was written
+
+
+class Source(Enum):
+    """Where a reply's prefix came from, proved by the engine's cache_n."""
+
+    HOT = "hot"  # already in the slot
+    WARM = "warm"  # restored from staging in RAM
+    DISK = "disk"  # restored from the cold tier
+    COLD = "cold"  # prefilled
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one reply cost, where its prefix came from and, if it missed, why. Times in milliseconds.
+
+    `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `restored_ahead`: then the
+    restore was over before Send, while the user looked at the conversation.
+    """
+
+    ttft_ms: float
+    restore_ms: float  # 0 when nothing was restored
+    prefill_ms: float  # the engine's own prompt_ms
+    first_token_ms: float  # the rest of ttft_ms: templates, the wire, the first decode
+    prompt_tokens: int
+    cached_tokens: int
+    predicted_tokens: int
+    tokens_per_second: float
+    source: Source
+    miss_reason: str | None = None
+    hollow: bool = False  # a restore answered 200 and was worth nothing
+    restored_ahead: bool = False
+    restored_bytes: int = 0
+    saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message as stored."""
+
+    id: str
+    conversation_id: str
+    parent_id: str | None
+    role: Role
+    content: str
+    thinking: str
+    state: MessageState
+    created_at: datetime
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as the sidebar shows it."""
+
+    id: str
+    title: str
+    title_by_user: bool
+    created_at: datetime
+    updated_at: datetime
+    leaf_id: str | None

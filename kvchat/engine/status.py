@@ -1,0 +1,51 @@
+"""What an engine is doing, and in which words it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class EngineState(Enum):
+    """The life of an engine process."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class FailureKind(Enum):
+    """Why an engine died or did not come up."""
+
+    OUT_OF_MEMORY = "out of memory"
+    BAD_MODEL = "bad model"
+    PORT_TAKEN = "port taken"
+    MISSING_LIBRARY = "missing library"
+    NOT_FOUND = "not found"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True)
+class EngineFailure:
+    """An engine's failure in words: one title line, what happened, what to do next."""
+
+    kind: FailureKind
+    title: str
+    detail: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A snapshot of the engine, for the strip and the tray."""
+
+    state: EngineState
+    failure: EngineFailure | None = None  # set when FAILED, and while restarting after a death
+    restart_attempt: int = 0  # 0 when the engine was started on purpose; n for the n-th automatic restart
+    stop_rung: str | None = None  # after a stop: which rung of the ladder did it ("asked", "terminated", "killed")

@@ -1,0 +1,20 @@
+"""The one tree of errors a user may meet. Each says what happened and what to do next."""
+
+from __future__ import annotations
+
+
+class KvchatError(Exception):
+    """A fault the environment or the user can cause: shown to the user in words, never as a traceback.
+
+    `title` is one short line, `detail` says what happened, `advice` says what to do next (both may be empty).
+    Anything that is not a KvchatError is a bug and goes to a report instead.
+    """
+
+    def __init__(self, title: str, detail: str = "", advice: str = "") -> None:
+        super().__init__(title)
+        self.title = title
+        self.detail = detail
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.title, self.detail, self.advice) if part)

@@ -1,0 +1,1 @@
+"""Models on disk: GGUF facts, memory estimate, context size, the starter model."""

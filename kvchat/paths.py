@@ -1,0 +1,59 @@
+"""Where kvchat keeps what: the platform's directories, or one folder when KVCHAT_HOME is set."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The folders kvchat uses. None of them needs to exist; `ensure` makes them."""
+
+    config: Path
+    data: Path
+    cache: Path
+    state: Path
+
+    @property
+    def settings_file(self) -> Path:
+        """The user's settings, JSON."""
+        return self.config / "settings.json"
+
+    @property
+    def database(self) -> Path:
+        """The conversations, SQLite."""
+        return self.data / "conversations.db"
+
+    @property
+    def models(self) -> Path:
+        """Models kvchat fetched itself."""
+        return self.data / "models"
+
+    @property
+    def save_points(self) -> Path:
+        """The save-point store. It may always be thrown away, so it lives under the cache."""
+        return self.cache / "savepoints"
+
+    @property
+    def engine_log(self) -> Path:
+        """The engine's own output, bounded."""
+        return self.state / "engine.log"
+
+    def ensure(self) -> None:
+        """Make the folders, private to the user (mode 0700). Raises OSError where that is impossible."""
+        for folder in (self.config, self.data, self.cache, self.state):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
+    """The folders for this user; `environment` defaults to the process's own."""
+    home = (os.environ if environment is None else environment).get("KVCHAT_HOME")
+    if home:
+        root = Path(home).expanduser().absolute()
+        return Paths(root / "config", root / "data", root / "cache", root / "state")
+    dirs = platformdirs.PlatformDirs("kvchat", appauthor=False)
+    return Paths(dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path)

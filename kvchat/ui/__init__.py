@@ -1,0 +1,1 @@
+"""PySide6 and nothing else: shows state, forwards wishes, decides nothing."""
