@@ -40,6 +40,11 @@ class Runtime:
         """Why that context size, in words."""
         raise NotImplementedError
 
+    @property
+    def slot_conversation(self) -> str | None:
+        """The conversation whose state is in the slot right now, if any: the one that is hot."""
+        raise NotImplementedError
+
     def engine_log(self) -> list[str]:
         """The engine's own output, newest last, bounded."""
         raise NotImplementedError
