@@ -1,0 +1,15 @@
+.PHONY: run test check lint bundle clean
+
+run:     ; packaging/run
+test:    ; packaging/test
+check:   ; packaging/test --quick
+bundle:  ; packaging/build-bundle
+
+lint:
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+clean:
+	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

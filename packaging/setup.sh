@@ -1,0 +1,96 @@
+# Sourced by packaging/run, packaging/test and packaging/build-bundle, in the project's root.
+# Makes the machine ready: Debian packages that are missing, then .venv with the project in it.
+
+say() { printf '== %s\n' "$*" >&2; }
+
+# The packages for the given purposes, from packaging/debian-packages.
+packages_for() {
+  local purpose
+  for purpose in "$@"; do
+    sed -n "s/^$purpose: //p" packaging/debian-packages
+  done | tr '\n' ' '
+}
+
+# Those of the given packages that are not installed. Newer Debian releases add "t64" to some library names.
+missing_packages() {
+  local package state
+  for package in "$@"; do
+    state=$(dpkg-query -W -f='${db:Status-Status} ' "$package" "${package}t64" 2>/dev/null || true)
+    [[ " $state" == *" installed "* ]] || printf '%s ' "$package"
+  done
+}
+
+# Runs a command as root, or fails when that is impossible without asking for a password.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+# Installs what is missing for the given purposes. Where that is impossible it prints the line to run, and goes on.
+install_packages() {
+  command -v dpkg-query >/dev/null || { say "not a Debian system: install Qt's libraries with your own package manager"; return 0; }
+  local missing
+  missing=$(missing_packages $(packages_for "$@"))
+  [ -n "${missing// /}" ] || return 0
+  say "installing Debian packages: $missing"
+  if as_root true 2>/dev/null \
+    && as_root apt-get update -qq >&2 </dev/null \
+    && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >&2 </dev/null; then
+    return 0
+  fi
+  say "could not install them. As root, run this line, then try again:"
+  printf '  apt-get update && apt-get install -y --no-install-recommends %s\n' "$missing" >&2
+}
+
+# Prints a Python of version 3.11 or later. PYTHON, when set, is the only candidate.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# Makes .venv. Debian's python3 lacks ensurepip until python3-venv is installed: then a pip from elsewhere will do as well.
+make_venv() {
+  local python
+  find_python >/dev/null || install_packages python
+  python=$(find_python) || { say "Python 3.11 or later is needed, and none was found (set PYTHON to its path)"; return 1; }
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python
+  say "making .venv with $("$python" --version)"
+  rm -rf .venv
+  "$python" -m venv .venv >&2 && return 0
+  "$python" -m virtualenv -q .venv >&2 && return 0
+  if "$python" -m venv --clear --without-pip .venv >&2; then
+    "$python" -m pip --python .venv/bin/python install -q pip >&2 && return 0
+  fi
+  rm -rf .venv
+  say "could not make a virtual environment. As root, run: apt-get install -y python3-venv"
+  return 1
+}
+
+# What .venv was made from: it is set up again when any of this changes.
+environment_stamp() {
+  printf '%s\n' "$PWD" "$1"
+  cat pyproject.toml packaging/constraints.txt
+}
+
+pip_install() {
+  .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
+    --constraint packaging/constraints.txt "$@" >&2 </dev/null
+}
+
+# Installs the project with the given extra ("" for none) into .venv, once.
+install_project() {
+  local extra=$1 stamp=.venv/installed-${1:-app}
+  if [ -f "$stamp" ] && environment_stamp "$extra" | cmp -s - "$stamp" && .venv/bin/python -I -c 'import kvchat' 2>/dev/null; then
+    return 0
+  fi
+  .venv/bin/python -c 'import pip' 2>/dev/null && [ "$(head -n 1 .venv/made-in 2>/dev/null)" = "$PWD" ] || make_venv || return 1
+  printf '%s\n' "$PWD" >.venv/made-in
+  say "installing kvchat${extra:+ for: $extra} into .venv"
+  pip_install -q -e ".${extra:+[$extra]}" || return 1
+  environment_stamp "$extra" >"$stamp"
+}
