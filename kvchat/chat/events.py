@@ -1,4 +1,4 @@
-"""What the chat tells whoever listens: the window, the tray, `kvchat ask`. Plain values, delivered on the loop's thread."""
+"""What the chat tells whoever listens: the window, the tray, `kvchat ask`. Plain values, on the loop's thread."""
 
 from __future__ import annotations
 

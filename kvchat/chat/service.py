@@ -3,54 +3,199 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
-from kvchat.chat.events import EventBus
-from kvchat.chat.messages import Conversation, Message
-from kvchat.engine.wire import Sampling
+from kvchat.chat.database import Database
+from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, TurnFailed
+from kvchat.chat.messages import Conversation, Message, MessageState, Role
+from kvchat.chat.prompt import ends_with_reply, prompt_messages, title_from
+from kvchat.chat.room import EngineRoom
+from kvchat.chat.slot import SlotKeeper
+from kvchat.chat.turn import Turn, TurnParts
+from kvchat.chat.worker import Worker
+from kvchat.engine.client import EngineError
+from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.store import SavePointStore
+
+NEW_TITLE = "New chat"
+
+
+class NothingToAnswer(KvchatError):
+    """There is no user message to answer."""
 
 
 class ChatService:
     """Conversations and turns. All methods belong to the event loop's thread; what they change they tell `events`."""
 
-    events: EventBus
+    def __init__(self, database: Database, worker: Worker, store: SavePointStore, room: EngineRoom, events: EventBus):
+        self.events = events
+        self.slot = SlotKeeper(store, events)
+        self._database = database
+        self._worker = worker
+        self._store = store
+        self._room = room
+        self._turns: list[Turn] = []  # running or waiting, until their save is over
+        self._asking = asyncio.Lock()  # one question at a time finds its place in the tree
+        self._selected: str | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def busy(self) -> str | None:
         """The conversation whose reply is being made right now, if any."""
-        raise NotImplementedError
+        return next((turn.conversation_id for turn in self._turns if turn.answering.task), None)
+
+    def is_answering(self, conversation_id: str) -> bool:
+        """Whether a reply in this conversation is being made or waits for its turn."""
+        return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
 
     async def conversations(self) -> list[Conversation]:
         """All conversations, newest first."""
-        raise NotImplementedError
+        return await self._worker.run(self._database.conversations)
+
+    async def conversation(self, conversation_id: str) -> Conversation | None:
+        """One conversation, or None if there is none of that id."""
+        return await self._worker.run(self._database.conversation, conversation_id)
 
     async def messages(self, conversation_id: str) -> list[Message]:
         """The messages on the conversation's current branch, oldest first."""
-        raise NotImplementedError
+        return await self._worker.run(self._database.branch, conversation_id)
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
         """Make an empty conversation, with a system prompt if given."""
-        raise NotImplementedError
+        made = await self._worker.run(self._database.create_conversation, NEW_TITLE, system)
+        self.events.publish(ConversationsChanged())
+        return made
 
     async def rename(self, conversation_id: str, title: str) -> None:
-        """Give a conversation the user's own title."""
-        raise NotImplementedError
+        """Give a conversation the user's own title; an empty one changes nothing."""
+        if title.strip():
+            await self._worker.run(self._database.rename, conversation_id, title.strip(), by_user=True)
+        self.events.publish(ConversationsChanged())
 
     async def delete(self, conversation_id: str) -> None:
         """Delete a conversation, its messages and its save points. A running turn in it is stopped first."""
-        raise NotImplementedError
+        self.stop(conversation_id)
+        self._end_settling(conversation_id)
+        if self._selected == conversation_id:
+            self._selected = None
+        async with self.slot.lock:
+            await self._worker.run(self._database.delete, conversation_id)
+            await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+            if self.slot.holds() == conversation_id:
+                self.slot.forget()
+        self.events.publish(ConversationsChanged())
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
-        raise NotImplementedError
+        self._selected = conversation_id
+        self._spawn(self._restore_ahead(conversation_id))
 
-    def send(self, conversation_id: str, text: str, sampling: Sampling = Sampling()) -> asyncio.Task[Message | None]:
-        """Store the user's message, then run a turn. The task ends with the reply, or None if there is none."""
-        raise NotImplementedError
+    def send(
+        self, conversation_id: str, text: str, sampling: Sampling = ENGINE_DEFAULTS
+    ) -> asyncio.Future[Message | None]:
+        """Store the user's message, then run a turn. The future ends with the reply, or None if there is none."""
+        return self._begin(conversation_id, sampling, text)
 
-    def retry(self, conversation_id: str, sampling: Sampling = Sampling()) -> asyncio.Task[Message | None]:
+    def retry(self, conversation_id: str, sampling: Sampling = ENGINE_DEFAULTS) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
-        raise NotImplementedError
+        return self._begin(conversation_id, sampling, None)
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
-        raise NotImplementedError
+        for turn in self._turns:
+            if turn.conversation_id == conversation_id:
+                turn.stop()
+
+    async def idle(self) -> None:
+        """Wait until every turn, its save included, and every restore ahead is over."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Stop what is being said, finish what is being saved."""
+        self._selected = None
+        for turn in self._turns:
+            turn.stop()
+        await self.idle()
+
+    def _begin(self, conversation_id: str, sampling: Sampling, text: str | None) -> asyncio.Future[Message | None]:
+        self._end_settling(conversation_id)
+        parts = TurnParts(self._database, self._worker, self._room, self.slot, self.events)
+        turn = Turn(parts, conversation_id, sampling)
+        self._turns.append(turn)
+        reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._spawn(self._run(turn, text, reply))
+        return reply
+
+    async def _run(self, turn: Turn, text: str | None, reply: asyncio.Future[Message | None]) -> None:
+        def done(message: Message | None) -> None:
+            if not reply.done():
+                reply.set_result(message)
+
+        try:
+            async with self._asking:
+                await self._store_question(turn.conversation_id, text)
+            await turn.run(done)
+        except KvchatError as error:
+            self.events.publish(TurnFailed(turn.conversation_id, error))
+        finally:
+            done(None)
+            self._turns.remove(turn)
+
+    def _end_settling(self, conversation_id: str) -> None:
+        """The next message makes the pending settle step of this conversation pointless."""
+        for turn in self._turns:
+            if turn.conversation_id == conversation_id:
+                turn.settling.interrupt()
+
+    async def _store_question(self, conversation_id: str, text: str | None) -> None:
+        """The user's words are on disk before anything else happens to them."""
+        branch = await self._worker.run(self._database.branch, conversation_id)
+        if text is None:
+            await self._drop_unfinished(branch)
+        else:
+            leaf = branch[-1].id if branch else None
+            await self._worker.run(self._database.append, conversation_id, leaf, Role.USER, text, MessageState.COMPLETE)
+            if not any(message.role is Role.USER for message in branch):
+                await self._worker.run(self._database.rename, conversation_id, title_from(text), by_user=False)
+            self.events.publish(ConversationsChanged())
+        self.events.publish(MessagesChanged(conversation_id))
+
+    async def _drop_unfinished(self, branch: list[Message]) -> None:
+        """Before a retry: the leaf becomes the last user message; the unfinished reply stays in the tree beside it."""
+        questions = [message for message in branch if message.role is Role.USER]
+        if not questions:
+            raise NothingToAnswer("There is nothing to answer yet", "", "Write a message first.")
+        await self._worker.run(self._database.set_leaf, questions[-1].conversation_id, questions[-1].id)
+
+    async def _restore_ahead(self, conversation_id: str) -> None:
+        """Restore while the user still reads. Any fault only means that the next turn restores or prefills itself."""
+        if not self._room.is_ready():
+            return
+        async with self.slot.lock:
+            if self._selected != conversation_id or not self._room.is_ready():
+                return
+            try:
+                branch = await self._worker.run(self._database.branch, conversation_id)
+                engine = await self._room.ready()
+                if ends_with_reply(branch):
+                    boundary = await self.slot.boundary(engine, prompt_messages(branch))
+                    await self.slot.load(engine, conversation_id, boundary)
+            except EngineError:
+                self.slot.forget()
+            except KvchatError as error:
+                self.events.publish(Notice(error.title, f"{error.detail} {error.advice}".strip()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A KvchatError was told already; anything else is a bug and goes to the loop's handler at once."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            context = {"message": "A turn ended in a bug", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)

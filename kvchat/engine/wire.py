@@ -68,6 +68,9 @@ class Sampling:
     seed: int | None = None
 
 
+ENGINE_DEFAULTS = Sampling()
+
+
 @dataclass(frozen=True)
 class SlotSave:
     """The engine's answer to a save."""

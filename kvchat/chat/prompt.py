@@ -1,0 +1,48 @@
+"""From stored messages to what the engine is asked, and back to the turn boundary. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kvchat.chat.messages import Message, Role
+from kvchat.engine.wire import ChatMessage
+
+# Two next messages that differ from their very first character: what both prompts share ends before either begins.
+BOUNDARY_PROBES = ("A", "7")
+
+TITLE_LENGTH = 48  # characters
+
+
+def prompt_messages(branch: Sequence[Message]) -> list[ChatMessage]:
+    """What the chat template is given for these messages.
+
+    Empty replies are left out and neighbouring messages of one role are joined, because many templates refuse
+    roles that do not alternate: that happens when a turn failed and the user wrote again.
+    """
+    joined: list[ChatMessage] = []
+    for message in branch:
+        if not message.content.strip() and message.role is not Role.USER:
+            continue
+        role = message.role.value
+        if joined and joined[-1].role == role:
+            joined[-1] = ChatMessage(role, f"{joined[-1].content}\n\n{message.content}", joined[-1].thinking)
+        else:
+            joined.append(ChatMessage(role, message.content, message.thinking))
+    return joined
+
+
+def ends_with_reply(branch: Sequence[Message]) -> bool:
+    """Whether the next thing to say is the user's."""
+    messages = prompt_messages(branch)
+    return bool(messages) and messages[-1].role == Role.ASSISTANT.value
+
+
+def title_from(text: str) -> str:
+    """A conversation's first title: the first words of its first message, on one line."""
+    words = re.sub(r"\s+", " ", text).strip()
+    if len(words) <= TITLE_LENGTH:
+        return words or "New chat"
+    cut = words[:TITLE_LENGTH]
+    head, space, _ = cut.rpartition(" ")
+    return (head if space and len(head) > TITLE_LENGTH // 2 else cut).rstrip(" ,.;:") + "…"

@@ -1,0 +1,148 @@
+"""One reply while it is being made: collects the stream, keeps it on disk, measures it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
+from kvchat.chat.messages import Message, MessageState, Receipt
+from kvchat.chat.slot import Loaded, Verdict
+from kvchat.chat.worker import Worker
+from kvchat.engine.wire import ChatChunk, Timings
+
+FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
+SPEED_INTERVAL_S = 0.25  # how often the strip hears of the speed
+
+
+@dataclass
+class Draft:
+    """What has come of a reply so far."""
+
+    text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    timings: Timings | None = None
+    ttft_ms: float | None = None
+    prefill_ms: float = 0.0
+    prompt_done: int = 0  # tokens of the prompt known to be in the slot
+    finish_reason: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the reply has come yet."""
+        return not self.text and not self.thinking
+
+    def written_into(self, message: Message, state: MessageState, receipt: Receipt | None = None) -> Message:
+        """The message as it stands now."""
+        return replace(
+            message, content="".join(self.text), thinking="".join(self.thinking), state=state, receipt=receipt
+        )
+
+
+class ReplyWriter:
+    """Feeds a streamed reply to the screen at once and to the disk twice a second."""
+
+    def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
+        self.message = message
+        self.draft = Draft()
+        self._sent_at = sent_at  # time.perf_counter() at Send
+        self._database = database
+        self._worker = worker
+        self._events = events
+        self._unwritten = False
+        self._speed_told_at = 0.0
+
+    async def consume(self, chunks: AsyncIterator[ChatChunk]) -> None:
+        """Take the stream to its end. What has come stays in `draft`, whatever ends it."""
+        flusher = asyncio.create_task(self._flush_regularly())
+        try:
+            async with contextlib.aclosing(chunks) as stream:  # type: ignore[type-var]
+                async for chunk in stream:
+                    self._take(chunk)
+        finally:
+            flusher.cancel()
+            await asyncio.wait([flusher])
+
+    async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
+        """Write the reply as it is now, for good."""
+        self.message = self.draft.written_into(self.message, state, receipt)
+        await self._worker.run(self._database.update_reply, self.message)
+        return self.message
+
+    def receipt(self, loaded: Loaded, verdict: Verdict, prefill_rate: float | None) -> Receipt | None:
+        """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown."""
+        draft = self.draft
+        if draft.ttft_ms is None or draft.timings is None:
+            return None
+        restore = loaded.restore
+        restore_ms = restore.ms if restore else 0.0
+        in_ttft = restore_ms if loaded.restored_now else 0.0
+        cached = draft.timings.cache_n
+        return Receipt(
+            ttft_ms=draft.ttft_ms,
+            restore_ms=restore_ms,
+            prefill_ms=draft.prefill_ms,
+            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms),
+            prompt_tokens=draft.timings.prompt_tokens,
+            cached_tokens=cached,
+            predicted_tokens=draft.timings.predicted_n,
+            tokens_per_second=draft.timings.tokens_per_second,
+            source=verdict.source,
+            miss_reason=verdict.miss_reason,
+            hollow=verdict.hollow,
+            restored_ahead=restore is not None and not loaded.restored_now,
+            restored_bytes=restore.save_point.size if restore else 0,
+            saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
+        )
+
+    def _take(self, chunk: ChatChunk) -> None:
+        draft, conversation = self.draft, self.message.conversation_id
+        if chunk.timings:
+            draft.timings = chunk.timings
+            draft.prompt_done = chunk.timings.prompt_tokens
+        if chunk.progress:
+            draft.prompt_done = chunk.progress.processed
+            progress = chunk.progress
+            self._events.publish(Prefilling(conversation, progress.processed, progress.total, progress.cache))
+        if chunk.finish_reason:
+            draft.finish_reason = chunk.finish_reason
+        if chunk.text or chunk.thinking:
+            self._take_text(chunk)
+
+    def _take_text(self, chunk: ChatChunk) -> None:
+        draft, conversation = self.draft, self.message.conversation_id
+        now = time.perf_counter()
+        first = draft.empty
+        if chunk.text:
+            draft.text.append(chunk.text)
+        if chunk.thinking:
+            draft.thinking.append(chunk.thinking)
+        self._unwritten = True
+        if first:
+            draft.ttft_ms = 1000 * (now - self._sent_at)
+            timings = draft.timings
+            draft.prefill_ms = timings.prompt_ms if timings else 0.0
+            cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)
+            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt))
+        self._events.publish(ReplyDelta(conversation, self.message.id, chunk.text, chunk.thinking))
+        if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
+            self._speed_told_at = now
+            used = draft.timings.prompt_tokens + draft.timings.predicted_n
+            self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
+
+    async def _flush_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            if not self._unwritten:
+                continue
+            self._unwritten = False
+            partial = self.draft.written_into(self.message, MessageState.STREAMING)
+            try:
+                await self._worker.run(self._database.update_reply, partial)
+            except StorageFailed as error:
+                self._events.publish(Notice(error.title, f"{error.detail} The reply goes on, but only on the screen."))
+                return

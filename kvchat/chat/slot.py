@@ -1,0 +1,233 @@
+"""The slot and what is known to be in it: load the best state, prove it, settle at the turn boundary, save.
+
+Every method but `holds` must be called with `SlotKeeper.lock` held: one lock over restore, request and save, so that
+two conversations never mix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvchat.chat.events import EventBus, Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
+from kvchat.chat.messages import Source
+from kvchat.chat.prompt import BOUNDARY_PROBES
+from kvchat.chat.room import ReadyEngine
+from kvchat.engine.client import EngineGone, EngineRefused
+from kvchat.engine.wire import ChatMessage
+from kvchat.kvstore.savepoint import Miss, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.store import SavePointStore, StoreRefused
+
+# A restore is proved when the engine reused this share of what it could have, and hollow below the other.
+PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
+
+
+@dataclass(frozen=True)
+class RestoreRecord:
+    """A restore the engine has answered and the next request has yet to prove."""
+
+    save_point: SavePoint
+    ms: float  # verification and restore together
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What the slot is known to hold: at least `tokens`; exactly those when `exact`."""
+
+    generation: int
+    conversation_id: str
+    tokens: Tokens
+    exact: bool
+    unproved: RestoreRecord | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How the slot was made ready for a prompt."""
+
+    expected_cached: int  # tokens the engine should now take from its cache
+    restore: RestoreRecord | None  # what the next cache_n has to prove
+    restored_now: bool  # the restore belongs to this turn, not to an earlier switch
+    miss_reason: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What cache_n proved."""
+
+    source: Source
+    hollow: bool
+    miss_reason: str | None
+
+
+class SlotKeeper:
+    """Keeps the one slot's contents in line with the store."""
+
+    def __init__(self, store: SavePointStore, events: EventBus) -> None:
+        self.lock = asyncio.Lock()
+        self._store = store
+        self._events = events
+        self._contents: SlotContents | None = None
+
+    def holds(self, generation: int | None = None) -> str | None:
+        """The conversation whose state is in the slot (of that engine process, if given)."""
+        contents = self._contents
+        if contents is None or (generation is not None and contents.generation != generation):
+            return None
+        return contents.conversation_id
+
+    async def load(self, room: ReadyEngine, conversation_id: str, prompt: Tokens) -> Loaded:
+        """Make the slot hold the state that leaves the least of `prompt` to prefill.
+
+        Never raises for a bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if
+        the engine dies over it.
+        """
+        held = self._held(room, prompt)
+        contents = self._contents
+        if contents and held and held == len(contents.tokens):
+            return Loaded(held, contents.unproved, restored_now=False, miss_reason=None)  # nothing can leave less
+        found = await asyncio.to_thread(self._store.find, conversation_id, room.fingerprint, prompt)
+        if isinstance(found, Miss):
+            return Loaded(held, None, restored_now=False, miss_reason=None if held else found.reason)
+        usable = _usable(found.tokens, prompt, room.can_cut, exact=True)
+        if usable <= held:
+            reason = (
+                None if held else "the conversation was changed before its save point, and this model cannot go back"
+            )
+            return Loaded(held, None, restored_now=False, miss_reason=reason)
+        outcome = await self._restore(room, conversation_id, found)
+        if isinstance(outcome, Miss):
+            self._events.publish(RestoreFailed(conversation_id, outcome.reason))
+            return Loaded(0, None, restored_now=False, miss_reason=outcome.reason)
+        return Loaded(usable, outcome, restored_now=True, miss_reason=None)
+
+    async def prove(self, conversation_id: str, loaded: Loaded, cached_tokens: int) -> Verdict:
+        """Judge a load by the cache_n of the request that followed; a hollow restore is set aside."""
+        contents, self._contents = self._contents, None
+        if contents:
+            self._contents = replace(contents, unproved=None)
+        if loaded.restore is None:
+            if cached_tokens and loaded.expected_cached:
+                return Verdict(Source.HOT, hollow=False, miss_reason=None)
+            reason = loaded.miss_reason or "the engine did not reuse what was in its slot"
+            return Verdict(Source.COLD, hollow=False, miss_reason=reason)
+        if cached_tokens >= HOLLOW_SHARE * loaded.expected_cached:
+            part = cached_tokens < PROVED_SHARE * loaded.expected_cached
+            reason = (
+                f"the engine reused {cached_tokens:,} of {loaded.expected_cached:,} restored tokens" if part else None
+            )
+            return Verdict(Source.DISK, hollow=False, miss_reason=reason)
+        hollow = (
+            f"hollow restore: the engine accepted {loaded.restore.save_point.n_tokens:,} tokens"
+            f" and then reused {cached_tokens:,} of them"
+        )
+        await asyncio.to_thread(self._store.set_aside, loaded.restore.save_point, hollow)
+        self._events.publish(RestoreFailed(conversation_id, hollow))
+        return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
+
+    def note(self, room: ReadyEngine, conversation_id: str, tokens: Tokens, *, exact: bool = False) -> None:
+        """The slot now holds at least these tokens of this conversation."""
+        self._contents = SlotContents(room.generation, conversation_id, tokens, exact)
+
+    def forget(self) -> None:
+        """Nothing is known of the slot any more."""
+        self._contents = None
+
+    async def boundary(self, room: ReadyEngine, history: Sequence[ChatMessage]) -> Tokens:
+        """The turn boundary after `history`: the tokens every possible next user message will begin with."""
+        first, second = [
+            await room.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
+        ]
+        return first[: common_prefix(first, second)]
+
+    async def settle(self, room: ReadyEngine, conversation_id: str, history: Sequence[ChatMessage]) -> Tokens:
+        """Make the slot hold exactly the turn boundary after `history`. May be cancelled at any point."""
+        self._events.publish(Saving(conversation_id))
+        boundary = await self.boundary(room, history)
+        contents = self._contents
+        if contents and contents.exact and contents.tokens == boundary and contents.generation == room.generation:
+            return boundary
+        self.forget()  # cancelled from here on, nobody knows how far the engine came
+        await room.engine.prefill(boundary)
+        self.note(room, conversation_id, boundary, exact=True)
+        return boundary
+
+    async def save(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> SavePoint | None:
+        """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
+
+        Raises EngineGone if the engine dies while saving.
+        """
+        started = time.perf_counter()
+        path = room.slot_path / f"{uuid.uuid4().hex}.slot"
+        try:
+            expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
+            await asyncio.to_thread(self._store.check_room, expected_bytes)
+            answer = await room.engine.save_slot(path.name)
+            if answer.n_saved != len(boundary):
+                raise StoreRefused(f"the slot held {answer.n_saved:,} tokens instead of {len(boundary):,}")
+            point = await asyncio.to_thread(
+                self._store.absorb, path, conversation_id, room.fingerprint, boundary, answer.n_written
+            )
+        except (StoreRefused, EngineRefused) as refusal:
+            self._events.publish(SaveSkipped(conversation_id, str(refusal)))
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+        elapsed = 1000 * (time.perf_counter() - started)
+        self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
+        return point
+
+    def _held(self, room: ReadyEngine, prompt: Tokens) -> int:
+        """How many of the prompt's tokens the slot can serve as it is."""
+        contents = self._contents
+        if contents is None or contents.generation != room.generation:
+            self._contents = None
+            return 0
+        return _usable(contents.tokens, prompt, room.can_cut, exact=contents.exact)
+
+    async def _restore(self, room: ReadyEngine, conversation_id: str, point: SavePoint) -> RestoreRecord | Miss:
+        """Stage, restore, and note what the slot should hold now. A failed restore leaves an empty slot."""
+        self._events.publish(Restoring(conversation_id, point.size, point.n_tokens))
+        started = time.perf_counter()
+        staged = await asyncio.to_thread(self._store.stage, point, room.slot_path)
+        if isinstance(staged, Miss):
+            return staged
+        self.forget()
+        try:
+            answer = await room.engine.restore_slot(staged.path.name)
+        except EngineRefused as refusal:
+            reason = f"the engine refused the save point: {refusal.message}"
+            await asyncio.to_thread(self._store.set_aside, point, reason)
+            return Miss(reason)
+        except EngineGone:
+            reason = "the engine died while it loaded the save point"
+            await asyncio.to_thread(self._store.set_aside, point, reason)
+            raise
+        finally:
+            await asyncio.to_thread(self._store.unstage, staged)
+        if answer.n_restored != point.n_tokens:
+            reason = f"the engine restored {answer.n_restored:,} of {point.n_tokens:,} tokens"
+            await asyncio.to_thread(self._store.set_aside, point, reason)
+            await room.engine.erase_slot()
+            return Miss(reason)
+        elapsed = 1000 * (time.perf_counter() - started)
+        record = RestoreRecord(point, elapsed)
+        self._contents = SlotContents(room.generation, conversation_id, point.tokens, exact=True, unproved=record)
+        self._events.publish(Restored(conversation_id, point.size, point.n_tokens, elapsed))
+        return record
+
+
+def _usable(state: Tokens, prompt: Tokens, can_cut: bool, *, exact: bool) -> int:
+    """How many of the prompt's tokens a state can serve: all that are shared, or, where it cannot be cut, all or none.
+
+    Of a slot whose tail is not known (`exact` false) only the engine can tell; it is taken to extend.
+    """
+    shared = common_prefix(state, prompt)
+    if can_cut or shared == len(state):
+        return shared
+    return 0

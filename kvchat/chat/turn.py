@@ -1,0 +1,232 @@
+"""The turn: restore, stream, settle at the turn boundary, save. The same for the window, `ask` and `bench`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvchat.chat.database import Database
+from kvchat.chat.events import (
+    EventBus,
+    MessagesChanged,
+    ReplyFinished,
+    RestoreFailed,
+    SaveSkipped,
+    TurnFailed,
+    WaitingForEngine,
+)
+from kvchat.chat.messages import Message, MessageState, Receipt, Role
+from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.reply import ReplyWriter
+from kvchat.chat.room import EngineRoom, ReadyEngine
+from kvchat.chat.slot import Loaded, SlotKeeper
+from kvchat.chat.worker import Worker
+from kvchat.engine.client import EngineError, EngineGone, EngineRefused
+from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
+
+R = TypeVar("R")
+
+DIED_OVER_RESTORE = "the engine died while it loaded the save point"
+
+
+class ConversationTooLong(KvchatError):
+    """The prompt leaves no room for a reply."""
+
+    def __init__(self, prompt_tokens: int, context_size: int) -> None:
+        super().__init__(
+            "This conversation no longer fits the model's context",
+            f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
+            "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
+        )
+
+
+@dataclass
+class Interruption:
+    """Work that someone else may end early, without cancelling whoever waits for it."""
+
+    task: asyncio.Task[Any] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Run the work; None when `interrupt` ended it. A cancelled caller takes the work down too."""
+        self.task = task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            self.task = None
+        return None if task.cancelled() else task.result()
+
+    def interrupt(self) -> bool:
+        """End the work now; whether there was any."""
+        return self.task is not None and self.task.cancel()
+
+
+@dataclass(frozen=True)
+class TurnParts:
+    """What every turn works with."""
+
+    database: Database
+    worker: Worker
+    room: EngineRoom
+    slot: SlotKeeper
+    events: EventBus
+
+
+class Turn:
+    """One answer to a conversation whose last message is the user's."""
+
+    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling) -> None:
+        self.conversation_id = conversation_id
+        self.answering = Interruption()  # interrupted by Stop
+        self.settling = Interruption()  # interrupted by this conversation's next message
+        self.answered = False  # the reply is over; the turn may still be saving
+        self._stopped = False
+        self._sent_at = time.perf_counter()
+        self._sampling = sampling
+        self._parts = parts
+        self._reply: ReplyWriter | None = None
+        self._engine: ReadyEngine | None = None
+        self._prompt: Tokens = ()
+        self._loaded = Loaded(0, None, restored_now=False, miss_reason=None)
+
+    def stop(self) -> None:
+        """End the reply now, or before it begins; what has come of it is kept."""
+        self._stopped = True
+        self.answering.interrupt()
+
+    async def run(self, done: Callable[[Message | None], None]) -> None:
+        """Answer, call `done` with the reply (None if there is none), then settle and save.
+
+        Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
+        """
+        async with self._parts.slot.lock:
+            reply: Message | None = None
+            try:
+                reply = await self._answer()
+            except KvchatError as error:
+                await self._close_reply(MessageState.INTERRUPTED)
+                self._parts.events.publish(TurnFailed(self.conversation_id, error))
+            finally:
+                self.answered = True
+                done(reply)
+            if reply is not None:
+                await self._keep()
+
+    async def _answer(self) -> Message | None:
+        """The reply, whole or as far as Stop let it come."""
+        if self._stopped:
+            return None
+        try:
+            message = await self.answering.run(self._stream())
+        except EngineGone as loss:
+            self._parts.slot.forget()
+            raise await self._parts.room.explain_loss(loss) from loss
+        except EngineRefused as refusal:
+            raise self._in_words(refusal) from refusal
+        return message if message is not None else await self._close_reply(MessageState.STOPPED)
+
+    async def _stream(self) -> Message | None:
+        """From the stored user message to the whole reply on disk."""
+        branch = await self._branch()
+        messages = prompt_messages(branch)
+        reply = await self._open_reply(branch[-1].id)
+        engine = await self._prepare(messages)
+        await reply.consume(engine.engine.chat(messages, self._sampling))
+        return await self._close_reply(MessageState.COMPLETE)
+
+    async def _open_reply(self, parent_id: str) -> ReplyWriter:
+        parts = self._parts
+        message = await parts.worker.run(
+            parts.database.append, self.conversation_id, parent_id, Role.ASSISTANT, "", MessageState.STREAMING
+        )
+        self._reply = ReplyWriter(message, self._sent_at, parts.database, parts.worker, parts.events)
+        parts.events.publish(MessagesChanged(self.conversation_id))
+        return self._reply
+
+    async def _prepare(self, messages: list[ChatMessage]) -> ReadyEngine:
+        """A ready engine whose slot holds the best state for these messages."""
+        engine = await self._ready()
+        self._prompt = await engine.engine.prompt_tokens(messages)
+        if len(self._prompt) >= engine.context_size:
+            raise ConversationTooLong(len(self._prompt), engine.context_size)
+        try:
+            self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
+        except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
+            self._parts.slot.forget()
+            await self._parts.room.explain_loss(loss)
+            self._parts.events.publish(RestoreFailed(self.conversation_id, DIED_OVER_RESTORE))
+            self._loaded = Loaded(0, None, restored_now=False, miss_reason=DIED_OVER_RESTORE)
+            engine = await self._ready()
+        return engine
+
+    async def _ready(self) -> ReadyEngine:
+        if not self._parts.room.is_ready():
+            self._parts.events.publish(WaitingForEngine(self.conversation_id))
+        self._engine = await self._parts.room.ready()
+        return self._engine
+
+    async def _close_reply(self, state: MessageState) -> Message | None:
+        """Put the reply on disk for good as it is now; an empty one that did not complete is taken back."""
+        reply, parts = self._reply, self._parts
+        if reply is None:
+            return None
+        self._note_slot(reply)
+        if reply.draft.empty and state is not MessageState.COMPLETE:
+            await parts.worker.run(parts.database.remove_leaf, reply.message)
+            parts.events.publish(MessagesChanged(self.conversation_id))
+            return None
+        receipt = await self._receipt(reply)
+        message = await reply.finish(state, receipt)
+        parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
+        return message
+
+    def _note_slot(self, reply: ReplyWriter) -> None:
+        """The slot holds what was read of the prompt, and a reply whose tokens only the engine knows."""
+        if self._engine and reply.draft.prompt_done:
+            known = self._prompt[: reply.draft.prompt_done]
+            self._parts.slot.note(self._engine, self.conversation_id, known)
+
+    async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
+        timings = reply.draft.timings
+        if timings is None:
+            return None
+        verdict = await self._parts.slot.prove(self.conversation_id, self._loaded, timings.cache_n)
+        rate = await self._parts.worker.run(self._parts.database.prefill_ms_per_token)
+        return reply.receipt(self._loaded, verdict, rate)
+
+    async def _keep(self) -> None:
+        """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
+        engine, parts = self._engine, self._parts
+        assert engine is not None
+        history = prompt_messages(await self._branch())
+        try:
+            boundary = await self.settling.run(parts.slot.settle(engine, self.conversation_id, history))
+            if boundary is None:
+                parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
+            else:
+                await parts.slot.save(engine, self.conversation_id, boundary)
+        except EngineGone as loss:
+            parts.slot.forget()
+            parts.events.publish(SaveSkipped(self.conversation_id, str(await parts.room.explain_loss(loss))))
+        except EngineRefused as refusal:
+            parts.events.publish(SaveSkipped(self.conversation_id, refusal.message))
+
+    async def _branch(self) -> list[Message]:
+        return await self._parts.worker.run(self._parts.database.branch, self.conversation_id)
+
+    def _in_words(self, refusal: EngineRefused) -> KvchatError:
+        if refusal.kind == "exceed_context_size_error" and self._engine:
+            return ConversationTooLong(len(self._prompt), self._engine.context_size)
+        return EngineError(
+            "The engine would not answer",
+            refusal.message,
+            "Try again. If it happens every time, the model's chat template may not suit this conversation.",
+        )
