@@ -1,0 +1,89 @@
+"""The command line's grammar, and its translation into options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kvchat import __version__
+from kvchat.cli.options import AskOptions, BenchOptions
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser for the whole command line. `command` is None when the app itself is wanted."""
+    parser = argparse.ArgumentParser(
+        prog="kvchat",
+        description="Chat with your own llama-server; every conversation's KV cache is kept and restored.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
+    parser.add_argument(
+        "--starter", action="store_true", help="without a model, fetch the starter model (92 MB) unasked"
+    )
+    parser.add_argument("--hidden", action="store_true", help="start in the tray, without opening the window")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
+    _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
+    _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
+    doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def ask_options(namespace: argparse.Namespace) -> AskOptions:
+    """The options of `ask`; the prompt `-` is read from standard input here."""
+    return AskOptions(
+        prompt=sys.stdin.read() if namespace.prompt == "-" else namespace.prompt,
+        new=namespace.new,
+        chat_id=namespace.chat,
+        model=namespace.model,
+        engine=namespace.engine,
+        system=namespace.system,
+        max_tokens=namespace.max_tokens,
+        temperature=namespace.temperature,
+        seed=namespace.seed,
+        as_json=namespace.json,
+        starter=namespace.starter,
+    )
+
+
+def bench_options(namespace: argparse.Namespace) -> BenchOptions:
+    """The options of `bench`."""
+    return BenchOptions(model=namespace.model, engine=namespace.engine, tokens=namespace.tokens, as_json=namespace.json)
+
+
+def _add_ask(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--new", action="store_true", help="begin a new conversation")
+    which.add_argument("--chat", metavar="ID", help="go on with this conversation (default: the newest)")
+    _add_engine(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system prompt of a new conversation")
+    parser.add_argument("--max-tokens", metavar="N", type=_positive, help="stop the reply after N tokens")
+    parser.add_argument("--temperature", metavar="T", type=float, help="0 always takes the likeliest token")
+    parser.add_argument("--seed", metavar="N", type=int, help="seed of the sampling")
+    # SUPPRESS: without it the subcommand's default would overrule a --starter given before `ask`.
+    parser.add_argument(
+        "--starter", action="store_true", default=argparse.SUPPRESS, help="without a model, fetch the starter model"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the reply")
+    parser.add_argument("prompt", metavar="PROMPT", help="the question; - reads standard input")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_engine(parser)
+    parser.add_argument(
+        "--tokens", metavar="N", type=_positive, default=BenchOptions.tokens, help="length of the conversation"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="PATH", type=Path, help="a GGUF file (default: the one in the settings)")
+    parser.add_argument("--engine", metavar="PATH", type=Path, help="a llama-server (default: the one kvchat finds)")
+
+
+def _positive(text: str) -> int:
+    """A whole number above zero; argparse turns the ValueError into a usage message."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return number

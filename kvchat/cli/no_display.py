@@ -1,0 +1,174 @@
+"""Where no window can open: what is missing, in words, and a small chat in the terminal instead.
+
+Qt aborts the process when it cannot reach a display or load a library, so this is found out before Qt is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.cli.options import AskOptions
+
+GREETING = "Say hello in one sentence."
+GREETING_TOKENS = 64
+
+# Shared objects that Qt's libraries and its platform plugins link to, and the Debian packages that hold them.
+_CORE_LIBRARIES = {
+    "libEGL.so.1": "libegl1",
+    "libGL.so.1": "libgl1",
+    "libglib-2.0.so.0": "libglib2.0-0",
+    "libgthread-2.0.so.0": "libglib2.0-0",
+    "libfontconfig.so.1": "libfontconfig1",
+    "libfreetype.so.6": "libfreetype6",
+    "libdbus-1.so.3": "libdbus-1-3",
+    "libX11.so.6": "libx11-6",
+    "libxkbcommon.so.0": "libxkbcommon0",
+    "libgssapi_krb5.so.2": "libgssapi-krb5-2",
+    "libbrotlidec.so.1": "libbrotli1",
+    "libzstd.so.1": "libzstd1",
+}
+_X11_LIBRARIES = {
+    "libX11-xcb.so.1": "libx11-xcb1",
+    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
+    "libxcb-cursor.so.0": "libxcb-cursor0",
+    "libxcb-icccm.so.4": "libxcb-icccm4",
+    "libxcb-keysyms.so.1": "libxcb-keysyms1",
+    "libxcb-image.so.0": "libxcb-image0",
+    "libxcb-randr.so.0": "libxcb-randr0",
+    "libxcb-render.so.0": "libxcb-render0",
+    "libxcb-render-util.so.0": "libxcb-render-util0",
+    "libxcb-shape.so.0": "libxcb-shape0",
+    "libxcb-shm.so.0": "libxcb-shm0",
+    "libxcb-sync.so.1": "libxcb-sync1",
+    "libxcb-util.so.1": "libxcb-util1",
+    "libxcb-xfixes.so.0": "libxcb-xfixes0",
+    "libxcb-xkb.so.1": "libxcb-xkb1",
+}
+_WAYLAND_LIBRARIES = {
+    "libwayland-client.so.0": "libwayland-client0",
+    "libwayland-cursor.so.0": "libwayland-cursor0",
+}
+
+
+@dataclass(frozen=True)
+class DisplayProblem:
+    """Why no window can open: what happened, and what to do about it."""
+
+    detail: str
+    advice: str
+
+
+def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
+    """Why Qt would abort, or None when a window can open. Only Linux has displays and libraries to miss."""
+    if sys.platform != "linux":
+        return None
+    chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
+    if chosen not in ("", "xcb") and not chosen.startswith("wayland"):
+        return _missing(_CORE_LIBRARIES)  # offscreen, vnc and the like need no display
+    needed = dict(_CORE_LIBRARIES)
+    if environment.get("DISPLAY"):
+        needed |= _X11_LIBRARIES
+    elif environment.get("WAYLAND_DISPLAY"):
+        needed |= _WAYLAND_LIBRARIES
+    else:
+        return DisplayProblem(
+            "There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.",
+            "Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT",
+        )
+    return _missing(needed) or _unreachable(environment)
+
+
+def run(problem: DisplayProblem, *, starter: bool) -> int:
+    """Say what is wrong. With `starter`, chat all the same: a loop on a terminal, one greeting elsewhere."""
+    print(f"kvchat cannot open a window. {problem.detail}\n  {problem.advice}", file=sys.stderr)
+    if not starter:
+        return 1
+    from kvchat.cli import ask
+
+    if not sys.stdin.isatty():
+        print(f"Instead, one question to the starter model: {GREETING}", file=sys.stderr)
+        return ask.run(AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
+    return _chat_in_terminal()
+
+
+def _chat_in_terminal() -> int:
+    """Read a line, run the turn, again; an empty line or the end of input ends it."""
+    from kvchat.cli import ask
+
+    print("Chatting in the terminal instead. An empty line ends it.", file=sys.stderr)
+    new = True
+    while prompt := _read_line():
+        code = ask.run(AskOptions(prompt=prompt, new=new, starter=True))
+        if code != 0:
+            return code
+        new = False
+    return 0
+
+
+def _read_line() -> str:
+    """The user's next line; empty at the end of input."""
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def _missing(libraries: Mapping[str, str]) -> DisplayProblem | None:
+    """The libraries that cannot be loaded, with the line that installs them."""
+    lost = [name for name in libraries if not _loads(name)]
+    if not lost:
+        return None
+    packages = " ".join(dict.fromkeys(libraries[name] for name in lost))
+    return DisplayProblem(
+        f"Qt needs libraries that are not installed: {', '.join(lost)}.",
+        f"On Debian or Ubuntu, run: sudo apt-get install -y {packages}",
+    )
+
+
+def _loads(name: str) -> bool:
+    """Whether the dynamic linker finds this shared object and all it depends on."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
+    """Whether a display is named but nobody answers there: a stale DISPLAY, a missing X authority."""
+    names = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if environment.get(name)]
+    if any(_answers(name, environment) for name in names):
+        return None
+    shown = " and ".join(f"{name}={environment[name]}" for name in names)
+    return DisplayProblem(
+        f"No display answers at {shown}.",
+        "Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT",
+    )
+
+
+def _answers(name: str, environment: Mapping[str, str]) -> bool:
+    if name == "DISPLAY":
+        return _x_server_answers(environment[name])
+    path = Path(environment.get("XDG_RUNTIME_DIR", "")) / environment[name]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _x_server_answers(display: str) -> bool:
+    """Ask with libxcb, as Qt is going to: it knows the display's spelling and the user's authority."""
+    xcb = ctypes.CDLL("libxcb.so.1")
+    xcb.xcb_connect.restype = ctypes.c_void_p
+    xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    xcb.xcb_connection_has_error.argtypes = [ctypes.c_void_p]
+    xcb.xcb_disconnect.argtypes = [ctypes.c_void_p]
+    connection = xcb.xcb_connect(display.encode(), None)
+    try:
+        return not xcb.xcb_connection_has_error(connection)
+    finally:
+        xcb.xcb_disconnect(connection)
