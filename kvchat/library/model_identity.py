@@ -1,0 +1,43 @@
+"""Tells one model from another by its content, so that a moved or renamed file keeps its save points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvchat.library.gguf_facts import read_facts, unreadable
+
+SAMPLES = 64
+SAMPLE_BYTES = 64 * 1024
+
+
+def model_identity(path: Path) -> str:
+    """A BLAKE3 digest, in hex, of a model's sizes, its whole header and 64 evenly spaced samples of 64 KiB.
+
+    Hashing all of a 16 GB model would keep the user waiting for its read from disk at every start. Samples are enough:
+    another quantisation or architecture differs in size and header, and a fine-tune changes nearly every weight, so
+    that it cannot agree with the original in all of 4 MiB spread over the file. The header is hashed whole because
+    vocabulary, RoPE settings and chat template stand there. Raises NotAModel.
+    """
+    facts = read_facts(path)
+    digest = blake3()
+    try:
+        for part in facts.parts:
+            _add_part(digest, part, facts.header_size)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return digest.hexdigest()
+
+
+def _add_part(digest: blake3, path: Path, header_size: int) -> None:
+    """Feed one file's size, first `header_size` bytes and samples into the digest."""
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        digest.update(file.read(header_size))
+        for number in range(SAMPLES):
+            # The last sample ends with the file, the first begins right after the header.
+            first, last = header_size, max(header_size, size - SAMPLE_BYTES)
+            file.seek(first + (last - first) * number // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
