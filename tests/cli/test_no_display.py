@@ -1,0 +1,51 @@
+"""Finding out beforehand why Qt would abort."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli import no_display
+from kvchat.cli.no_display import DisplayProblem, find_problem
+
+
+def test_no_display_at_all() -> None:
+    problem = find_problem({})
+    assert problem is not None
+    assert "neither DISPLAY nor WAYLAND_DISPLAY" in problem.detail
+
+
+def test_the_offscreen_platform_needs_no_display() -> None:
+    assert find_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
+
+
+def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = {
+        "libnot-there.so.1": "libnot-there1",
+        "libnot-there-either.so.1": "libnot-there1",
+        "libc.so.6": "libc6",
+    }
+    monkeypatch.setattr(no_display, "_CORE_LIBRARIES", libraries)
+    problem = find_problem({"QT_QPA_PLATFORM": "offscreen"})
+    assert problem == DisplayProblem(
+        "Qt needs libraries that are not installed: libnot-there.so.1, libnot-there-either.so.1.",
+        "On Debian or Ubuntu, run: sudo apt-get install -y libnot-there1",
+    )
+
+
+def test_wayland_counts_once_its_socket_answers(tmp_path: Path) -> None:
+    environment = {"WAYLAND_DISPLAY": "wayland-9", "XDG_RUNTIME_DIR": str(tmp_path)}
+    problem = find_problem(environment)
+    assert problem is not None
+    assert "WAYLAND_DISPLAY=wayland-9" in problem.detail
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "wayland-9"))
+        server.listen()
+        assert find_problem(environment) is None
+
+
+def test_without_starter_the_app_only_explains(capsys: pytest.CaptureFixture[str]) -> None:
+    assert no_display.run(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
+    assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"

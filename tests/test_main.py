@@ -1,0 +1,73 @@
+"""The command line as a user meets it: real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import kvchat
+from kvchat.__main__ import main
+
+
+def run_kvchat(
+    *arguments: str, environment: Mapping[str, str], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvchat", *arguments]
+    return subprocess.run(
+        command, env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def headless(tmp_path: Path) -> dict[str, str]:
+    return {"KVCHAT_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"kvchat {kvchat.__version__}\n"
+
+
+def test_without_a_display_the_app_explains_itself_and_never_loads_qt(headless: dict[str, str]) -> None:
+    ended = run_kvchat(environment=headless | {"PYTHONVERBOSE": "1"})
+    assert ended.returncode == 1
+    assert "neither DISPLAY nor WAYLAND_DISPLAY is set" in ended.stderr
+    assert "kvchat ask" in ended.stderr
+    assert "import 'kvchat.cli.no_display'" in ended.stderr
+    assert "PySide6" not in ended.stderr
+
+
+def test_a_display_that_does_not_answer_is_named(headless: dict[str, str]) -> None:
+    ended = run_kvchat(environment=headless | {"DISPLAY": ":5999"})
+    assert ended.returncode == 1
+    assert "No display answers at DISPLAY=:5999" in ended.stderr
+
+
+def test_a_model_that_is_not_there_ends_in_words(headless: dict[str, str], tmp_path: Path) -> None:
+    missing = tmp_path / "missing.gguf"
+    ended = run_kvchat("ask", "--new", "--model", str(missing), "Hello", environment=headless)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("kvchat: ")
+    assert "missing.gguf" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_the_engine_child_imports_nothing_of_the_app(headless: dict[str, str]) -> None:
+    ended = run_kvchat("--embedded-engine", "not JSON", environment=headless | {"PYTHONVERBOSE": "1"})
+    assert ended.returncode == 64
+    assert "invalid argument" in ended.stderr
+    assert "import 'argparse'" not in ended.stderr
+    assert "import 'kvchat.errors'" not in ended.stderr
+
+
+def test_the_leash_becomes_the_command(headless: dict[str, str]) -> None:
+    ended = run_kvchat("--leash", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
+    assert ended.returncode == 7
