@@ -82,7 +82,7 @@ def memory_needed(facts: GgufFacts, tokens: int, kv_type: str = "f16") -> int:
 
 
 def compute_bytes(facts: GgufFacts, tokens: int) -> int:
-    """Bytes allowed for llama.cpp's compute buffers: a micro-batch of logits and activations, and its attention mask."""
+    """Bytes allowed for llama.cpp's compute buffers: a micro-batch of logits, activations and attention mask."""
     activations = MICRO_BATCH * (facts.vocabulary_size + 16 * facts.embedding_length) * 4
     mask = MICRO_BATCH * tokens * 6  # f32 and f16 copies
     return activations + mask
