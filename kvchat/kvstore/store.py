@@ -39,9 +39,17 @@ class SavePointStore(Protocol):
         """Raise StoreRefused if saving about that much would leave less free disk space than the floor."""
         ...
 
-    def absorb(self, slot_file: Path, conversation_id: str, fingerprint: Fingerprint, expected: Tokens) -> SavePoint:
+    def absorb(
+        self,
+        slot_file: Path,
+        conversation_id: str,
+        fingerprint: Fingerprint,
+        expected: Tokens,
+        expected_size: int | None = None,
+    ) -> SavePoint:
         """Take a file the engine has just saved into the store, and make it this conversation's save point.
 
+        `expected_size` is what the engine says it wrote (bytes): a cut state cannot be seen in the file itself.
         The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
         tokens than `expected`, or does not fit the floor or the quota. Prunes least recently used save points of
         other conversations when the quota is exceeded.

@@ -1,0 +1,78 @@
+"""How much disk the store may take: pure decisions on values. All sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvchat.kvstore.store import StoreRefused
+
+GB = 1_000_000_000
+DEFAULT_QUOTA = 20 * GB
+SET_ASIDE_FILES = 3  # how many bad files are kept for a look
+SET_ASIDE_SHARE = 0.10  # and how much of the quota they may take
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something on disk that can be deleted to make room."""
+
+    id: str
+    size: int
+    used_at: datetime
+
+
+def default_quota(disk_bytes: int) -> int:
+    """The quota where the user chose none: 20 GB or 10 % of the disk, whichever is less."""
+    return min(DEFAULT_QUOTA, disk_bytes // 10)
+
+
+def prune_plan(kept: Iterable[Kept], quota: int, protected: str | None = None) -> tuple[str, ...]:
+    """What to delete, least recently used first, until the rest fits the quota. `protected` is never in it."""
+    oldest_first = sorted(kept, key=lambda one: (one.used_at, one.id))
+    excess = sum(one.size for one in oldest_first) - quota
+    plan: list[str] = []
+    for one in oldest_first:
+        if excess <= 0:
+            break
+        if one.id != protected:
+            plan.append(one.id)
+            excess -= one.size
+    return tuple(plan)
+
+
+def set_aside_plan(kept: Iterable[Kept], quota: int) -> tuple[str, ...]:
+    """Which files set aside to delete, oldest first, so that at most 3 and 10 % of the quota remain."""
+    oldest_first = sorted(kept, key=lambda one: (one.used_at, one.id))
+    too_many = oldest_first[: max(0, len(oldest_first) - SET_ASIDE_FILES)]
+    rest = oldest_first[len(too_many) :]
+    return tuple(one.id for one in too_many) + prune_plan(rest, int(quota * SET_ASIDE_SHARE))
+
+
+def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int) -> None:
+    """Raise StoreRefused if a save point of `size` bytes never fits the quota or passes the floor of free disk space.
+
+    `still_to_write` is how much of it `free` does not know of yet: all before the engine saves, nothing afterwards.
+    """
+    if size > quota:
+        raise StoreRefused(
+            "Not saved: larger than the disk quota.",
+            f"This save point takes {size_in_words(size)}, the quota is {size_in_words(quota)}.",
+            "Raise the disk quota in the settings.",
+        )
+    if free - still_to_write < floor:
+        raise StoreRefused(
+            "Not saved: the disk is nearly full.",
+            f"{size_in_words(free)} are free, and {size_in_words(floor)} must stay free.",
+            "Make room on the disk, or lower the floor in the settings.",
+        )
+
+
+def size_in_words(size: int) -> str:
+    """A size as a person reads it: "136 MB", "3.1 GB"."""
+    for unit, bytes_each in (("GB", GB), ("MB", 1_000_000), ("KB", 1_000)):
+        if size >= bytes_each:
+            number = size / bytes_each
+            return f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,143 @@
+"""Files and folders of the store: private to the user, on disk before they count, never half there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+import psutil
+from blake3 import blake3
+
+_CHUNK = 1 << 20
+_TEMPORARY = re.compile(r"([0-9]{1,9})-")
+_process_mark = secrets.token_hex(4)
+
+
+def private_folder(folder: Path) -> Path:
+    """Make `folder` with mode 0700 (also when it was there with a wider one). Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    return folder
+
+
+def listing(folder: Path) -> list[Path]:
+    """What lies in the folder; nothing when the folder is gone or cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk of `folder`, which is made again if someone emptied the cache. Raises OSError."""
+    return shutil.disk_usage(private_folder(folder)).free
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file with mode 0600 and sync it. Raises OSError; never overwrites a file."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file's content is on disk. Raises OSError."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in the folder are on disk; nothing to do where folders cannot be opened (Windows)."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """BLAKE3 of the file, hexadecimal. Raises OSError.
+
+    Read in pieces, not memory-mapped: that costs 18 instead of 12 ms for 136 MB (measured on 2 cores), but a bad disk
+    sector, or another process cutting the file, is then an OSError and not a SIGBUS that ends the app.
+    """
+    hasher = blake3(max_threads=blake3.AUTO)
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            hasher.update(view[:count])
+    return hasher.hexdigest()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give `source` a second name, or make a copy with mode 0600 where links are impossible. Raises OSError."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _copy(source, target)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename, or copy and delete between file systems. The target has mode 0600 either way. Raises OSError."""
+    try:
+        source.rename(target)
+        target.chmod(0o600)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _copy(source, target)
+        source.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the content; a copy that fails half-way is removed."""
+    try:
+        with source.open("rb") as read, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as write:
+            shutil.copyfileobj(read, write, _CHUNK)
+    except OSError:
+        with contextlib.suppress(OSError):
+            target.unlink()
+        raise
+
+
+def process_prefix() -> str:
+    """How every name begins that this process gives to something temporary: `<pid>-<mark of this process>-`."""
+    return f"{os.getpid()}-{_process_mark}-"
+
+
+def temporary_name() -> str:
+    """A fresh name that says which process it belongs to."""
+    return process_prefix() + secrets.token_hex(4)
+
+
+def remove_stale(folder: Path) -> None:
+    """Delete the entries of `folder` named by `temporary_name` in processes that are gone. What resists stays.
+
+    Our own process id with another mark is a process of the past too: in a container every run may have the same id.
+    """
+    for entry in listing(folder):
+        match = _TEMPORARY.match(entry.name)
+        if match is None or entry.name.startswith(process_prefix()):
+            continue
+        if int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1])):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def tree_size(folder: Path) -> int:
+    """Bytes of the files right in `folder`; 0 when it is gone."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                total += entry.stat(follow_symlinks=False).st_size
+    return total

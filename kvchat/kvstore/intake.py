@@ -1,0 +1,39 @@
+"""What must be true of a file the engine has just saved before it may become a save point."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from kvchat.kvstore import slotfile
+from kvchat.kvstore.budget import size_in_words
+from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.kvstore.store import StoreRefused
+
+
+def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
+    """The size of a file the engine has just saved. Raises StoreRefused unless it is whole and holds `expected`."""
+    title = "Not saved: the engine's file is not usable."
+    try:
+        size = slot_file.stat().st_size
+        tokens = slotfile.read_tokens(slot_file)
+    except FileNotFoundError:
+        raise StoreRefused(title, "The engine said that it saved, but there is no file.") from None
+    except slotfile.SlotFileError as error:
+        raise StoreRefused(title, f"It is broken: {error}.") from error
+    if expected_size is not None and size != expected_size:
+        written, there = size_in_words(expected_size), size_in_words(size)
+        raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
+    if not tokens:
+        raise StoreRefused("Not saved: the slot was empty.", "The engine had nothing of this conversation in memory.")
+    if tokens != expected:
+        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this conversation's."
+        raise StoreRefused("Not saved: the slot holds something else.", detail)
+    return size
+
+
+def not_written(error: OSError) -> StoreRefused:
+    """The refusal for a fault of the disk while writing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreRefused("Not saved: the disk is full.", "", "Make room on the disk.")
+    return StoreRefused("Not saved: the save point could not be written.", f"{error.strerror or error}.")

@@ -1,0 +1,85 @@
+"""The header of a slot file: which tokens its KV state stands for.
+
+Format (llama.cpp `src/llama-context.cpp`, state_seq_save_file; little endian):
+`magic 'ggsq' u32 | version u32 | n u32 | n x i32 | state`. In files of older servers the n words are the token list
+itself; since `server_tokens::serialize` (tools/server/server-common.cpp) they wrap it:
+`-1, 1, n_tokens, tokens..., n_media, media...`.
+The file carries no checksum and no total length: a cut or flipped state cannot be seen from here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kvchat.kvstore.savepoint import Tokens
+
+MAGIC = 0x67677371  # 'ggsq'
+WRAPPED = -1  # no token has this id, so it marks the wrapped form
+WRAPPED_VERSION = 1
+_HEADER = struct.Struct("<III")
+# The token list has had the same place in every state version so far. Whether it may load a version is the engine's to
+# judge; a value out of this range is no version at all.
+_PLAUSIBLE_VERSIONS = range(1, 1000)
+
+
+class SlotFileError(Exception):
+    """The file is not a whole slot file; the message says in words what it is instead."""
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The token ids the slot file at `path` stands for; () for the file of an empty slot.
+
+    Reads the header alone and never allocates more than the file is long. Raises SlotFileError for an empty, truncated
+    or foreign file and for one that holds images or sound, OSError where the file cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        raise SlotFileError("not a file")
+    with path.open("rb") as file:
+        return _unwrap(_read_words(file))
+
+
+def _read_words(file: BinaryIO) -> list[int]:
+    """The n words between header and state."""
+    size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        raise SlotFileError("empty")
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise SlotFileError("truncated within the header")
+    magic, version, count = _HEADER.unpack(header)
+    if magic != MAGIC or version not in _PLAUSIBLE_VERSIONS:
+        raise SlotFileError("not a slot file")
+    if count * 4 > size - _HEADER.size:
+        raise SlotFileError("truncated within the token list")
+    if count * 4 == size - _HEADER.size:
+        raise SlotFileError("truncated: no state after the token list")
+    packed = file.read(count * 4)
+    if len(packed) < count * 4:
+        raise SlotFileError("truncated while it was read")
+    words: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
+    return words
+
+
+def _unwrap(words: list[int]) -> Tokens:
+    """The token ids out of either form of the token list."""
+    if words and words[0] == WRAPPED:
+        if len(words) < 4 or words[1] != WRAPPED_VERSION:
+            raise SlotFileError("its token list has an unknown form")
+        end = 3 + words[2]
+        if words[2] < 0 or end >= len(words):
+            raise SlotFileError("its token list is longer than its place")
+        if words[end] != 0:
+            # Media stand in the list as placeholders: two different images would look alike.
+            raise SlotFileError("it holds images or sound")
+        if end + 1 != len(words):
+            raise SlotFileError("its token list has an unknown form")
+        words = words[3:end]
+    if any(token < 0 for token in words):
+        raise SlotFileError("its token list holds ids that are no tokens")
+    return tuple(words)
