@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Protocol, Self
 
+import httpx
+import httpx_sse
+
+from kvchat.engine import wire
 from kvchat.engine.wire import ChatChunk, ChatMessage, Sampling, ServerFacts, SlotRestore, SlotSave
 from kvchat.errors import KvchatError
 
@@ -39,7 +46,10 @@ class Engine(Protocol):
         ...
 
     def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncIterator[ChatChunk]:
-        """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings. Closing it drops the request."""
+        """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
+
+        Closing it drops the request.
+        """
         ...
 
     async def prefill(self, tokens: Sequence[int]) -> None:
@@ -57,3 +67,183 @@ class Engine(Protocol):
     async def erase_slot(self) -> None:
         """POST /slots/0?action=erase."""
         ...
+
+
+class Health(Enum):
+    """What a server says of itself."""
+
+    LOADING = "loading"
+    READY = "ready"
+
+
+class NotOurEngine(EngineError):
+    """The server that answers is not the one we started."""
+
+
+_GONE_ADVICE = "kvchat starts it again by itself; send the message once more."
+_HANG_ADVICE = "Restart the engine, then send the message once more."
+_CONNECT_S = 5.0
+_QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
+_SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
+
+
+class LlamaServerClient:
+    """An `Engine` over HTTP. Close it with `close`, or use it as an async context manager."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str,
+        *,
+        hang_guard_s: float | None = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
+
+        A prefill shows progress at least after each batch, so a silence of minutes is a hang.
+        """
+        self._hang_guard_s = hang_guard_s
+        self._authorization = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            # The server closes connections after a streamed reply; a pooled one would break the next request.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,  # a proxy has no business between us and our own child
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        await self._http.aclose()
+
+    async def health(self) -> Health:
+        """GET /health. Raises EngineGone while nobody listens yet."""
+        with _translated():
+            response = await self._http.get("/health", timeout=_CONNECT_S)
+        if response.status_code == 200:
+            return Health.READY
+        if response.status_code == 503:
+            return Health.LOADING
+        raise NotOurEngine("Another program answers on the engine's port", f"/health says {response.status_code}.")
+
+    async def verify(self) -> ServerFacts:
+        """The facts of a server that turns away a caller without our key and knows ours. Raises NotOurEngine.
+
+        The call without the key goes first: our key is not for a stranger who happens to listen there.
+        """
+        with _translated():
+            response = await self._http.get("/props", timeout=_QUICK_S)
+        if response.status_code == 401:
+            with contextlib.suppress(EngineRefused):
+                return await self.facts()
+        raise NotOurEngine("Another program answers on the engine's port", "It does not know this launch's key.")
+
+    async def facts(self) -> ServerFacts:
+        """GET /props."""
+        return wire.parse_facts(await self._call("GET", "/props"))
+
+    async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
+        rendered = await self._call("POST", "/apply-template", {"messages": wire.messages_body(messages)})
+        body = {"content": rendered.get("prompt"), "add_special": True, "parse_special": True}
+        tokens = wire.parse_tokens(await self._call("POST", "/tokenize", body))
+        if tokens is None:
+            raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
+        return tokens
+
+    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncIterator[ChatChunk]:
+        """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
+
+        Closing it (`aclose`, or leaving the task) drops the request.
+        """
+        stream = self._stream("/v1/chat/completions", wire.chat_body(messages, sampling))
+        async with contextlib.aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def prefill(self, tokens: Sequence[int]) -> None:
+        """POST /completion with n_predict 0: make the slot hold exactly these tokens."""
+        async with contextlib.aclosing(self._stream("/completion", wire.prefill_body(tokens))) as chunks:
+            async for _ in chunks:
+                pass
+
+    async def save_slot(self, filename: str) -> SlotSave:
+        """POST /slots/0?action=save."""
+        return wire.parse_save(await self._slot("save", {"filename": filename}))
+
+    async def restore_slot(self, filename: str) -> SlotRestore:
+        """POST /slots/0?action=restore."""
+        return wire.parse_restore(await self._slot("restore", {"filename": filename}))
+
+    async def erase_slot(self) -> None:
+        """POST /slots/0?action=erase."""
+        await self._slot("erase", {})
+
+    async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._call("POST", f"/slots/0?action={action}", body, timeout_s=_SLOT_S)
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
+    ) -> dict[str, Any]:
+        with _translated():
+            response = await self._http.request(
+                method,
+                path,
+                json=body,
+                headers=self._authorization,
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            )
+        if response.status_code != 200:
+            raise _refusal(wire.parse_error(response.content, response.status_code))
+        return wire.parse_object(response.content)
+
+    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+        """The events of a streamed answer. Raises EngineGone when it breaks off before its end."""
+        timeout = httpx.Timeout(_CONNECT_S, read=self._hang_guard_s)
+        with _translated():
+            async with self._http.stream(
+                "POST", path, json=body, headers=self._authorization, timeout=timeout
+            ) as answer:
+                if answer.status_code != 200:
+                    raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
+                async with contextlib.aclosing(httpx_sse.EventSource(answer).aiter_sse()) as events:
+                    async for event in events:
+                        chunk = wire.parse_event(event.data)
+                        if isinstance(chunk, wire.WireError):
+                            raise _refusal(chunk)
+                        if chunk is not None:
+                            yield chunk
+                        if wire.ends_stream(event.data):
+                            return
+        raise EngineGone("The engine broke off", "Its reply stopped before the end.", _GONE_ADVICE)
+
+
+def _refusal(error: wire.WireError) -> EngineRefused:
+    return EngineRefused(error.status, error.message, error.kind)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """The one place where httpx's errors become ours."""
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
+    except httpx.TimeoutException as error:
+        raise EngineGone("The engine does not answer", "It has been silent for too long.", _HANG_ADVICE) from error
+    except (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError) as error:
+        raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

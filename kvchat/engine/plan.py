@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+
+ParameterValue = str | int | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -20,3 +23,70 @@ class LaunchPlan:
     batch_size: int = 512  # tokens; small, because a dropped connection stops a prefill only between batches
     cache_ram_mib: int = 0  # the engine's own RAM cache of evicted prompts; the save-point store does that job
     threads: int | None = None  # None: the engine's default
+
+
+@dataclass(frozen=True)
+class EmbeddedParameters:
+    """A launch plan as the embedded engine takes it: dotted fields of xllamacpp's CommonParams, and their values.
+
+    KV types are given by llama.cpp's names ("f16", "q8_0"); the child looks the enum value up.
+    """
+
+    fields: tuple[tuple[str, ParameterValue], ...]
+
+    def to_json(self) -> str:
+        """The parameters as one JSON object, for the child's command line."""
+        return json.dumps(dict(self.fields))
+
+
+def llama_server_arguments(plan: LaunchPlan) -> list[str]:
+    """The plan as llama-server's command line, without the program's name.
+
+    Spellings are those that both today's builds and builds of the year before know (`--no-webui` is still
+    an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
+    """
+    arguments = [
+        *("--model", str(plan.model)),
+        *("--host", plan.host),
+        *("--port", str(plan.port)),
+        *("--ctx-size", str(plan.context_size)),
+        *("--batch-size", str(plan.batch_size)),
+        *("--slot-save-path", str(plan.slot_path)),
+        *("--parallel", "1"),
+        "--kv-unified",  # one KV stream: slot files stay valid whatever --parallel is
+        *("-ctk", plan.kv_type_k),
+        *("-ctv", plan.kv_type_v),
+        *("--cache-ram", str(plan.cache_ram_mib)),
+        "--metrics",
+        "--jinja",  # the default today; older builds render another prompt without it
+        "--no-webui",
+    ]
+    if plan.threads is not None:
+        arguments += ["--threads", str(plan.threads)]
+    return arguments
+
+
+def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
+    """The plan as the embedded engine's parameters: the same engine as `llama_server_arguments` describes."""
+    fields: list[tuple[str, ParameterValue]] = [
+        ("model.path", str(plan.model)),
+        ("hostnames", (plan.host,)),
+        ("port", plan.port),
+        ("n_ctx", plan.context_size),
+        ("n_batch", plan.batch_size),
+        # The engine joins folder and file name as they are, so the separator has to be there.
+        ("slot_save_path", str(plan.slot_path / "_")[:-1]),
+        ("n_parallel", 1),
+        ("kv_unified", True),
+        ("cache_type_k", plan.kv_type_k),
+        ("cache_type_v", plan.kv_type_v),
+        ("cache_ram_mib", plan.cache_ram_mib),
+        ("endpoint_slots", True),
+        ("endpoint_metrics", True),
+        ("use_jinja", True),
+        ("ui", False),
+    ]
+    if plan.threads is not None:
+        # The batch threads do not follow by themselves here, as they do on llama-server's command line.
+        fields += [("cpuparams.n_threads", plan.threads), ("cpuparams_batch.n_threads", plan.threads)]
+    return EmbeddedParameters(tuple(fields))

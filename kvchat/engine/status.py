@@ -25,6 +25,8 @@ class FailureKind(Enum):
     PORT_TAKEN = "port taken"
     MISSING_LIBRARY = "missing library"
     NOT_FOUND = "not found"
+    INCOMPATIBLE = "incompatible"  # the engine does not know an option kvchat needs
+    UNSUPPORTED_CPU = "unsupported cpu"
     KILLED = "killed"
     CRASHED = "crashed"
     TIMED_OUT = "timed out"

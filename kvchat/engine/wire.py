@@ -1,11 +1,16 @@
-"""The values that travel between kvchat and llama-server, as named types. No I/O.
+"""The values that travel between kvchat and llama-server, as named types, and how they are read and written. No I/O.
+
+Reading is tolerant: servers differ by version, and a field that is missing or of the wrong type counts as absent.
 
 Field names follow llama.cpp's server README (tools/server/README.md).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -97,3 +102,164 @@ class ServerFacts:
     model_path: str
     build: str
     total_slots: int
+
+
+@dataclass(frozen=True)
+class WireError:
+    """llama-server's `{"error": {…}}`: an answer with an error status, or an event inside a stream."""
+
+    status: int
+    message: str
+    kind: str  # e.g. "exceed_context_size_error"; empty when it does not say
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in `text`; an empty one when it is something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def parse_error(text: str | bytes, status: int) -> WireError:
+    """The error in a body or event. `status` stands in for a missing code."""
+    error = parse_object(text).get("error")
+    if isinstance(error, str):
+        return WireError(status, error, "")
+    if not isinstance(error, dict):
+        shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return WireError(status, shown.strip()[:500] or f"HTTP status {status}", "")
+    return WireError(
+        _int(error, "code") or status, _str(error, "message") or f"HTTP status {status}", _str(error, "type")
+    )
+
+
+def parse_event(data: str) -> ChatChunk | WireError | None:
+    """One `data:` of a streamed chat completion, or of a streamed /completion. None: nothing in it for us."""
+    event = parse_object(data)
+    if "error" in event:
+        return parse_error(data, 500)
+    choices = event.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    delta = choice.get("delta")
+    delta = delta if isinstance(delta, dict) else {}
+    chunk = ChatChunk(
+        text=_str(delta, "content"),
+        thinking=_str(delta, "reasoning_content"),
+        progress=parse_progress(event.get("prompt_progress")),
+        timings=parse_timings(event.get("timings")),
+        finish_reason=_str(choice, "finish_reason") or None,
+    )
+    return None if chunk == ChatChunk() else chunk
+
+
+def ends_stream(data: str) -> bool:
+    """Whether this `data:` is the last one: "[DONE]" after a chat, `stop` after a /completion."""
+    return data == "[DONE]" or parse_object(data).get("stop") is True
+
+
+def parse_progress(value: object) -> PromptProgress | None:
+    """The `prompt_progress` of an event."""
+    if not isinstance(value, dict) or "total" not in value:
+        return None
+    return PromptProgress(
+        _int(value, "total"), _int(value, "cache"), _int(value, "processed"), _float(value, "time_ms")
+    )
+
+
+def parse_timings(value: object) -> Timings | None:
+    """The `timings` of an event. Without `prompt_n` there is nothing to learn from them."""
+    if not isinstance(value, dict) or "prompt_n" not in value:
+        return None
+    return Timings(
+        cache_n=_int(value, "cache_n"),
+        prompt_n=_int(value, "prompt_n"),
+        prompt_ms=_float(value, "prompt_ms"),
+        predicted_n=_int(value, "predicted_n"),
+        predicted_ms=_float(value, "predicted_ms"),
+    )
+
+
+def parse_save(body: dict[str, Any]) -> SlotSave:
+    """The answer to `action=save`."""
+    return SlotSave(_int(body, "n_saved"), _int(body, "n_written"), _float(_dict(body, "timings"), "save_ms"))
+
+
+def parse_restore(body: dict[str, Any]) -> SlotRestore:
+    """The answer to `action=restore`."""
+    return SlotRestore(_int(body, "n_restored"), _int(body, "n_read"), _float(_dict(body, "timings"), "restore_ms"))
+
+
+def parse_facts(body: dict[str, Any]) -> ServerFacts:
+    """The answer of /props. The context size stands in the generation settings; older builds had it on top."""
+    settings = _dict(body, "default_generation_settings")
+    return ServerFacts(
+        context_size=_int(settings, "n_ctx") or _int(body, "n_ctx"),
+        model_path=_str(body, "model_path"),
+        build=_str(body, "build_info"),
+        total_slots=_int(body, "total_slots"),
+    )
+
+
+def parse_tokens(body: dict[str, Any]) -> tuple[int, ...] | None:
+    """The answer of /tokenize; None when it is not a list of ids."""
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        return None
+    return tuple(tokens)
+
+
+def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """Messages as the OpenAI-style API takes them."""
+    return [
+        {"role": message.role, "content": message.content}
+        | ({"reasoning_content": message.thinking} if message.thinking else {})
+        for message in messages
+    ]
+
+
+def chat_body(messages: Sequence[ChatMessage], sampling: Sampling) -> dict[str, Any]:
+    """A streamed chat request, pinned to slot 0: an unpinned one may land in another slot than the one we save."""
+    body: dict[str, Any] = {
+        "messages": messages_body(messages),
+        "stream": True,
+        "id_slot": 0,
+        "cache_prompt": True,
+        "return_progress": True,
+        "timings_per_token": True,
+    }
+    drawn = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "seed": sampling.seed}
+    return body | {name: value for name, value in drawn.items() if value is not None}
+
+
+def prefill_body(tokens: Sequence[int]) -> dict[str, Any]:
+    """A request that reads the tokens into slot 0 and answers without a reply. Streamed, so that a hang shows."""
+    return {
+        "prompt": list(tokens),
+        "n_predict": 0,
+        "stream": True,
+        "id_slot": 0,
+        "cache_prompt": True,
+        "return_progress": True,
+    }
+
+
+def _int(body: dict[str, Any], name: str) -> int:
+    value = body.get(name)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _float(body: dict[str, Any], name: str) -> float:
+    value = body.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _str(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _dict(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    return value if isinstance(value, dict) else {}

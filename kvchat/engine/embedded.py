@@ -1,0 +1,127 @@
+"""The embedded engine: llama.cpp's server out of the xllamacpp package, in a child process of its own.
+
+This file is that child's whole program. It is run as a script, so it imports nothing of kvchat, and it is the only
+place that imports xllamacpp: a crash in there must not take the app down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+FLAG = "--embedded-engine"  # how a frozen kvchat is asked to be the engine: `kvchat --embedded-engine JSON`
+KEY_VARIABLE = "KVCHAT_ENGINE_KEY"
+DEVICES = "--devices"
+
+EXIT_LOAD_FAILED = 70
+EXIT_PORT_TAKEN = 71
+EXIT_NOT_INSTALLED = 72
+EXIT_BAD_ARGUMENTS = 64
+
+
+def command(argument: str) -> list[str]:
+    """The command line of the child; `argument` is the parameters as JSON, or `DEVICES`."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable, FLAG, argument]
+    # -P: a json.py in the current folder is not ours to import.
+    return [sys.executable, "-P", __file__, argument]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the server until SIGTERM. `arguments` is one item: the parameters as JSON, or `DEVICES`.
+
+    Returns the exit code. The engine's own log goes to standard error, as llama.cpp writes it.
+    """
+    if len(arguments) != 1:
+        return _fail(EXIT_BAD_ARGUMENTS, "the embedded engine takes one argument")
+    try:
+        import xllamacpp
+    except ImportError as error:
+        return _fail(EXIT_NOT_INSTALLED, f"cannot import xllamacpp: {error}")
+    if arguments[0] == DEVICES:
+        print(json.dumps([_device(device) for device in xllamacpp.get_device_info()]))
+        return 0
+    try:
+        wanted = json.loads(arguments[0])
+        parameters = xllamacpp.CommonParams()
+        for name, value in wanted.items():
+            _assign(parameters, name, _converted(xllamacpp, name, value))
+    except (ValueError, AttributeError, TypeError) as error:
+        return _fail(EXIT_BAD_ARGUMENTS, f"invalid argument: {error}")
+    parameters.api_keys = [os.environ.pop(KEY_VARIABLE)] if KEY_VARIABLE in os.environ else []
+    return _serve(xllamacpp, parameters)
+
+
+def _serve(xllamacpp: Any, parameters: Any) -> int:
+    """Load, serve, and leave on the first SIGTERM or SIGINT; at once on the second."""
+    host, port = parameters.hostnames[0], parameters.port
+    if not _is_free(host, port):
+        # llama.cpp's own words, so that one reading of the log fits both engines.
+        return _fail(EXIT_PORT_TAKEN, f"couldn't bind HTTP server socket, hostname: {host}, port: {port}")
+    # While the model loads no Python runs, so signals keep their default action: the process simply ends.
+    try:
+        server = xllamacpp.Server(parameters)
+    except (RuntimeError, ValueError) as error:
+        return _fail(EXIT_LOAD_FAILED, str(error))  # why it failed stands in the log, in llama.cpp's words
+    asked = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if asked.is_set():
+            os._exit(1)
+        asked.set()
+
+    for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), on_signal)
+    while not asked.wait(3600.0):  # on Windows only a wait with a limit lets signals in
+        pass
+    del server  # finishes the running batch and joins its threads
+    return 0
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether nobody listens there. llama.cpp binds with SO_REUSEADDR, which on Windows succeeds on a port in use."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _assign(parameters: Any, dotted: str, value: object) -> None:
+    """Set `model.path` and the like; a field this build does not have raises AttributeError."""
+    *path, last = dotted.split(".")
+    target = parameters
+    for name in path:
+        target = getattr(target, name)
+    getattr(target, last)
+    setattr(target, last, value)
+
+
+def _converted(xllamacpp: Any, name: str, value: object) -> object:
+    if name.startswith("cache_type_"):
+        return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{str(value).upper()}")
+    return value
+
+
+def _device(info: dict[str, Any]) -> dict[str, object]:
+    return {key: info.get(key) for key in ("name", "description", "memory_free", "memory_total")}
+
+
+def _fail(code: int, message: str) -> int:
+    print(message, file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,215 @@
+"""Reads from an engine's outcome and its last words why it died, and says so in words. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Callable, Sequence
+
+from kvchat.engine import embedded, leash
+from kvchat.engine.outcome import Outcome
+from kvchat.engine.status import EngineFailure, FailureKind
+
+_WINDOWS_DLL_NOT_FOUND = 0xC0000135
+_WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
+
+_OUT_OF_MEMORY = re.compile(
+    r"failed to allocate|unable to allocate|cudaMalloc failed|std::bad_alloc|out of (device )?memory"
+    r"|ErrorOutOf(Device|Host)Memory|Insufficient Memory|Cannot allocate memory|alloc_tensor_range: failed",
+    re.IGNORECASE,
+)
+_PORT_TAKEN = re.compile(r"couldn't bind HTTP server socket|Address already in use", re.IGNORECASE)
+_MISSING_LIBRARY = re.compile(r"error while loading shared libraries|Library not loaded|cannot open shared object file")
+_BAD_ARGUMENT = re.compile(r"invalid argument:|unknown argument|error while handling argument", re.IGNORECASE)
+_BAD_MODEL = re.compile(
+    r"invalid magic|unknown model architecture|missing tensor|error loading model|failed to load model"
+    r"|corrupted or incomplete|gguf_init_from_\w+: failed",
+    re.IGNORECASE,
+)
+_ASSERTION = re.compile(r"GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
+
+_Rule = tuple[re.Pattern[str], Callable[[str], EngineFailure]]
+_FROM_OUTSIDE = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
+
+# llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function's name.
+_PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
+
+_MEMORY_ADVICE = "Choose a smaller context or a smaller model, or close other programs that use much memory."
+_LOG_ADVICE = "The engine's log says more. If it happens again, try another model or another llama-server version."
+
+
+def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
+    """Why the process ended, for a process nobody told to stop. `was_ready`: it had been serving before."""
+    lines = outcome.last_lines
+    failure = _by_start(outcome, lines) or _by_words(outcome, lines, was_ready) or _by_signal(outcome, lines)
+    if failure is not None:
+        return failure
+    return EngineFailure(
+        FailureKind.EXITED,
+        "The engine stopped by itself",
+        _with_line(f"It ended with exit code {outcome.code}.", _last_error(lines)),
+        _LOG_ADVICE,
+    )
+
+
+def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
+    """The engine said nothing for so long while it loaded that it was given up."""
+    return EngineFailure(
+        FailureKind.TIMED_OUT,
+        "The engine did not come up",
+        _with_line(f"It showed no progress for {seconds:.0f} seconds and was stopped.", _last_error(lines)),
+        "Is the model on a slow or sleeping disk? Try again, or try a smaller model.",
+    )
+
+
+def foreign_server(port: int) -> EngineFailure:
+    """Somebody else answered on our port."""
+    return EngineFailure(
+        FailureKind.PORT_TAKEN,
+        "The engine's port was taken",
+        f"Another program answers on port {port}.",
+        "Start the engine again: another port is chosen each time.",
+    )
+
+
+def cannot_spawn(error: OSError) -> EngineFailure:
+    """Not even a process could be made."""
+    return EngineFailure(
+        FailureKind.EXITED, "The engine could not be started", str(error), "Close some programs and try again."
+    )
+
+
+def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
+    """The same reason, for an engine that is not started again."""
+    if deaths < 2:
+        return reason
+    return dataclasses.replace(reason, detail=f"{reason.detail} It died {deaths} times, so it is left alone.")
+
+
+def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
+    """It never really ran."""
+    library = _find(_MISSING_LIBRARY, lines)
+    if library is not None or outcome.code == _WINDOWS_DLL_NOT_FOUND:
+        return EngineFailure(
+            FailureKind.MISSING_LIBRARY,
+            "The engine lacks a library",
+            library or "A library (DLL) that it needs is not installed.",
+            "Install llama-server again, together with the libraries it was built with, or clear the engine path in "
+            "the settings to use the embedded engine.",
+        )
+    if outcome.code in (leash.EXIT_NOT_FOUND, leash.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
+        return EngineFailure(
+            FailureKind.NOT_FOUND,
+            "The engine could not be started",
+            _last_error(lines) or "Its program is not there or may not be run.",
+            "Check the engine path in the settings.",
+        )
+    if outcome.signal == signal.SIGILL.value or outcome.code == _WINDOWS_ILLEGAL_INSTRUCTION:
+        return EngineFailure(
+            FailureKind.UNSUPPORTED_CPU,
+            "The engine does not fit this processor",
+            "It used an instruction this processor does not have.",
+            "Install a llama-server built for this machine.",
+        )
+    return None
+
+
+def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> EngineFailure | None:
+    """It said why. The order counts: a model that finds no memory also "failed to load"."""
+    if outcome.signal in _FROM_OUTSIDE:
+        return None  # it had no time to say anything; what stands in the log is about something else
+    dying: tuple[_Rule, ...] = ((_OUT_OF_MEMORY, _out_of_memory), (_ASSERTION, _assertion))
+    starting: tuple[_Rule, ...] = (
+        (_PORT_TAKEN, _port_taken),
+        (_BAD_ARGUMENT, _bad_argument),
+        (_BAD_MODEL, _bad_model),
+    )
+    for pattern, failure in dying if was_ready else dying + starting:
+        line = _find(pattern, lines)
+        if line is not None:
+            return failure(line)
+    return None
+
+
+def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
+    """It said nothing that helps."""
+    if outcome.signal is None:
+        return None
+    name = _signal_name(outcome.signal)
+    if name == "SIGKILL":
+        if outcome.memory_ran_out:
+            return _out_of_memory("The system ended it to save memory.")
+        return EngineFailure(
+            FailureKind.KILLED,
+            "The engine was killed",
+            "Something outside kvchat ended it at once (SIGKILL). Systems do that when memory runs out.",
+            _MEMORY_ADVICE,
+        )
+    if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGTRAP"):
+        return EngineFailure(
+            FailureKind.CRASHED,
+            "The engine crashed",
+            _with_line(f"It ended with {name}.", _last_error(lines)),
+            _LOG_ADVICE,
+        )
+    return EngineFailure(
+        FailureKind.KILLED, "The engine was killed", f"Something outside kvchat ended it ({name}).", _LOG_ADVICE
+    )
+
+
+def _out_of_memory(line: str) -> EngineFailure:
+    return EngineFailure(FailureKind.OUT_OF_MEMORY, "The engine ran out of memory", line, _MEMORY_ADVICE)
+
+
+def _port_taken(line: str) -> EngineFailure:
+    advice = "Start the engine again: another port is chosen each time."
+    return EngineFailure(FailureKind.PORT_TAKEN, "The engine's port was taken", line, advice)
+
+
+def _assertion(line: str) -> EngineFailure:
+    return EngineFailure(FailureKind.CRASHED, "The engine crashed", line, _LOG_ADVICE)
+
+
+def _bad_argument(line: str) -> EngineFailure:
+    return EngineFailure(
+        FailureKind.INCOMPATIBLE,
+        "This engine does not fit kvchat",
+        line,
+        "Install a newer llama-server, or clear the engine path in the settings to use the embedded engine.",
+    )
+
+
+def _bad_model(line: str) -> EngineFailure:
+    if re.search("unknown model architecture", line, re.IGNORECASE):
+        advice = "This engine does not know this kind of model yet: update the engine, or choose another model."
+    else:
+        advice = "Choose another model, or download this one again: the file may be damaged or incomplete."
+    return EngineFailure(FailureKind.BAD_MODEL, "The model cannot be loaded", line, advice)
+
+
+def _find(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+    """The first line that fits: later ones repeat it in vaguer words."""
+    return next((_clean(line) for line in lines if pattern.search(line)), None)
+
+
+def _last_error(lines: Sequence[str]) -> str:
+    """The last line of level E, or simply the last line."""
+    errors = [line for line in lines if re.match(r"^(\d+\.)+\d+ E ", line) or "error" in line.lower()]
+    meant = errors or [line for line in lines if line.strip()]
+    return _clean(meant[-1]) if meant else ""
+
+
+def _clean(line: str) -> str:
+    return _PREFIX.sub("", line).strip()
+
+
+def _with_line(sentence: str, line: str) -> str:
+    return f"{sentence} It said last: {line}" if line else sentence
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,110 @@
+"""No engine outlives the app, not even when the app is killed with SIGKILL.
+
+The engine is started through this file, run as a script of its own (stdlib only, a few milliseconds). On Linux it
+asks the kernel to be killed when its parent dies and then becomes the engine. Elsewhere it stays as a small parent
+that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+FLAG = "--leash"  # how a frozen kvchat is asked to be the leash: `kvchat --leash …`
+EXIT_NOT_FOUND = 127  # as a shell has it
+EXIT_NOT_EXECUTABLE = 126
+EXIT_PARENT_GONE = 125
+
+_KERNEL = "kernel"
+_PIPE = "pipe"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> list[str]:
+    """`engine_command` on the leash of this very process.
+
+    `by_pipe` overrides what the platform suggests; with a pipe the process needs a standard input that is held open.
+    """
+    mode = _PIPE if (needs_pipe() if by_pipe is None else by_pipe) else _KERNEL
+    # -I -S: no site-packages and no user paths; this script needs neither and starts in a third of the time.
+    this = [sys.executable, FLAG] if getattr(sys, "frozen", False) else [sys.executable, "-I", "-S", __file__]
+    return [*this, mode, str(os.getpid()), *engine_command]
+
+
+def needs_pipe() -> bool:
+    """Whether this platform's kernel cannot hold the leash itself."""
+    return sys.platform != "linux"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `MODE PARENT_PID COMMAND…`; on Linux this returns only when the engine cannot be started."""
+    mode, parent, *engine_command = arguments
+    try:
+        if mode == _PIPE:
+            return _watch(engine_command)
+        _hold_by_kernel()
+        if os.getppid() != int(parent):  # it died before the kernel knew; nobody would ever kill us
+            return EXIT_PARENT_GONE
+        os.execvpe(engine_command[0], engine_command, engine_environment(engine_command[0]))
+    except FileNotFoundError:
+        print(f"{engine_command[0]}: not found", file=sys.stderr)
+        return EXIT_NOT_FOUND
+    except OSError as error:
+        print(f"{engine_command[0]}: cannot execute: {error}", file=sys.stderr)
+        return EXIT_NOT_EXECUTABLE
+
+
+def _hold_by_kernel() -> None:
+    """Have the kernel kill us when our parent dies. The wish survives the exec that follows (prctl(2))."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def _watch(engine_command: Sequence[str]) -> int:
+    """Run the engine as a child; kill it when standard input ends. Returns its exit code."""
+    # Signals are meant for the engine; the group they are sent to includes us. We end when it does.
+    for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: None)
+    with subprocess.Popen(
+        engine_command, stdin=subprocess.DEVNULL, env=engine_environment(engine_command[0])
+    ) as engine:
+        threading.Thread(target=_kill_at_end_of_input, args=(engine,), daemon=True).start()
+        code = engine.wait()
+    if code < 0:  # die of the same signal, so that the app sees what the engine died of
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _kill_at_end_of_input(engine: subprocess.Popen[bytes]) -> None:
+    while os.read(0, 4096):
+        pass
+    engine.kill()
+
+
+def engine_environment(program: str) -> dict[str, str]:
+    """Our environment as `program` should see it.
+
+    PyInstaller points LD_LIBRARY_PATH into the bundle and keeps the user's own value aside; a foreign llama-server
+    must get the user's, or it loads our libraries instead of its own.
+    """
+    environment = dict(os.environ)
+    if getattr(sys, "frozen", False) and Path(program) != Path(sys.executable):
+        original = environment.pop("LD_LIBRARY_PATH_ORIG", None)
+        environment.pop("LD_LIBRARY_PATH", None)
+        if original is not None:
+            environment["LD_LIBRARY_PATH"] = original
+    return environment
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""The engine's own output: the last lines in memory, and a bounded file on disk."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_LONGEST_LINE = 4_000  # characters; a longer line is cut, so that a broken engine cannot fill the memory
+
+
+class EngineLog:
+    """Collects what the engine prints. Bounded in lines, in line length, and on disk in bytes."""
+
+    def __init__(self, path: Path | None = None, *, lines: int = 2_000, file_bytes: int = 2_000_000) -> None:
+        """`path`: also write it there, mode 0600; at `file_bytes` it is moved to `<name>.1` and begun anew."""
+        self._lines: deque[str] = deque(maxlen=lines)
+        self._path = path
+        self._file_bytes = file_bytes
+        self._file: BinaryIO | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._listeners: list[Callable[[str], None]] = []
+        self.bytes_seen = 0  # grows with every sign of life, a progress dot without a line end included
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, newest last, an unfinished one included."""
+        return (*self._lines, self._rest) if self._rest else tuple(self._lines)
+
+    def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener` with each finished line; returns the function that ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def feed(self, data: bytes) -> None:
+        """Take output as it comes, cut anywhere."""
+        self.bytes_seen += len(data)
+        *finished, self._rest = _LINE_END.split(self._rest + self._decoder.decode(data))
+        for line in finished:
+            self._add(line)
+        self._rest = self._rest[:_LONGEST_LINE]
+
+    def note(self, line: str) -> None:
+        """Add a line of kvchat's own, such as "engine started"."""
+        self.end_line()
+        self._add(line)
+
+    def end_line(self) -> None:
+        """The process is gone: what it left unfinished is a line now."""
+        rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
+        self._decoder.reset()
+        if rest:
+            self._add(rest)
+
+    def close(self) -> None:
+        """Close the file. Lines in memory stay."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _add(self, line: str) -> None:
+        line = line[:_LONGEST_LINE]
+        self._lines.append(line)
+        if self._path is not None:
+            # A log that cannot be written is no reason to stop an engine that runs.
+            with contextlib.suppress(OSError):
+                self._write(self._path, line)
+        for listener in tuple(self._listeners):
+            listener(line)
+
+    def _write(self, path: Path, line: str) -> None:
+        if self._file is None:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.fdopen(descriptor, "ab", buffering=0)
+        self._file.write(line.encode("utf-8", "replace") + b"\n")
+        if self._file.tell() >= self._file_bytes:
+            self.close()
+            path.replace(path.with_name(path.name + ".1"))

@@ -1,0 +1,249 @@
+"""Keeps one engine running: starts it, watches it load, says why it died, starts it again, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from kvchat.engine import failure
+from kvchat.engine.client import Engine, EngineError, EngineGone, Health, LlamaServerClient, NotOurEngine
+from kvchat.engine.discovery import EngineLocation
+from kvchat.engine.launch import Launch, prepare
+from kvchat.engine.log import EngineLog
+from kvchat.engine.outcome import StopRung
+from kvchat.engine.plan import LaunchPlan
+from kvchat.engine.process import EngineProcess, Ladder
+from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
+
+_FIRST_POLL_S = 0.1
+_LONGEST_POLL_S = 0.5
+
+# The same start would end the same way.
+_FINAL = {
+    FailureKind.BAD_MODEL,
+    FailureKind.MISSING_LIBRARY,
+    FailureKind.NOT_FOUND,
+    FailureKind.INCOMPATIBLE,
+    FailureKind.UNSUPPORTED_CPU,
+}
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often and how soon a dead engine is started again. Times in seconds."""
+
+    deaths: int = 5  # as many within `window_s`, or in a row without ever being ready, are the end
+    window_s: float = 300.0
+    first_delay_s: float = 1.0
+    longest_delay_s: float = 30.0
+    port_attempts: int = 5
+    silence_s: float = 300.0  # a loading engine that prints nothing for so long hangs
+
+    def delay_s(self, deaths: int) -> float:
+        """The wait after the n-th death: 1, 2, 4, 8 … seconds."""
+        return min(self.first_delay_s * 2.0 ** (deaths - 1), self.longest_delay_s)
+
+
+@dataclass(frozen=True)
+class _Death:
+    failure: EngineFailure
+    was_ready: bool
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether another start may end better. Memory that does not suffice for loading will not the next time."""
+        hopeless = self.failure.kind is FailureKind.OUT_OF_MEMORY and not self.was_ready
+        return not hopeless and self.failure.kind not in _FINAL
+
+
+class EngineFailed(EngineError):
+    """The engine is not running and is not going to: the failure's words."""
+
+    def __init__(self, reason: EngineFailure) -> None:
+        super().__init__(reason.title, reason.detail, reason.advice)
+        self.failure = reason
+
+
+class EngineSupervisor:
+    """One engine at a time. Every method belongs to the thread of one asyncio loop, the main thread's.
+
+    `generation` grows with each process started: whoever remembers what the slot holds compares it.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: EngineLog | None = None,
+        policy: RestartPolicy | None = None,
+        ladder: Ladder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`clock` and `sleep` stand for time in the back-off, so that tests need not wait."""
+        self.log = log or EngineLog()
+        self.generation = 0
+        self.location: EngineLocation | None = None
+        self.plan: LaunchPlan | None = None  # once launched, with the port really used
+        self._policy = policy or RestartPolicy()
+        self._ladder = ladder or Ladder()
+        self._clock = clock
+        self._sleep = sleep
+        self._status = EngineStatus(EngineState.STOPPED)
+        self._listeners: list[Callable[[EngineStatus], None]] = []
+        self._changed = asyncio.Event()
+        self._serial = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._process: EngineProcess | None = None
+        self._client: LlamaServerClient | None = None
+        self._rung: StopRung | None = None
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing."""
+        return self._status
+
+    @property
+    def pid(self) -> int | None:
+        """The running engine process, None without one."""
+        return self._process.pid if self._process is not None and self._process.running else None
+
+    def subscribe(self, listener: Callable[[EngineStatus], None]) -> Callable[[], None]:
+        """Call `listener` with each new status, on the loop's thread; returns the function that ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    async def start(self, location: EngineLocation, plan: LaunchPlan) -> None:
+        """Start an engine; one that runs is stopped first. Returns at once: `ready` waits, listeners hear the rest."""
+        async with self._serial:
+            await self._end()
+            self.location, self.plan = location, plan
+            self._publish(EngineStatus(EngineState.STARTING))
+            self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
+
+    async def stop(self) -> None:
+        """Stop the engine and wait until it is gone. Without one this does nothing."""
+        async with self._serial:
+            await self._end()
+
+    async def restart(self) -> None:
+        """Stop, then start with the same location and plan. Raises EngineError when nothing was ever started."""
+        if self.location is None or self.plan is None:
+            raise EngineError("There is no engine to restart", "", "Choose a model first.")
+        await self.start(self.location, dataclasses.replace(self.plan, port=0))
+
+    async def close(self) -> None:
+        """Stop for good and close the log."""
+        await self.stop()
+        self.log.close()
+
+    async def ready(self) -> Engine:
+        """The engine, as soon as it is ready. Raises EngineFailed with the reason, EngineError when it is stopped."""
+        while True:
+            state = self._status.state
+            if state is EngineState.READY and self._client is not None:
+                return self._client
+            if state is EngineState.FAILED and self._status.failure is not None:
+                raise EngineFailed(self._status.failure)
+            if state in (EngineState.STOPPED, EngineState.STOPPING):
+                raise EngineError("The engine is stopped", "", "Start the engine, then try again.")
+            await self._changed.wait()
+
+    def _publish(self, status: EngineStatus) -> None:
+        if status == self._status:
+            return
+        self._status = status
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for listener in tuple(self._listeners):
+            listener(status)
+
+    async def _end(self) -> None:
+        """Bring the running task to its end. Cancelled meanwhile, the task still finishes by itself."""
+        if self._task is None:
+            return
+        if self._status.state is not EngineState.STOPPING:  # a second cancel would cut the ladder short
+            self._rung = None
+            self._publish(EngineStatus(EngineState.STOPPING))
+            self._task.cancel()
+        await asyncio.wait({self._task})
+        self._task = None
+        self._publish(EngineStatus(EngineState.STOPPED, stop_rung=self._rung.value if self._rung else None))
+
+    async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
+        """One life after the other, until told to stop or there is no hope."""
+        deaths: deque[float] = deque()
+        never_ready = 0
+        status = EngineStatus(EngineState.STARTING)
+        while True:
+            death = await self._start_once(location, plan, status)
+            now = self._clock()
+            deaths.append(now)
+            while deaths[0] < now - self._policy.window_s:
+                deaths.popleft()
+            never_ready = 0 if death.was_ready else never_ready + 1
+            count = max(len(deaths), never_ready)
+            if not death.may_retry or count >= self._policy.deaths:
+                self._publish(EngineStatus(EngineState.FAILED, failure.given_up(death.failure, count), count - 1))
+                return
+            status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
+            self._publish(status)
+            await self._sleep(self._policy.delay_s(count))
+
+    async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
+        """One life, on the first port nobody else took between our choosing it and the engine binding it."""
+        for _ in range(self._policy.port_attempts - 1):
+            death = await self._live(prepare(location, plan), status)
+            if death.failure.kind is not FailureKind.PORT_TAKEN:
+                return death
+            plan = dataclasses.replace(plan, port=0)
+        return await self._live(prepare(location, plan), status)
+
+    async def _live(self, launch: Launch, status: EngineStatus) -> _Death:
+        """One process from its start to its death. Cancelled, it is led down the ladder first."""
+        try:
+            process = await EngineProcess.spawn(launch.command, launch.environment, self.log)
+        except OSError as error:
+            return _Death(failure.cannot_spawn(error), was_ready=False)
+        self.generation += 1
+        self.plan, self._process = launch.plan, process
+        client = LlamaServerClient(launch.base_url, launch.key)
+        try:
+            reason = await self._bring_up(process, client, launch.plan.port, status)
+            if reason is not None:
+                return _Death(reason, was_ready=False)
+            self._client = client
+            self._publish(EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
+            return _Death(failure.explain(await process.wait(), was_ready=True), was_ready=True)
+        finally:
+            self._client = None
+            try:
+                self._rung = (await process.stop(self._ladder)).rung
+            finally:
+                await client.close()
+
+    async def _bring_up(
+        self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus
+    ) -> EngineFailure | None:
+        """Wait until the engine is ready (None), or until it is clear that it will not be (the reason)."""
+        delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
+        while process.running:
+            try:
+                if await client.health() is Health.READY:
+                    await client.verify()
+                    return None
+                self._publish(dataclasses.replace(status, state=EngineState.LOADING))
+            except NotOurEngine:
+                return failure.foreign_server(port)
+            except EngineGone:
+                pass  # it does not listen yet
+            if self.log.bytes_seen != seen:
+                seen, progress_at = self.log.bytes_seen, self._clock()
+            elif self._clock() - progress_at > self._policy.silence_s:
+                return failure.timed_out(self._policy.silence_s, self.log.lines)
+            await process.ended_within(delay)
+            delay = min(delay * 1.3, _LONGEST_POLL_S)
+        return failure.explain(await process.wait())
