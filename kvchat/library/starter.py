@@ -46,6 +46,14 @@ class StarterProgress:
     done: int = 0
     total: int | None = None
 
+    @property
+    def in_words(self) -> str:
+        """For the screen: "41 MB of 93 MB", "unpacking", "ready"."""
+        if self.stage is not StarterStage.FETCHING:
+            return self.stage.value
+        done = bytes_in_words(self.done)
+        return f"{done} of {bytes_in_words(self.total)}" if self.total else done
+
 
 ProgressListener = Callable[[StarterProgress], None]
 

@@ -81,7 +81,7 @@ async def _runs_pip(python: str) -> bool:
 
 
 async def fetch_with_pip(python: str, project: str, folder: Path, progress: BytesProgress) -> Path:
-    """Let pip download the wheel. Progress is the size of the file pip is writing: that works with any version of pip."""
+    """Let pip download the wheel. Progress is the size of the file it writes: that works with any version of pip."""
     temporary = folder / "tmp"
     temporary.mkdir()
     environment = _child_environment() | {name: str(temporary) for name in ("TMPDIR", "TEMP", "TMP")}

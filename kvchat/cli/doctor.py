@@ -1,0 +1,241 @@
+"""`kvchat doctor`: what kvchat found on this machine, for the user and for bug reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from kvchat import __version__
+from kvchat.cli import no_display
+from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
+from kvchat.engine.discovery import Device, engine_version, find_engine, list_devices
+from kvchat.errors import KvchatError
+from kvchat.library.context_size import ContextChoice, choose_context_size
+from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.memory import MemoryFacts, available_memory, bytes_in_words, kv_bytes_per_token
+from kvchat.paths import Paths, resolve_paths
+from kvchat.settings import Settings, load_settings
+
+_LABEL_WIDTH = 14
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """The engine that would be started, or why there is none."""
+
+    found: bool
+    kind: str = ""
+    path: str | None = None  # None for the embedded engine
+    version: str = ""
+    devices: tuple[Device, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """The model in the settings, or what is wrong with it. Size in bytes, context in tokens."""
+
+    path: str | None
+    usable: bool = False
+    name: str = ""
+    architecture: str = ""
+    quantisation: str = ""
+    size: int = 0
+    trained_context: int = 0
+    kv_bytes_per_token: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """One of kvchat's folders."""
+
+    name: str
+    path: str
+    exists: bool
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Everything `kvchat doctor` tells. Sizes in bytes."""
+
+    version: str
+    python: str
+    system: str
+    engine: EngineReport
+    model: ModelReport
+    context: ContextChoice | None
+    memory: MemoryFacts
+    display: Finding
+    tray: Finding
+    keyring: Finding
+    free_disk_bytes: int
+    free_floor_bytes: int
+    directories: tuple[FolderReport, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing found is broken. A model that was never chosen is no fault."""
+        return self.engine.found and not self.engine.problem and not self.model.problem
+
+
+def run(*, as_json: bool = False) -> int:
+    """Print the report. Returns the exit code: 0, or 1 if the engine or the chosen model cannot be used."""
+    paths = resolve_paths()
+    report = collect(paths, load_settings(paths.settings_file))
+    print(json.dumps(_plain(report), indent=2) if as_json else "\n".join(lines(report)))
+    return 0 if report.healthy else 1
+
+
+def collect(paths: Paths, settings: Settings) -> DoctorReport:
+    """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
+    memory = available_memory()
+    model, context = _look_at_model(settings, memory)
+    return DoctorReport(
+        version=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        engine=_look_at_engine(settings),
+        model=model,
+        context=context,
+        memory=memory,
+        display=_look_at_display(),
+        tray=find_tray(),
+        keyring=find_keyring(),
+        free_disk_bytes=shutil.disk_usage(_nearest_existing(paths.save_points)).free,
+        free_floor_bytes=settings.free_floor_bytes,
+        directories=_folders(paths),
+    )
+
+
+def _look_at_engine(settings: Settings) -> EngineReport:
+    try:
+        location = find_engine(settings.engine_path)
+    except KvchatError as error:
+        return EngineReport(found=False, problem=str(error))
+    path = str(location.path) if location.path else None
+    try:
+        return EngineReport(True, location.kind.value, path, engine_version(location), list_devices(location))
+    except KvchatError as error:
+        return EngineReport(True, location.kind.value, path, problem=str(error))
+
+
+def _look_at_model(settings: Settings, memory: MemoryFacts) -> tuple[ModelReport, ContextChoice | None]:
+    if settings.model_path is None:
+        return ModelReport(None), None
+    try:
+        facts = read_facts(Path(settings.model_path))
+    except KvchatError as error:
+        return ModelReport(settings.model_path, problem=str(error)), None
+    context = choose_context_size(facts, memory, settings.kv_type, settings.context_size)
+    return _describe(facts, settings.kv_type), context
+
+
+def _describe(facts: GgufFacts, kv_type: str) -> ModelReport:
+    return ModelReport(
+        path=str(facts.path),
+        usable=True,
+        name=facts.name,
+        architecture=facts.architecture,
+        quantisation=facts.quantisation,
+        size=facts.size,
+        trained_context=facts.trained_context,
+        kv_bytes_per_token=kv_bytes_per_token(facts, kv_type, kv_type),
+    )
+
+
+def _look_at_display() -> Finding:
+    problem = no_display.find_problem()
+    if problem is None:
+        return Finding(Presence.AVAILABLE, "a window can open")
+    return Finding(Presence.MISSING, problem.detail)
+
+
+def _nearest_existing(path: Path) -> Path:
+    """The folder itself or, before the first start, the parent it will be made in."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _folders(paths: Paths) -> tuple[FolderReport, ...]:
+    named = {
+        "config": paths.config,
+        "data": paths.data,
+        "models": paths.models,
+        "save points": paths.save_points,
+        "state": paths.state,
+    }
+    return tuple(FolderReport(name, str(path), path.is_dir()) for name, path in named.items())
+
+
+def lines(report: DoctorReport) -> list[str]:
+    """The report as a person reads it: labels to the left, one fact a line."""
+    free_disk = bytes_in_words(report.free_disk_bytes)
+    rows = [
+        ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
+        *_engine_rows(report.engine),
+        *_model_rows(report.model),
+        *_context_rows(report.context),
+        ("memory", f"{bytes_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
+        ("display", _finding(report.display)),
+        ("tray", _finding(report.tray)),
+        ("keyring", _finding(report.keyring)),
+        ("free disk", f"{free_disk}; below {bytes_in_words(report.free_floor_bytes)} nothing is saved"),
+        *((folder.name, folder.path + ("" if folder.exists else " (not made yet)")) for folder in report.directories),
+    ]
+    return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
+
+
+def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
+    if not engine.found:
+        yield "engine", f"not found. {engine.problem}"
+        return
+    yield "engine", engine.path or "embedded"
+    if engine.problem:
+        yield "", engine.problem
+        return
+    yield "", engine.version
+    for device in engine.devices:
+        # The engine calls all of the computer's memory free; what is free is told under "memory".
+        tells_free = device.free_bytes and device.name != "CPU"
+        free = f", {bytes_in_words(device.free_bytes or 0)} free" if tells_free else ""
+        yield "device", f"{device.name}: {device.description}{free}"
+    if not engine.devices:
+        yield "device", "the processor alone"
+
+
+def _model_rows(model: ModelReport) -> Iterator[tuple[str, str]]:
+    if model.path is None:
+        yield "model", "none chosen yet"
+        return
+    if not model.usable:
+        yield "model", model.problem
+        return
+    yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {bytes_in_words(model.size)}"
+    yield "", model.path
+
+
+def _context_rows(context: ContextChoice | None) -> Iterator[tuple[str, str]]:
+    if context is not None:
+        yield "context", context.reason
+        if context.warning:
+            yield "", context.warning
+
+
+def _finding(finding: Finding) -> str:
+    return f"{finding.presence.value}: {finding.detail}"
+
+
+def _plain(report: DoctorReport) -> dict[str, Any]:
+    """The report as JSON takes it."""
+
+    def value(item: object) -> object:
+        return item.value if isinstance(item, Enum) else item
+
+    return dataclasses.asdict(report, dict_factory=lambda pairs: {name: value(item) for name, item in pairs})
