@@ -1,0 +1,162 @@
+"""The application as a screen reader sees it: find a widget by role and name, read it, type into it, press it.
+
+Speaks AT-SPI over D-Bus (specification: at-spi2-core, xml/*.xml). Qt answers when QT_LINUX_ACCESSIBILITY_ALWAYS_ON=1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jeepney import DBusAddress, HeaderFields, MessageType, Properties, new_method_call
+from jeepney.io.blocking import DBusConnection, open_dbus_connection
+
+_ROOT = DBusAddress("/org/a11y/atspi/accessible/root", bus_name="org.a11y.atspi.Registry")
+_BUS = DBusAddress("/org/a11y/bus", bus_name="org.a11y.Bus", interface="org.a11y.Bus")
+_ATSPI = "org.a11y.atspi."
+_NULL_PATH = "/org/a11y/atspi/null"
+_SCREEN = 0  # coordinates relative to the screen
+_ANSWER_SECONDS = 10.0
+# Positions in the state bit field (atspi-constants.h).
+_ENABLED, _FOCUSED, _SHOWING = 8, 12, 25
+
+
+class Gone(LookupError):
+    """The widget or its application has gone away, or does not do what it was asked."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a widget is on the screen, in pixels."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    @property
+    def centre(self) -> tuple[int, int]:
+        """The point to click at."""
+        return self.x + self.width // 2, self.y + self.height // 2
+
+
+@dataclass(frozen=True)
+class Node:
+    """One accessible widget. Its properties are asked for anew at each use."""
+
+    connection: DBusConnection
+    address: DBusAddress
+
+    @property
+    def name(self) -> str:
+        """The accessible name."""
+        return str(self._get("Accessible", "Name"))
+
+    @property
+    def role(self) -> str:
+        """The role in words, e.g. "push button", "text", "list item", "frame"."""
+        return str(self._call("Accessible", "GetRoleName")[0])
+
+    @property
+    def showing(self) -> bool:
+        """Whether it is on screen."""
+        return self._state(_SHOWING)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it can be used."""
+        return self._state(_ENABLED)
+
+    @property
+    def focused(self) -> bool:
+        """Whether the keyboard goes there."""
+        return self._state(_FOCUSED)
+
+    @property
+    def box(self) -> Box:
+        """Where it is on the screen."""
+        return Box(*self._call("Component", "GetExtents", "u", (_SCREEN,))[0])
+
+    @property
+    def text(self) -> str:
+        """The whole text of a text widget. Raises Gone for one without text."""
+        return str(self._call("Text", "GetText", "ii", (0, -1))[0])
+
+    def set_text(self, text: str) -> None:
+        """Replace the text of an editable widget."""
+        self._call("EditableText", "SetTextContents", "s", (text,))
+
+    def press(self) -> None:
+        """Do the widget's first action, such as a button's "Press"."""
+        self._call("Action", "DoAction", "i", (0,))
+
+    def focus(self) -> None:
+        """Give it the keyboard."""
+        self._call("Component", "GrabFocus")
+
+    def children(self) -> list[Node]:
+        """The widgets inside."""
+        found = self._call("Accessible", "GetChildren")[0]
+        return [Node(self.connection, DBusAddress(path, bus_name=name)) for name, path in found if path != _NULL_PATH]
+
+    def walk(self) -> Iterator[Node]:
+        """This widget and all below it. Whatever goes away meanwhile is left out."""
+        yield self
+        try:
+            children = self.children()
+        except Gone:
+            return
+        for child in children:
+            yield from child.walk()
+
+    def find_all(self, role: str | None = None, name: str | None = None) -> list[Node]:
+        """All widgets below with this role and this name, in the order of the tree. None matches everything."""
+        return [node for node in self.walk() if node._matches(role, name)]
+
+    def find(self, role: str | None = None, name: str | None = None) -> Node | None:
+        """The first of `find_all`."""
+        return next((node for node in self.walk() if node._matches(role, name)), None)
+
+    def tree(self, indent: int = 0) -> list[str]:
+        """The widgets below as text, for a person to read."""
+        try:
+            own = f"{'  ' * indent}{self.role} {self.name!r}{'' if self.showing else ' (hidden)'}"
+            return [own] + [line for child in self.children() for line in child.tree(indent + 1)]
+        except Gone:
+            return []
+
+    def _matches(self, role: str | None, name: str | None) -> bool:
+        try:
+            return (role is None or self.role == role) and (name is None or self.name == name)
+        except Gone:
+            return False
+
+    def _state(self, bit: int) -> bool:
+        low, high = self._call("Accessible", "GetState")[0]
+        return bool((low | high << 32) >> bit & 1)
+
+    def _call(self, interface: str, member: str, signature: str = "", body: tuple[Any, ...] = ()) -> Any:
+        address = self.address.with_interface(_ATSPI + interface)
+        return _ask(self.connection, new_method_call(address, member, signature, body))
+
+    def _get(self, interface: str, name: str) -> Any:
+        return _ask(self.connection, Properties(self.address.with_interface(_ATSPI + interface)).get(name))[0][1]
+
+
+def open_accessibility_bus(session: DBusConnection) -> DBusConnection:
+    """A connection to the bus that accessible applications are on."""
+    address = _ask(session, new_method_call(_BUS, "GetAddress"))[0]
+    return open_dbus_connection(address)
+
+
+def applications(accessibility: DBusConnection) -> list[Node]:
+    """All applications that can be read right now."""
+    return Node(accessibility, _ROOT).children()
+
+
+def _ask(connection: DBusConnection, message: Any) -> Any:
+    reply = connection.send_and_get_reply(message, timeout=_ANSWER_SECONDS)
+    if reply.header.message_type == MessageType.error:
+        raise Gone(f"{reply.header.fields[HeaderFields.error_name]}: {reply.body}")
+    return reply.body

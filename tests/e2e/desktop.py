@@ -1,0 +1,290 @@
+"""A whole desktop for one application: a display, a window manager, a private bus, a tray, hands and eyes.
+
+In tests it is a context manager. By hand, to look at the application:
+
+    python -m tests.e2e.desktop run -- bash         # a shell in which windows open on a display of their own
+    python -m tests.e2e.desktop shot screen.png     # and inside that shell: a picture of the screen
+    python -m tests.e2e.desktop tree                # every widget, as a screen reader sees it
+    python -m tests.e2e.desktop menu [LABEL]        # the tray menu; with LABEL, fire that entry
+    python -m tests.e2e.desktop icon icon.png       # the tray icon
+
+Needs the Debian packages xvfb, openbox, xdotool, dbus-daemon and at-spi2-core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from jeepney.io.blocking import DBusConnection, open_dbus_connection
+
+from tests.e2e.accessible import Gone, Node, applications, open_accessibility_bus
+from tests.e2e.picture import Picture, from_framebuffer
+from tests.e2e.tray import TrayItem, Watcher, tray_items
+from tests.e2e.waiting import wait_until
+
+T = TypeVar("T")
+
+PROGRAMS = ("Xvfb", "openbox", "xdotool", "dbus-daemon")
+_LAUNCHER = Path("/usr/libexec/at-spi-bus-launcher")
+_FRAMEBUFFER = "KVCHAT_TEST_FRAMEBUFFER"
+
+# No <servicedir>: nothing of the machine's own desktop is ever started through this bus.
+_BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig><type>session</type><listen>unix:dir={folder}</listen><auth>EXTERNAL</auth>
+<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/>
+<allow own="*"/></policy></busconfig>
+"""
+
+
+class View:
+    """Eyes and hands on a running desktop, given the environment in which its applications run."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+
+    @cached_property
+    def bus(self) -> DBusConnection:
+        """The private session bus."""
+        return open_dbus_connection(self.environment["DBUS_SESSION_BUS_ADDRESS"])
+
+    @cached_property
+    def accessibility(self) -> DBusConnection:
+        """The bus of accessible applications."""
+        return open_accessibility_bus(self.bus)
+
+    def screenshot(self) -> Picture:
+        """The whole screen."""
+        return from_framebuffer(Path(self.environment[_FRAMEBUFFER]))
+
+    def tray(self, seconds: float = 20.0) -> TrayItem:
+        """The one icon in the tray; waits for it."""
+        return wait_until(lambda: tray_items(self.bus), seconds=seconds, what="an icon in the tray")[0]
+
+    def applications(self) -> list[Node]:
+        """The applications that can be read."""
+        return applications(self.accessibility)
+
+    def find(self, role: str | None = None, name: str | None = None, seconds: float = 20.0) -> Node:
+        """The first showing widget with this role and name in any application; waits for it."""
+
+        def look() -> Node | None:
+            for application in self.applications():
+                for node in application.find_all(role, name):
+                    if node.showing:
+                        return node
+            return None
+
+        return wait_until(lambda: _unless_gone(look), seconds=seconds, what=f"a showing {role or 'widget'} {name!r}")
+
+    def windows(self) -> list[str]:
+        """The ids of the visible windows that have a title."""
+        listed = self.xdotool("search", "--onlyvisible", "--name", ".", check=False)
+        return [line for line in listed.split() if line.isdigit()]
+
+    def click(self, node: Node) -> None:
+        """A left click in the middle of a widget."""
+        x, y = node.box.centre
+        self.xdotool("mousemove", str(x), str(y), "click", "1")
+
+    def type(self, text: str) -> None:
+        """Type into whatever has the keyboard."""
+        self.xdotool("type", "--delay", "2", "--", text)
+
+    def key(self, *names: str) -> None:
+        """Press keys, named as xdotool does: Return, shift+Return, alt+F4 (which closes the window)."""
+        self.xdotool("key", *names)
+
+    def xdotool(self, *arguments: str, check: bool = True) -> str:
+        """Run xdotool on this display and return what it printed."""
+        command = ["xdotool", *arguments]
+        done = subprocess.run(command, env=self.environment, check=check, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+    def close_connections(self) -> None:
+        """Close what was opened to look."""
+        for name in ("accessibility", "bus"):
+            connection = self.__dict__.pop(name, None)
+            if connection is not None:
+                connection.close()
+
+
+class Desktop(View):
+    """A desktop of its own, from `with` to the end of the block. `tray=False` makes one without a tray."""
+
+    def __init__(self, *, size: str = "1280x800", tray: bool = True) -> None:
+        super().__init__({})
+        self._size = size
+        self._with_tray = tray
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Desktop:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="desktop-")))
+            self.environment = _clean_environment(folder)
+            self._start_display(stack, folder)
+            self._start_bus(stack, folder)
+            stack.enter_context(_running(["openbox", "--sm-disable"], self.environment))
+            if _LAUNCHER.exists():
+                stack.enter_context(_running([str(_LAUNCHER), "--launch-immediately"], self.environment))
+                wait_until(lambda: _unless_gone(self.applications) is not None, what="the accessibility bus")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close_connections()
+        self._stack.close()
+
+    @contextmanager
+    def application(self, *command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a program on this desktop; it is killed at the end of the block if it still runs."""
+        with subprocess.Popen(command, env=self.environment | environment, stdin=subprocess.DEVNULL) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _start_display(self, stack: ExitStack, folder: Path) -> None:
+        read, write = os.pipe()
+        command = ["Xvfb", "-displayfd", str(write), "-screen", "0", f"{self._size}x24", "-fbdir", str(folder)]
+        stack.enter_context(_running([*command, "-nolisten", "tcp", "-noreset"], self.environment, pass_fds=(write,)))
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            number = pipe.readline().strip()
+        if not number:
+            raise RuntimeError("Xvfb did not come up")
+        self.environment |= {"DISPLAY": f":{number}", _FRAMEBUFFER: str(folder / "Xvfb_screen0")}
+
+    def _start_bus(self, stack: ExitStack, folder: Path) -> None:
+        config = folder / "bus.conf"
+        config.write_text(_BUS_CONFIG.format(folder=folder))
+        command = ["dbus-daemon", f"--config-file={config}", "--nofork", "--print-address=1"]
+        process = stack.enter_context(_running(command, self.environment, stdout=subprocess.PIPE))
+        assert process.stdout is not None
+        address = process.stdout.readline().decode().strip()
+        if not address:
+            raise RuntimeError("dbus-daemon did not come up")
+        self.environment["DBUS_SESSION_BUS_ADDRESS"] = address
+        if self._with_tray:
+            watcher = Watcher(address)
+            stack.callback(watcher.join)
+            stack.callback(process.terminate)
+
+
+def missing_programs() -> list[str]:
+    """What has to be installed before a Desktop can be made."""
+    return [program for program in PROGRAMS if shutil.which(program) is None]
+
+
+def _clean_environment(folder: Path) -> dict[str, str]:
+    """The caller's environment without its own desktop, so that nothing leaks in from there."""
+    foreign = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XAUTHORITY", "SESSION_MANAGER")
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in foreign and not name.startswith(("QT_", "XDG_CURRENT", "XDG_SESSION"))
+    }
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700)
+    return inherited | {
+        "XDG_RUNTIME_DIR": str(runtime),
+        "QT_QPA_PLATFORM": "xcb",
+        "QT_LINUX_ACCESSIBILITY_ALWAYS_ON": "1",
+        "LANG": "C.UTF-8",
+    }
+
+
+@contextmanager
+def _running(
+    command: Sequence[str],
+    environment: dict[str, str],
+    *,
+    stdout: int = subprocess.DEVNULL,
+    pass_fds: tuple[int, ...] = (),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A helper process in a session of its own; it and its children end with the block."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            _kill_group(process.pid)
+
+
+def _kill_group(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _unless_gone(look: Callable[[], T]) -> T | None:
+    """What `look` finds; None when an application went away while it was read."""
+    try:
+        return look()
+    except (Gone, KeyError):
+        return None
+
+
+def main() -> int:
+    """The command line; see the top of the file."""
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.desktop", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("--size", default="1280x800")
+    run.add_argument("program", nargs="+")
+    commands.add_parser("shot").add_argument("file", type=Path)
+    commands.add_parser("icon").add_argument("file", type=Path)
+    commands.add_parser("tree")
+    commands.add_parser("menu").add_argument("label", nargs="?")
+    options = parser.parse_args()
+    if options.command == "run":
+        with Desktop(size=options.size) as desktop:
+            return subprocess.run(options.program, env=desktop.environment, check=False).returncode
+    _look(View(dict(os.environ)), options)
+    return 0
+
+
+def _look(view: View, options: argparse.Namespace) -> None:
+    if options.command == "shot":
+        view.screenshot().save(options.file)
+    elif options.command == "icon":
+        view.tray().icon().save(options.file)
+    elif options.command == "tree":
+        print("\n".join(line for application in view.applications() for line in application.tree()))
+    elif options.label:
+        view.tray().click(options.label)
+    else:
+        print("\n".join(line for entry in view.tray().menu() for line in entry.lines()))
+    view.close_connections()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""A system tray on a private bus, and a reader of what an application put there.
+
+`Watcher` plays the part of a desktop: with it, Qt's QSystemTrayIcon is available under a bare Xvfb. `TrayItem` reads
+an icon's texts, pixmap and menu, and fires menu entries (org.kde.StatusNotifierItem and com.canonical.dbusmenu).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from jeepney import DBusAddress, HeaderFields, MessageType, Properties, new_error, new_method_call, new_method_return
+from jeepney.bus_messages import message_bus
+from jeepney.io.blocking import DBusConnection, open_dbus_connection
+from jeepney.low_level import Message
+
+from tests.e2e.picture import Picture, from_argb
+
+WATCHER_NAME = "org.kde.StatusNotifierWatcher"
+WATCHER_PATH = "/StatusNotifierWatcher"
+ITEM_PATH = "/StatusNotifierItem"
+ITEM_INTERFACE = "org.kde.StatusNotifierItem"
+MENU_INTERFACE = "com.canonical.dbusmenu"
+_ANSWER_SECONDS = 10.0
+
+
+class Watcher:
+    """The desktop's half of the tray: takes registrations, says that a host is there. Serves from its own thread."""
+
+    def __init__(self, bus_address: str) -> None:
+        self._items: list[str] = []
+        self._connection = open_dbus_connection(bus_address)
+        self._connection.send_and_get_reply(message_bus.RequestName(WATCHER_NAME))
+        self._thread = threading.Thread(target=self._serve, name="tray watcher", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread is gone; it goes when the bus goes."""
+        self._thread.join(_ANSWER_SECONDS)
+        self._connection.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                message = self._connection.receive()
+            except (ConnectionError, OSError):
+                return
+            if message.header.message_type == MessageType.method_call:
+                self._connection.send(self._answer(message))
+
+    def _answer(self, call: Message) -> Message:
+        member = call.header.fields[HeaderFields.member]
+        if member == "RegisterStatusNotifierItem":
+            self._items.append(_full_name(call.header.fields[HeaderFields.sender], call.body[0]))
+            return new_method_return(call)
+        if member == "RegisterStatusNotifierHost":
+            return new_method_return(call)
+        if member == "Get":
+            return new_method_return(call, "v", (self._properties()[call.body[1]],))
+        if member == "GetAll":
+            return new_method_return(call, "a{sv}", (self._properties(),))
+        return new_error(call, "org.freedesktop.DBus.Error.UnknownMethod")
+
+    def _properties(self) -> dict[str, tuple[str, Any]]:
+        return {
+            "IsStatusNotifierHostRegistered": ("b", True),
+            "ProtocolVersion": ("i", 0),
+            "RegisteredStatusNotifierItems": ("as", list(self._items)),
+        }
+
+
+@dataclass(frozen=True)
+class MenuEntry:
+    """One line of a tray menu. `label` is without the mnemonic's underscore; empty for a separator."""
+
+    id: int
+    label: str
+    enabled: bool
+    checked: bool
+    children: tuple[MenuEntry, ...] = ()
+
+    def lines(self, indent: int = 0) -> list[str]:
+        """The menu as text, for a person to read."""
+        mark = "✓ " if self.checked else ""
+        own = f"{'  ' * indent}{mark}{self.label or '────'}{'' if self.enabled else ' (disabled)'}"
+        return [own] + [line for child in self.children for line in child.lines(indent + 1)]
+
+
+class TrayItem:
+    """One application's icon in the tray."""
+
+    def __init__(self, connection: DBusConnection, full_name: str) -> None:
+        self._connection = connection
+        name, _, path = full_name.partition("/")
+        self._item = DBusAddress(f"/{path}", bus_name=name, interface=ITEM_INTERFACE)
+        self._menu = DBusAddress(self.read("Menu"), bus_name=name, interface=MENU_INTERFACE)
+
+    def read(self, name: str) -> Any:
+        """A property of the item, e.g. Title, Status, ToolTip."""
+        return _call(self._connection, Properties(self._item).get(name))[0][1]
+
+    @property
+    def tool_tip(self) -> str:
+        """The tool tip's title and text in one."""
+        _icon, _pixmaps, title, text = self.read("ToolTip")
+        return " ".join(part for part in (title, text) if part)
+
+    def icon(self) -> Picture:
+        """The largest pixmap of the icon."""
+        width, height, argb = max(self.read("IconPixmap"), key=lambda pixmap: int(pixmap[0]))
+        return from_argb(width, height, argb)
+
+    def activate(self) -> None:
+        """A left click on the icon."""
+        _call(self._connection, new_method_call(self._item, "Activate", "ii", (0, 0)))
+
+    def menu(self) -> tuple[MenuEntry, ...]:
+        """The menu as it would show now."""
+        _call(self._connection, new_method_call(self._menu, "AboutToShow", "i", (0,)))
+        _revision, root = _call(self._connection, new_method_call(self._menu, "GetLayout", "iias", (0, -1, [])))
+        return _entry(root).children
+
+    def click(self, label: str) -> None:
+        """Fire the entry with this label. Raises LookupError, with the menu, when there is none or it is disabled."""
+        entries = self.menu()
+        for entry in _flat(entries):
+            if entry.label == label and entry.enabled:
+                event = (entry.id, "clicked", ("i", 0), 0)
+                _call(self._connection, new_method_call(self._menu, "Event", "isvu", event))
+                return
+        raise LookupError(f"no enabled entry {label!r} in the tray menu: {[e.label for e in _flat(entries)]}")
+
+
+def tray_items(connection: DBusConnection) -> list[TrayItem]:
+    """The icons in the tray whose applications are still there, oldest first."""
+    watcher = DBusAddress(WATCHER_PATH, bus_name=WATCHER_NAME, interface=WATCHER_NAME)
+    names: list[str] = _call(connection, Properties(watcher).get("RegisteredStatusNotifierItems"))[0][1]
+    there = [name for name in names if _call(connection, message_bus.NameHasOwner(name.partition("/")[0]))[0]]
+    return [TrayItem(connection, name) for name in there]
+
+
+def _call(connection: DBusConnection, message: Message) -> Any:
+    reply = connection.send_and_get_reply(message, timeout=_ANSWER_SECONDS)
+    if reply.header.message_type == MessageType.error:
+        raise RuntimeError(f"{reply.header.fields[HeaderFields.error_name]}: {reply.body}")
+    return reply.body
+
+
+def _full_name(sender: str, registered: str) -> str:
+    """Applications register either a bus name or, on their own connection, an object path."""
+    return sender + registered if registered.startswith("/") else registered + ITEM_PATH
+
+
+def _entry(layout: Any) -> MenuEntry:
+    identifier, properties, children = layout
+    values = {name: value for name, (_signature, value) in properties.items()}
+    return MenuEntry(
+        id=identifier,
+        label=values.get("label", "").replace("_", ""),
+        enabled=values.get("enabled", True),
+        checked=values.get("toggle-state", 0) == 1,
+        children=tuple(_entry(child) for _signature, child in children if _visible(child)),
+    )
+
+
+def _visible(layout: Any) -> bool:
+    return bool(layout[1].get("visible", ("b", True))[1])
+
+
+def _flat(entries: tuple[MenuEntry, ...]) -> list[MenuEntry]:
+    return [entry for top in entries for entry in (top, *_flat(top.children))]
