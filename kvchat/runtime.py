@@ -2,81 +2,154 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import shutil
 from pathlib import Path
 
-from kvchat.chat.events import EventBus
+from kvchat.chat.database import Database
+from kvchat.chat.events import EngineChanged, EventBus
 from kvchat.chat.service import ChatService
-from kvchat.engine.status import EngineStatus
+from kvchat.chat.worker import Worker
+from kvchat.engine.log import EngineLog
+from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.supervisor import EngineSupervisor
+from kvchat.engine_room import SupervisedRoom
+from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.kvstore.whole_file_store import WholeFileStore
+from kvchat.library.gguf_facts import read_facts
 from kvchat.paths import Paths
-from kvchat.settings import Settings
+from kvchat.settings import Settings, save_settings
+
+RESTART_SETTINGS = ("model_path", "engine_path", "context_size", "kv_type")  # these need another engine process
 
 
 class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
-    paths: Paths
-    settings: Settings
-    events: EventBus
-    chat: ChatService
+    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: WholeFileStore):
+        self.paths = paths
+        self.settings = settings
+        self.events = EventBus()
+        self._worker = worker
+        self._database = database
+        self._store = store
+        self._log = EngineLog(paths.engine_log)
+        supervisor = EngineSupervisor(log=self._log)
+        self.room = SupervisedRoom(lambda: self.settings, store.staging_folder(), supervisor, self._engine_changed)
+        self.chat = ChatService(database, worker, store, self.room, self.events)
+        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def engine_status(self) -> EngineStatus:
         """What the engine is doing."""
-        raise NotImplementedError
+        return self.room.status
 
     @property
     def model_name(self) -> str | None:
         """The model's name for the screen, None without a model."""
-        raise NotImplementedError
+        if self.room.choice and str(self.room.choice.plan.model) == self.settings.model_path:
+            return self.room.choice.facts.name
+        return Path(self.settings.model_path).stem if self.settings.model_path else None
 
     @property
     def context_size(self) -> int | None:
         """The context size in tokens, None before the engine is ready."""
-        raise NotImplementedError
+        if self.engine_status.state is not EngineState.READY or self.room.choice is None:
+            return None
+        return self.room.context_size or self.room.choice.context.tokens
 
     @property
     def context_reason(self) -> str:
-        """Why that context size, in words."""
-        raise NotImplementedError
+        """Why that context size, in words; empty before an engine was chosen."""
+        return self.room.choice.context.reason if self.room.choice else ""
 
     @property
     def slot_conversation(self) -> str | None:
-        """The conversation whose state is in the slot right now, if any: the one that is hot."""
-        raise NotImplementedError
+        """The conversation whose state is in the engine's slot right now."""
+        return self.chat.slot.holds() if self.engine_status.state is EngineState.READY else None
 
     def engine_log(self) -> list[str]:
         """The engine's own output, newest last, bounded."""
-        raise NotImplementedError
+        return list(self._log.lines)
 
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
-        raise NotImplementedError
+        task = asyncio.create_task(self.room.start())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def stop_engine(self) -> None:
-        """Save what is unsaved, then stop the engine."""
-        raise NotImplementedError
+        """Stop the running reply, save what is unsaved, then stop the engine."""
+        busy = self.chat.busy
+        if busy:
+            self.chat.stop(busy)
+        async with self.chat.slot.lock:
+            await self.room.stop()
 
     async def restart_engine(self) -> None:
         """Stop, then start."""
-        raise NotImplementedError
+        await self.stop_engine()
+        await self.start_engine()
 
     async def use_model(self, path: Path) -> None:
         """Check that it is a GGUF, remember it in the settings and restart the engine with it. Raises KvchatError."""
-        raise NotImplementedError
+        await asyncio.to_thread(read_facts, path)
+        await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
+        if self.engine_status.state is EngineState.STOPPED:
+            await self.start_engine()
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Store the settings and put them into force; the engine restarts if it has to."""
-        raise NotImplementedError
+        """Store the settings and put them into force; the engine restarts if it has to. Raises OSError."""
+        before, self.settings = self.settings, settings
+        await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
+        quota, floor = store_bounds(self.paths, settings)
+        await asyncio.to_thread(self._store.set_bounds, quota, floor)
+        changed = any(getattr(before, name) != getattr(settings, name) for name in RESTART_SETTINGS)
+        if changed and self.engine_status.state is not EngineState.STOPPED:
+            await self.restart_engine()
 
     async def store_usage(self) -> StoreUsage:
         """What the save points cost on disk."""
-        raise NotImplementedError
+        return await asyncio.to_thread(self._store.usage)
 
     async def delete_save_points(self, conversation_id: str | None) -> int:
         """Delete one conversation's save points, or all; returns the bytes freed."""
-        raise NotImplementedError
+        if conversation_id is None:
+            return await asyncio.to_thread(self._store.delete_all)
+        return await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
     async def close(self) -> None:
-        """Finish the running save, stop the engine, close the database."""
-        raise NotImplementedError
+        """Stop what is being said, finish the running save, stop the engine, close the database."""
+        await self.chat.close()
+        await self.room.close()
+        if self._background:
+            await asyncio.wait(self._background)
+        await asyncio.to_thread(self._store.close)
+        await self._worker.run(self._database.close)
+        self._worker.close()
+
+    def _engine_changed(self, status: EngineStatus) -> None:
+        self.events.publish(EngineChanged(status))
+        if status.state is EngineState.READY:
+            self.chat.engine_ready()
+
+
+async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
+    """Open the database and the store. Raises KvchatError when the folders or the database cannot be used."""
+    await asyncio.to_thread(paths.ensure)
+    worker = Worker("database")
+    database = await worker.run(Database, paths.database)
+    await worker.run(database.mark_interrupted)
+    quota, floor = store_bounds(paths, settings)
+    store = await asyncio.to_thread(WholeFileStore, paths.save_points, quota, floor)
+    return Runtime(paths, settings, database, worker, store)
+
+
+def store_bounds(paths: Paths, settings: Settings) -> tuple[int, int]:
+    """The quota and the free-space floor in bytes."""
+    quota = settings.quota_bytes
+    if quota is None:
+        quota = default_quota(shutil.disk_usage(paths.cache).total)
+    return quota, settings.free_floor_bytes

@@ -38,7 +38,8 @@ class Receipt:
     """What one reply cost, where its prefix came from and, if it missed, why. Times in milliseconds.
 
     `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `restored_ahead`: then the
-    restore was over before Send, while the user looked at the conversation.
+    restore was over before Send, while the user looked at the conversation. Waiting for an engine that had to be
+    started first is no part of it: that is `engine_wait_ms`.
     """
 
     ttft_ms: float
@@ -54,6 +55,7 @@ class Receipt:
     hollow: bool = False  # a restore answered 200 and was worth nothing
     restored_ahead: bool = False
     restored_bytes: int = 0
+    engine_wait_ms: float = 0.0
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
 

@@ -49,6 +49,7 @@ class ReplyWriter:
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
         self.message = message
         self.draft = Draft()
+        self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self._sent_at = sent_at  # time.perf_counter() at Send
         self._database = database
         self._worker = worker
@@ -96,6 +97,7 @@ class ReplyWriter:
             hollow=verdict.hollow,
             restored_ahead=restore is not None and not loaded.restored_now,
             restored_bytes=restore.save_point.size if restore else 0,
+            engine_wait_ms=1000 * self.engine_wait_s,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
         )
 
@@ -123,7 +125,7 @@ class ReplyWriter:
             draft.thinking.append(chunk.thinking)
         self._unwritten = True
         if first:
-            draft.ttft_ms = 1000 * (now - self._sent_at)
+            draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s)
             timings = draft.timings
             draft.prefill_ms = timings.prompt_ms if timings else 0.0
             cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)

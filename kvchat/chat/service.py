@@ -92,15 +92,25 @@ class ChatService:
         self._selected = conversation_id
         self._spawn(self._restore_ahead(conversation_id))
 
-    def send(
-        self, conversation_id: str, text: str, sampling: Sampling = ENGINE_DEFAULTS
-    ) -> asyncio.Future[Message | None]:
-        """Store the user's message, then run a turn. The future ends with the reply, or None if there is none."""
-        return self._begin(conversation_id, sampling, text)
+    def engine_ready(self) -> None:
+        """An engine came up: restore what the user looks at."""
+        if self._selected and not self._turns:
+            self._spawn(self._restore_ahead(self._selected))
 
-    def retry(self, conversation_id: str, sampling: Sampling = ENGINE_DEFAULTS) -> asyncio.Future[Message | None]:
+    def send(
+        self, conversation_id: str, text: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+    ) -> asyncio.Future[Message | None]:
+        """Store the user's message, then run a turn. The future ends with the reply, or None if there is none.
+
+        With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
+        """
+        return self._begin(Turn(self._parts(), conversation_id, sampling, keep=keep), text)
+
+    def retry(
+        self, conversation_id: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+    ) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
-        return self._begin(conversation_id, sampling, None)
+        return self._begin(Turn(self._parts(), conversation_id, sampling, keep=keep), None)
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -120,10 +130,11 @@ class ChatService:
             turn.stop()
         await self.idle()
 
-    def _begin(self, conversation_id: str, sampling: Sampling, text: str | None) -> asyncio.Future[Message | None]:
-        self._end_settling(conversation_id)
-        parts = TurnParts(self._database, self._worker, self._room, self.slot, self.events)
-        turn = Turn(parts, conversation_id, sampling)
+    def _parts(self) -> TurnParts:
+        return TurnParts(self._database, self._worker, self._room, self.slot, self.events)
+
+    def _begin(self, turn: Turn, text: str | None) -> asyncio.Future[Message | None]:
+        self._end_settling(turn.conversation_id)
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._spawn(self._run(turn, text, reply))

@@ -25,6 +25,8 @@ from kvchat.kvstore.store import SavePointStore, StoreRefused
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
+CANNOT_GO_BACK = "the conversation was changed before its save point, and this model cannot go back"
+
 
 @dataclass(frozen=True)
 class RestoreRecord:
@@ -116,11 +118,10 @@ class SlotKeeper:
             reason = loaded.miss_reason or "the engine did not reuse what was in its slot"
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
         if cached_tokens >= HOLLOW_SHARE * loaded.expected_cached:
-            part = cached_tokens < PROVED_SHARE * loaded.expected_cached
-            reason = (
-                f"the engine reused {cached_tokens:,} of {loaded.expected_cached:,} restored tokens" if part else None
-            )
-            return Verdict(Source.DISK, hollow=False, miss_reason=reason)
+            reused = None
+            if cached_tokens < PROVED_SHARE * loaded.expected_cached:
+                reused = f"the engine reused {cached_tokens:,} of {loaded.expected_cached:,} restored tokens"
+            return Verdict(Source.DISK, hollow=False, miss_reason=reused)
         hollow = (
             f"hollow restore: the engine accepted {loaded.restore.save_point.n_tokens:,} tokens"
             f" and then reused {cached_tokens:,} of them"

@@ -83,7 +83,8 @@ class TurnParts:
 class Turn:
     """One answer to a conversation whose last message is the user's."""
 
-    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling) -> None:
+    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling, *, keep: bool = True) -> None:
+        """With `keep` false the turn ends after the reply, unsettled and unsaved: that is for measuring."""
         self.conversation_id = conversation_id
         self.answering = Interruption()  # interrupted by Stop
         self.settling = Interruption()  # interrupted by this conversation's next message
@@ -91,6 +92,7 @@ class Turn:
         self._stopped = False
         self._sent_at = time.perf_counter()
         self._sampling = sampling
+        self._keeps = keep
         self._parts = parts
         self._reply: ReplyWriter | None = None
         self._engine: ReadyEngine | None = None
@@ -117,7 +119,7 @@ class Turn:
             finally:
                 self.answered = True
                 done(reply)
-            if reply is not None:
+            if reply is not None and self._keeps:
                 await self._keep()
 
     async def _answer(self) -> Message | None:
@@ -170,7 +172,10 @@ class Turn:
     async def _ready(self) -> ReadyEngine:
         if not self._parts.room.is_ready():
             self._parts.events.publish(WaitingForEngine(self.conversation_id))
+        asked_at = time.perf_counter()
         self._engine = await self._parts.room.ready()
+        if self._reply:
+            self._reply.engine_wait_s += time.perf_counter() - asked_at
         return self._engine
 
     async def _close_reply(self, state: MessageState) -> Message | None:

@@ -1,0 +1,128 @@
+"""`kvchat ask`: the same turn as in the window, without Qt: restore, stream, settle, save, stop."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+
+from kvchat.chat.events import (
+    Event,
+    MessagesChanged,
+    Notice,
+    ReplyDelta,
+    ReplyFinished,
+    RestoreFailed,
+    Saved,
+    SaveSkipped,
+    TurnFailed,
+)
+from kvchat.chat.messages import Message, Receipt
+from kvchat.chat.receipts import receipt_line
+from kvchat.cli.options import AskOptions
+from kvchat.cli.session import chosen_settings, run_until_interrupted
+from kvchat.engine.wire import Sampling
+from kvchat.errors import KvchatError
+from kvchat.paths import resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.wording import size as size_in_words
+
+
+class NoSuchChat(KvchatError):
+    """The conversation named on the command line is not there."""
+
+
+def run(options: AskOptions) -> int:
+    """Ask one question; the reply goes to standard output. Returns the exit code. Raises KvchatError."""
+    return run_until_interrupted(_ask(options))
+
+
+@dataclass
+class _Printer:
+    """Prints the reply as it comes, and remembers what went wrong."""
+
+    as_json: bool
+    error: KvchatError | None = None
+    receipts: list[Receipt] = field(default_factory=list)
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case ReplyDelta(text=text) if not self.as_json:
+                print(text, end="", flush=True)
+            case ReplyFinished(receipt=receipt):
+                if receipt:
+                    self.receipts.append(receipt)
+                if not self.as_json:
+                    print(flush=True)
+                    _remark(receipt_line(receipt).text if receipt else "stopped")
+            case RestoreFailed(reason=reason):
+                _remark(f"the save point was not used: {reason}")
+            case Saved(bytes=size, ms=ms):
+                _remark(f"saved {size_in_words(size)} in {ms:,.0f} ms")
+            case SaveSkipped(reason=reason):
+                _remark(f"not saved: {reason}")
+            case Notice(title=title, detail=detail):
+                _remark(f"{title}. {detail}")
+            case TurnFailed(error=error):
+                self.error = error
+            case MessagesChanged() | _:
+                pass
+
+
+async def _ask(options: AskOptions) -> int:
+    paths = resolve_paths()
+    settings = await chosen_settings(paths, options.model, options.engine, starter=options.starter)
+    runtime = await open_runtime(paths, settings)
+    printer = _Printer(options.as_json)
+    try:
+        runtime.events.subscribe(printer.hear)
+        chat_id = await _conversation(runtime, options)
+        sampling = Sampling(options.max_tokens, options.temperature, options.seed)
+        reply = await runtime.chat.send(chat_id, options.prompt, sampling)
+        await runtime.chat.idle()
+    finally:
+        await runtime.close()
+    if printer.error:
+        raise printer.error
+    if options.as_json and reply:
+        print(json.dumps(_answer(chat_id, reply), ensure_ascii=False))
+    return 0 if reply else 1
+
+
+async def _conversation(runtime: Runtime, options: AskOptions) -> str:
+    """The conversation to go on with, or a new one."""
+    if options.chat_id is not None:
+        if await runtime.chat.conversation(options.chat_id) is None:
+            raise NoSuchChat(
+                f"There is no conversation {options.chat_id}", "", "Leave --chat out to go on with the newest."
+            )
+        return options.chat_id
+    known = await runtime.chat.conversations()
+    if known and not options.new:
+        return known[0].id
+    return (await runtime.chat.new_conversation(options.system)).id
+
+
+def _answer(chat_id: str, reply: Message) -> dict[str, object]:
+    """The object `--json` prints. Times in ms."""
+    receipt = reply.receipt
+    return {
+        "chat_id": chat_id,
+        "reply": reply.content,
+        "receipt": receipt
+        and {
+            "ttft_ms": receipt.ttft_ms,
+            "restore_ms": receipt.restore_ms,
+            "prefill_ms": receipt.prefill_ms,
+            "prompt_tokens": receipt.prompt_tokens,
+            "cached_tokens": receipt.cached_tokens,
+            "predicted_tokens": receipt.predicted_tokens,
+            "source": receipt.source.value,
+            "miss_reason": receipt.miss_reason,
+        },
+    }
+
+
+def _remark(text: str) -> None:
+    """What is not the reply goes to standard error."""
+    print(text, file=sys.stderr, flush=True)

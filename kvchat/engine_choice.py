@@ -1,0 +1,77 @@
+"""From settings to a decision: which engine, which model, how much context, and what its save points must match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.engine.discovery import EngineLocation, find_engine, list_devices
+from kvchat.engine.plan import LaunchPlan
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.library.context_size import ContextChoice, choose_context_size
+from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory, kv_bytes_per_token
+from kvchat.library.model_identity import model_identity
+from kvchat.settings import Settings
+
+
+class NoModel(KvchatError):
+    """No model has been chosen yet."""
+
+    def __init__(self) -> None:
+        super().__init__("No model is chosen yet", "", "Pick a GGUF file, or fetch the starter model.")
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Everything decided before an engine starts."""
+
+    location: EngineLocation
+    plan: LaunchPlan
+    facts: GgufFacts
+    context: ContextChoice
+    fingerprint: Fingerprint
+    kv_bytes_per_token: float
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a state can be cut back to any prefix: plain attention alone can (see llama.cpp's llama_memory_i)."""
+        return self.facts.sliding_window is None and self.facts.recurrent is None
+
+
+def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
+    """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
+
+    Call it off the event loop. Raises KvchatError.
+    """
+    if not settings.model_path:
+        raise NoModel
+    model = Path(settings.model_path)
+    facts = read_facts(model)
+    location = find_engine(settings.engine_path)
+    context = choose_context_size(facts, memory_for(location), settings.kv_type, settings.context_size)
+    plan = LaunchPlan(
+        model=model,
+        context_size=context.tokens,
+        slot_path=slot_path,
+        kv_type_k=settings.kv_type,
+        kv_type_v=settings.kv_type,
+    )
+    fingerprint = Fingerprint(
+        model=model_identity(model),
+        kv_type_k=plan.kv_type_k,
+        kv_type_v=plan.kv_type_v,
+        flash_attention="auto",
+        streams=1,
+    )
+    per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
+    return EngineChoice(location, plan, facts, context, fingerprint, per_token)
+
+
+def memory_for(location: EngineLocation) -> MemoryFacts:
+    """The memory this engine can use: the computer's, and that of the GPUs it sees. Raises EngineNotFound."""
+    if location.path is None:  # the embedded engine is built for the processor alone
+        return available_memory()
+    devices = list_devices(location)
+    return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])

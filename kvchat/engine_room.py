@@ -1,0 +1,139 @@
+"""The engine room: chooses an engine, hands it to the supervisor, and gives turns a ready engine with its facts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from kvchat.chat.room import ReadyEngine
+from kvchat.engine.client import EngineError
+from kvchat.engine.discovery import EngineNotFound
+from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.supervisor import EngineSupervisor
+from kvchat.engine_choice import EngineChoice, choose_engine
+from kvchat.errors import KvchatError
+from kvchat.settings import Settings
+
+LOSS_NOTICED_S = 3.0  # how long the supervisor may take to see that a process died
+
+
+class SupervisedRoom:
+    """Joins settings, choice and supervisor. An `EngineRoom` for the chat."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        slot_path: Path,
+        supervisor: EngineSupervisor,
+        publish: Callable[[EngineStatus], None],
+    ) -> None:
+        self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
+        self._settings = settings
+        self._slot_path = slot_path
+        self._supervisor = supervisor
+        self._publish = publish
+        self._preparing: EngineStatus | None = None  # overrides the supervisor's status before there is a process
+        self._changed = asyncio.Event()
+        self._ready: ReadyEngine | None = None
+        self._starting = asyncio.Lock()
+        supervisor.subscribe(self._supervisor_changed)
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing, preparation included."""
+        return self._preparing or self._supervisor.status
+
+    @property
+    def context_size(self) -> int | None:
+        """The context size the running engine reported, in tokens."""
+        return self._ready.context_size if self._ready and self.is_ready() else None
+
+    def is_ready(self) -> bool:
+        """Whether `ready` would answer at once."""
+        return self.status.state is EngineState.READY
+
+    async def start(self) -> None:
+        """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
+        async with self._starting:
+            if self.status.state not in (EngineState.STOPPED, EngineState.FAILED):
+                return
+            self._set_preparing(EngineStatus(EngineState.STARTING))
+            try:
+                choice = await asyncio.to_thread(choose_engine, self._settings(), self._slot_path)
+            except KvchatError as error:
+                self._set_preparing(EngineStatus(EngineState.FAILED, failure=_failure(error)))
+                return
+            except BaseException:
+                self._set_preparing(None)
+                raise
+            self.choice = choice
+            self._preparing = None
+            await self._supervisor.start(choice.location, choice.plan)
+
+    async def stop(self) -> None:
+        """Stop the engine by the ladder."""
+        async with self._starting:
+            self._preparing = None
+            await self._supervisor.stop()
+
+    async def close(self) -> None:
+        """Stop for good."""
+        async with self._starting:
+            self._preparing = None
+            await self._supervisor.close()
+
+    async def ready(self) -> ReadyEngine:
+        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
+        if self.status.state in (EngineState.STOPPED, EngineState.FAILED):
+            await self.start()
+        if self._preparing and self._preparing.failure:
+            raise _error(self._preparing.failure)
+        engine = await self._supervisor.ready()
+        generation = self._supervisor.generation
+        if self._ready is None or self._ready.generation != generation:
+            choice = self.choice
+            assert choice is not None
+            facts = await engine.facts()
+            self._ready = ReadyEngine(
+                engine=engine,
+                generation=generation,
+                slot_path=self._slot_path,
+                fingerprint=choice.fingerprint,
+                context_size=facts.context_size,
+                kv_bytes_per_token=choice.kv_bytes_per_token,
+                can_cut=choice.can_cut,
+            )
+        return self._ready
+
+    async def explain_loss(self, error: EngineError) -> EngineError:
+        """After EngineGone: the reason in the supervisor's words, once it has seen the process go."""
+        try:
+            async with asyncio.timeout(LOSS_NOTICED_S):
+                while self.is_ready():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return error
+        failure = self.status.failure
+        return _error(failure) if failure else error
+
+    def _supervisor_changed(self, _: EngineStatus) -> None:
+        self._told()
+
+    def _set_preparing(self, status: EngineStatus | None) -> None:
+        self._preparing = status
+        self._told()
+
+    def _told(self) -> None:
+        self._changed.set()
+        self._publish(self.status)
+
+
+def _failure(error: KvchatError) -> EngineFailure:
+    kind = FailureKind.NOT_FOUND if isinstance(error, EngineNotFound) else FailureKind.BAD_MODEL
+    return EngineFailure(kind, error.title, error.detail, error.advice)
+
+
+def _error(failure: EngineFailure) -> EngineError:
+    return EngineError(failure.title, failure.detail, failure.advice)

@@ -1,0 +1,31 @@
+"""Sizes, times and counts in words: one place decides how kvchat says a number."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as a file manager shows them: "136 MB", "3.1 GB"."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= scale:
+            value = count / scale
+            return f"{value:.0f} {unit}" if value >= 10 and unit != "GB" else f"{value:.1f} {unit}".replace(".0 ", " ")
+    return f"{count:.0f} bytes"
+
+
+def duration(ms: float) -> str:
+    """ "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
+    if ms < 100:
+        return f"{ms:.0f} ms"
+    if ms < 10_000:
+        return f"{ms / 1000:.2f} s"
+    if ms < 100_000:
+        return f"{ms / 1000:.1f} s"
+    minutes, seconds = divmod(round(ms / 1000), 60)
+    return f"{minutes} min {seconds} s"
+
+
+def tokens_short(count: int) -> str:
+    """ "812", "5.9K", "131K"."""
+    if count < 1000:
+        return str(count)
+    return f"{count / 1000:.1f}K".replace(".0K", "K") if count < 100_000 else f"{count / 1000:.0f}K"
