@@ -95,7 +95,7 @@ def unpack_tokens(packed: str, n_tokens: int) -> Tokens:
 def write_manifest(manifest: Manifest) -> bytes:
     """The manifest as JSON with a checksum over everything else in it."""
     facts = asdict(manifest) | {"format": FORMAT, "created_at": manifest.created_at.isoformat()}
-    return json.dumps(facts | {"check": _checksum(facts)}, indent=1).encode()
+    return json.dumps(facts | {"check": checksum(facts)}, indent=1).encode()
 
 
 def read_manifest(data: bytes) -> Manifest:
@@ -106,7 +106,7 @@ def read_manifest(data: bytes) -> Manifest:
         raise ManifestError("its manifest is not readable") from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ManifestError("its manifest has an unknown form")
-    if facts.pop("check", None) != _checksum(facts):
+    if facts.pop("check", None) != checksum(facts):
         raise ManifestError("its manifest was changed")
     del facts["format"]
     try:
@@ -132,6 +132,6 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _checksum(facts: dict[str, Any]) -> str:
+def checksum(facts: dict[str, Any]) -> str:
     """BLAKE3 of the facts in canonical JSON, hexadecimal."""
     return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest()
