@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -40,10 +41,8 @@ def test_another_number_of_tokens_is_refused(tokens: list[int], claimed: int) ->
 
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=80).map(lambda data: data.decode("latin-1"))), st.integers())
 def test_any_text_unpacks_or_is_a_manifest_error(text: str, n_tokens: int) -> None:
-    try:
+    with suppress(ManifestError):
         assert len(unpack_tokens(text, n_tokens)) == n_tokens
-    except ManifestError as error:
-        assert str(error)
 
 
 def test_a_flood_stays_packed() -> None:
@@ -77,10 +76,8 @@ def test_no_changed_byte_goes_unnoticed(data: st.DataObject) -> None:
     written = bytearray(write_manifest(EXAMPLE))
     place = data.draw(st.integers(0, len(written) - 1))
     written[place] ^= data.draw(st.integers(1, 255))
-    try:
+    with suppress(ManifestError):
         assert read_manifest(bytes(written)) == EXAMPLE  # white space between the facts, say
-    except ManifestError as error:
-        assert str(error)
 
 
 @given(st.binary(max_size=100))

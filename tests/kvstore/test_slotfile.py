@@ -5,6 +5,7 @@ import os
 import struct
 import tracemalloc
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,8 @@ def test_both_forms_give_back_their_tokens(tmp_path: Path, tokens: list[int], wr
 @per_example_file
 @given(st.one_of(st.binary(max_size=200), near_headers))
 def test_any_bytes_are_tokens_or_a_slot_file_error(tmp_path: Path, data: bytes) -> None:
-    try:
+    with suppress(SlotFileError):
         tokens = reading(tmp_path / "a.slot", data)
-    except SlotFileError as error:
-        assert str(error)
-    else:
         assert data.startswith(MAGIC)
         assert len(tokens) * 4 < len(data)
         assert all(token >= 0 for token in tokens)
