@@ -38,7 +38,8 @@ def test_a_window_can_be_read_typed_into_and_photographed(desktop: Desktop, tmp_
     picture.save(tmp_path / "screen.png")
     read_back = QImage(str(tmp_path / "screen.png"))
     assert (read_back.width(), read_back.height()) == (1280, 800)
-    assert read_back.pixelColor(5, 5).getRgb()[:3] == tuple(picture.rgb[3 * (5 * 1280 + 5) :][:3])
+    corner = read_back.pixelColor(5, 5)
+    assert bytes((corner.red(), corner.green(), corner.blue())) == picture.rgb[3 * (5 * 1280 + 5) :][:3]
 
 
 def test_the_tray_can_be_read_and_used(desktop: Desktop) -> None:

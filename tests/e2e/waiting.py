@@ -10,7 +10,7 @@ T = TypeVar("T")
 _PAUSE = 0.05  # seconds between two looks
 
 
-def wait_until(condition: Callable[[], T], *, seconds: float = 20.0, what: str = "a condition") -> T:
+def wait_until(condition: Callable[[], T | None], *, seconds: float = 20.0, what: str = "a condition") -> T:
     """The first true value of `condition`. Raises TimeoutError, naming `what`, when there is none in time."""
     end = time.monotonic() + seconds
     while True:
