@@ -130,6 +130,8 @@ class WholeFileStore:
         except OSError as error:
             with contextlib.suppress(OSError):
                 staged.unlink()
+            if not self._points.path(save_point.id).is_dir():
+                return Miss(DELETED_MEANWHILE)
             return Miss(f"its file could not be put into the engine's slot folder ({error.strerror})")
         self._points.touch(save_point.id, self._clock())
         return StagedFile(save_point, staged, 1000 * (time.perf_counter() - started))
