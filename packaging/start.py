@@ -1,4 +1,4 @@
-"""Where the frozen program begins. A file of its own, because PyInstaller cannot freeze a `__main__.py` in a package."""
+"""Where the frozen program begins: PyInstaller cannot freeze the `__main__.py` of a package."""
 
 import sys
 
