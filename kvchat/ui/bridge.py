@@ -1,0 +1,316 @@
+"""Between the runtime and the window: events become what is shown, what the user does becomes wishes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvchat.chat.events import (
+    ConversationsChanged,
+    EngineChanged,
+    Event,
+    MessagesChanged,
+    Notice,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    Saved,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+)
+from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.engine.status import EngineState
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.runtime import Runtime
+from kvchat.ui.cards import EngineCard
+from kvchat.ui.composer import Composer
+from kvchat.ui.conversation_list import Row, Warmth
+from kvchat.ui.header import Header
+from kvchat.ui.notices import Notices
+from kvchat.ui.sidebar import Sidebar
+from kvchat.ui.status_strip import StatusStrip
+from kvchat.ui.tasks import Wishes
+from kvchat.ui.transcript import Transcript
+from kvchat.ui.turn_story import TurnStory
+
+_GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
+NEW_TITLE = "New conversation"
+
+
+@dataclass(frozen=True)
+class Views:
+    """The parts of the window that show what goes on."""
+
+    sidebar: Sidebar
+    header: Header
+    transcript: Transcript
+    composer: Composer
+    strip: StatusStrip
+    engine_card: EngineCard
+    notices: Notices
+
+
+@dataclass
+class _Talk:
+    """What the window remembers of a conversation while it runs."""
+
+    story: TurnStory
+    draft: str = ""
+    awaiting: bool = False  # sent, and no token yet
+    failure: KvchatError | None = None
+    live_id: str = ""
+    live_text: str = ""
+    live_thinking: str = ""
+    context_used: int | None = None
+
+
+class Bridge(QObject):
+    """Holds which conversation is open and keeps the views true."""
+
+    opened = Signal(bool)  # whether the open conversation has anything to show
+    model_changed = Signal()
+
+    def __init__(self, runtime: Runtime, views: Views, wishes: Wishes, parent: QObject) -> None:
+        super().__init__(parent)
+        self._runtime, self._views, self._wishes = runtime, views, wishes
+        self.current: str | None = None
+        self._conversations: list[Conversation] = []
+        self._messages: list[Message] = []
+        self._loading = False  # the messages are on their way from disk: do not flash the empty page
+        self._saved: frozenset[str] = frozenset()
+        self._talks: dict[str, _Talk] = {}
+        self._had_model = runtime.settings.model_path
+        self._gather = QTimer(self)
+        self._gather.setSingleShot(True)
+        self._gather.setInterval(_GATHER_MS)
+        self._gather.timeout.connect(lambda: self._wishes.start(self._reload_list()))
+        views.sidebar.selected.connect(self.open)
+        views.sidebar.rename_requested.connect(lambda id, title: wishes.start(runtime.chat.rename(id, title)))
+        views.composer.sent.connect(self.send)
+        views.composer.stop_requested.connect(self.stop)
+        views.transcript.retry_requested.connect(self.retry)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+
+    async def start(self) -> None:
+        """Show what there is: the list, the newest conversation, the engine."""
+        self.show_engine()
+        await self._reload_list()
+        if self._conversations and self.current is None:
+            self.open(self._conversations[0].id)
+        else:
+            self._show_all()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._unsubscribe()
+        self._gather.stop()
+
+    def title(self, conversation_id: str | None) -> str:
+        """A conversation's title."""
+        return next((c.title for c in self._conversations if c.id == conversation_id), NEW_TITLE)
+
+    def open(self, conversation_id: str | None) -> None:
+        """Show another conversation, or with None an empty page for a new one."""
+        if conversation_id == self.current and self._messages:
+            return
+        self._leave()
+        self.current = conversation_id
+        self._messages = []
+        self._loading = conversation_id is not None
+        self._views.composer.set_draft(self._talk().draft)
+        self._views.transcript.show_conversation([])
+        self._views.sidebar.mark(conversation_id)
+        if conversation_id is not None:
+            self._runtime.chat.select(conversation_id)
+            self._wishes.start(self._reload_messages(conversation_id, fresh=True))
+        self._show_all()
+
+    def send(self, text: str) -> None:
+        """Send what was written; on the empty page this begins a conversation."""
+        self._wishes.start(self._send(text))
+
+    def retry(self) -> None:
+        """Answer the last message again."""
+        if self.current is not None:
+            self._run_turn(self.current, self._runtime.chat.retry(self.current))
+
+    def stop(self) -> None:
+        """Stop the reply that runs here."""
+        if self.current is not None:
+            self._runtime.chat.stop(self.current)
+
+    def delete(self, conversation_id: str) -> None:
+        """Delete a conversation; the one below it is opened if it was on the page."""
+        self._wishes.start(self._delete(conversation_id))
+
+    def refresh_usage(self) -> None:
+        """What is saved has changed."""
+        self._gather.start()
+
+    def show_engine(self) -> None:
+        """Engine, model and context, wherever they are shown."""
+        runtime, views = self._runtime, self._views
+        views.engine_card.show_status(runtime.engine_status, runtime.model_name)
+        views.strip.show_engine(runtime.engine_status.state, runtime.model_name)
+        views.header.show_model(runtime.model_name, runtime.context_reason)
+        self._show_context()
+        if self._had_model != runtime.settings.model_path:
+            self._had_model = runtime.settings.model_path
+            self.model_changed.emit()
+
+    async def _send(self, text: str) -> None:
+        conversation_id = self.current
+        if conversation_id is None:
+            conversation_id = (await self._runtime.chat.new_conversation()).id
+            if self.current is None:
+                self.current = conversation_id
+        self._talks.setdefault(conversation_id, _Talk(TurnStory())).draft = ""
+        self._views.transcript.scroll_to_end()
+        self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text))
+
+    def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
+        talk = self._talk(conversation_id)
+        talk.awaiting, talk.failure = True, None
+        talk.story.begin()
+        self._wishes.watch_turn(task)
+        task.add_done_callback(lambda _: self._turn_over(conversation_id))
+        self._show_turn()
+
+    def _turn_over(self, conversation_id: str) -> None:
+        self._talk(conversation_id).awaiting = False
+        if conversation_id == self.current:
+            self._show_turn()
+
+    async def _delete(self, conversation_id: str) -> None:
+        ids = [c.id for c in self._conversations]
+        await self._runtime.chat.delete(conversation_id)
+        self._talks.pop(conversation_id, None)
+        if conversation_id == self.current and conversation_id in ids:
+            position = ids.index(conversation_id)
+            rest = ids[:position] + ids[position + 1 :]
+            self.current = None
+            self.open(rest[min(position, len(rest) - 1)] if rest else None)
+        await self._reload_list()
+
+    def _leave(self) -> None:
+        self._talk().draft = self._views.composer.draft
+
+    def _talk(self, conversation_id: str | None = None) -> _Talk:
+        key = conversation_id or self.current or ""
+        return self._talks.setdefault(key, _Talk(TurnStory()))
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case EngineChanged():
+                self.show_engine()
+                self._gather.start()
+            case ConversationsChanged():
+                self._gather.start()
+            case MessagesChanged(conversation_id=id):
+                if id == self.current:
+                    self._wishes.start(self._reload_messages(id))
+            case Notice(title=title, detail=detail):
+                self._views.notices.tell(title, detail)
+            case _:
+                self._hear_turn(event)
+
+    def _hear_turn(self, event: TurnEvent) -> None:
+        id = event.conversation_id
+        talk = self._talk(id)
+        talk.story.tell(event)
+        match event:
+            case ReplyDelta():
+                self._grow(talk, event)
+            case Speed(context_used=used):
+                talk.context_used = used
+            case ReplyFinished():
+                talk.live_id = ""
+                self._gather.start()
+                if id == self.current:
+                    self._wishes.start(self._reload_messages(id))
+            case TurnFailed(error=error):
+                talk.failure, talk.live_id = error, ""
+            case Restored() | Saved():
+                self._gather.start()
+        if id == self.current:
+            self._show_turn()
+
+    def _grow(self, talk: _Talk, event: ReplyDelta) -> None:
+        if talk.live_id != event.message_id:
+            talk.live_id, talk.live_text, talk.live_thinking = event.message_id, "", ""
+            if event.conversation_id == self.current and event.message_id not in self._views.transcript.views:
+                self._wishes.start(self._reload_messages(event.conversation_id))
+        talk.awaiting = False
+        talk.live_text += event.text
+        talk.live_thinking += event.thinking
+        if event.conversation_id == self.current:
+            self._views.transcript.set_live(event.message_id, talk.live_text, talk.live_thinking)
+
+    async def _reload_list(self) -> None:
+        self._conversations = await self._runtime.chat.conversations()
+        self._show_list()
+        usage = await self._runtime.store_usage()
+        self._show_usage(usage)
+
+    def _show_usage(self, usage: StoreUsage) -> None:
+        self._saved = frozenset(entry.conversation_id for entry in usage.conversations)
+        self._views.sidebar.show_usage(usage)
+        self._show_list()
+
+    def _show_list(self) -> None:
+        slot, busy = self._runtime.slot_conversation, self._runtime.chat.busy
+        rows = [Row(c.id, c.title, self._warmth(c.id, slot), c.id == busy) for c in self._conversations]
+        self._views.sidebar.show_rows(rows, self.current)
+        self._views.header.show_title(self.title(self.current), self.current is not None)
+
+    def _warmth(self, conversation_id: str, slot: str | None) -> Warmth:
+        if conversation_id == slot and self._runtime.engine_status.state is EngineState.READY:
+            return Warmth.HOT
+        return Warmth.DISK if conversation_id in self._saved else Warmth.COLD
+
+    async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
+        messages = await self._runtime.chat.messages(conversation_id)
+        if conversation_id != self.current:
+            return
+        self._messages, self._loading = messages, False
+        if fresh:
+            self._views.transcript.show_conversation(messages)
+        else:
+            self._views.transcript.update_messages(messages)
+        talk = self._talk()
+        if talk.live_id:
+            self._views.transcript.set_live(talk.live_id, talk.live_text, talk.live_thinking)
+        self._note_context(talk)
+        self._show_all()
+
+    def _note_context(self, talk: _Talk) -> None:
+        receipts = [m.receipt for m in self._messages if m.receipt is not None]
+        if receipts and not talk.live_id:
+            talk.context_used = receipts[-1].prompt_tokens + receipts[-1].predicted_tokens
+
+    def _show_all(self) -> None:
+        self._views.header.show_title(self.title(self.current), self.current is not None)
+        self._show_turn()
+
+    def _show_turn(self) -> None:
+        """The open conversation's turn, wherever it is shown."""
+        talk, views = self._talk(), self._views
+        running = self.current is not None and self._runtime.chat.is_answering(self.current)
+        views.composer.set_busy(running)
+        views.strip.show_turn(talk.story.pieces, talk.story.fraction)
+        views.transcript.show_pending(talk.story.pending if talk.awaiting else "")
+        views.transcript.show_failure(talk.failure)
+        last = self._messages[-1] if self._messages else None
+        stranded = last is not None and last.role is Role.USER and not running and talk.failure is None
+        views.transcript.show_unanswered(stranded)
+        self._show_context()
+        self.opened.emit(bool(self._messages) or running or self._loading)
+
+    def _show_context(self) -> None:
+        runtime = self._runtime
+        self._views.strip.show_context(self._talk().context_used, runtime.context_size, runtime.context_reason)

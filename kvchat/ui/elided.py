@@ -1,0 +1,86 @@
+"""Texts that give way: what does not fit ends in an ellipsis and stands whole in the tooltip."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QWidget
+
+
+class ElidedLabel(QLabel):
+    """A one-line label that never asks for more room than there is."""
+
+    def __init__(self, kind: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", kind)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self._whole = ""
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+
+    @property
+    def whole(self) -> str:
+        """The text as it was given."""
+        return self._whole
+
+    def set_text(self, text: str) -> None:
+        """Show `text`, on one line."""
+        self._whole = " ".join(text.split())
+        self._elide()
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do."""
+        return QSize(24, super().minimumSizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        """As wide as the whole text."""
+        return QSize(self.fontMetrics().horizontalAdvance(self._whole) + 4, super().sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fit the text again."""
+        super().resizeEvent(event)
+        self._elide()
+
+    def _elide(self) -> None:
+        shown = self.fontMetrics().elidedText(self._whole, Qt.TextElideMode.ElideRight, max(self.width(), 24))
+        self.setText(shown)
+        self.setToolTip(self._whole if shown != self._whole else "")
+        self.setAccessibleName(self._whole)
+        self.updateGeometry()
+
+
+class ElidedButton(QPushButton):
+    """A one-line button whose text gives way, but never its tail."""
+
+    def __init__(self, kind: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", kind)
+        self._whole = ""
+        self._tail = ""
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+
+    def set_text(self, text: str, tail: str) -> None:
+        """Show `text` and, after it, the short `tail`."""
+        self._whole, self._tail = text, tail
+        self._elide()
+        self.updateGeometry()
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do."""
+        return QSize(60, super().sizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        """As wide as the whole text."""
+        wide = self.fontMetrics().horizontalAdvance(f"{self._whole} {self._tail}")
+        return QSize(wide + 18, super().sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fit the text again."""
+        super().resizeEvent(event)
+        self._elide()
+
+    def _elide(self) -> None:
+        metrics = self.fontMetrics()
+        room = max(self.width() - 14 - metrics.horizontalAdvance(f" {self._tail}"), 24)
+        shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
+        self.setText(f"{shown} {self._tail}")
+        self.setToolTip(self._whole if shown != self._whole else "")

@@ -1,0 +1,163 @@
+"""No model yet: pick a file, or fetch the starter model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QProgressBar,
+    QPushButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.errors import KvchatError
+from kvchat.ui.icons import app_icon
+from kvchat.ui.wording import size
+
+
+class FirstStart(QWidget):
+    """The page that leads to a model. It does no work itself: it says what was wished."""
+
+    pick_requested = Signal(object)  # Path of a GGUF file
+    starter_requested = Signal()
+    cancel_requested = Signal()
+    back_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("firstStart")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        mark = QLabel()
+        mark.setPixmap(app_icon().pixmap(QSize(64, 64)))
+        title = QLabel("Choose a model to talk to")
+        title.setProperty("kind", "hero")
+        words = QLabel(
+            "Everything stays on this computer. kvchat keeps what the model worked out about each "
+            "conversation, so that it answers at once when you come back."
+        )
+        words.setProperty("kind", "muted")
+        words.setWordWrap(True)
+        self.starter = _wide_button("Fetch the starter model (98 MB)", "primary")
+        self.pick = _wide_button("Pick a GGUF file…", "")
+        self.back = _wide_button("Back", "flat")
+        self.back.hide()
+        self.starter.clicked.connect(self._start_fetch)
+        self.pick.clicked.connect(self.open_file_dialog)
+        self.back.clicked.connect(self.back_requested)
+        box = QWidget()
+        box.setMaximumWidth(440)
+        column = QVBoxLayout(box)
+        column.setContentsMargins(24, 24, 24, 24)
+        column.setSpacing(12)
+        for widget in (mark, title, words):
+            column.addWidget(widget)
+        column.addSpacing(8)
+        column.addWidget(self.starter)
+        column.addWidget(self.pick)
+        column.addWidget(self._build_progress())
+        column.addWidget(self._build_error())
+        column.addWidget(self.back)
+        across = QHBoxLayout()
+        across.addStretch(1)
+        across.addWidget(box, 1000)
+        across.addStretch(1)
+        page = QVBoxLayout(self)
+        page.addStretch(2)
+        page.addLayout(across)
+        page.addStretch(3)
+
+    def show_progress(self, done: int, total: int) -> None:
+        """The fetch goes on: bytes so far, bytes in all (0: not known)."""
+        self._show_fetching(True)
+        self.bar.setRange(0, 1000 if total else 0)
+        self.bar.setValue(int(1000 * done / total) if total else 0)
+        self.amount.setText(f"{size(done)} of {size(total)}" if total else f"{size(done)} so far")
+
+    def show_error(self, error: KvchatError) -> None:
+        """It did not work."""
+        self._show_fetching(False)
+        self.error_title.setText(error.title)
+        self.error_words.setText(" ".join(part for part in (error.detail, error.advice) if part))
+        self._error.show()
+
+    def show_choices(self, can_go_back: bool) -> None:
+        """Back to the beginning, with nothing running and nothing wrong."""
+        self._show_fetching(False)
+        self._error.hide()
+        self.back.setVisible(can_go_back)
+
+    def open_file_dialog(self) -> None:
+        """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
+        dialog = QFileDialog(self, "Pick a GGUF file", str(Path.home()), "GGUF models (*.gguf);;All files (*)")
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.fileSelected.connect(lambda name: self.pick_requested.emit(Path(name)))
+        dialog.open()
+
+    def _start_fetch(self) -> None:
+        self.show_progress(0, 0)
+        self.amount.setText("Asking for it…")
+        self.starter_requested.emit()
+
+    def _cancel(self) -> None:
+        self._show_fetching(False)
+        self.cancel_requested.emit()
+
+    def _show_fetching(self, fetching: bool) -> None:
+        self._progress.setVisible(fetching)
+        self.starter.setVisible(not fetching)
+        self.pick.setVisible(not fetching)
+        if fetching:
+            self._error.hide()
+
+    def _build_progress(self) -> QWidget:
+        self._progress = QWidget()
+        self.bar = QProgressBar()
+        self.bar.setTextVisible(False)
+        self.bar.setAccessibleName("Fetching the starter model")
+        self.amount = QLabel()
+        self.amount.setProperty("kind", "muted")
+        self.cancel = QPushButton("Cancel")
+        self.cancel.setAccessibleName("Cancel fetching")
+        self.cancel.clicked.connect(self._cancel)
+        row = QHBoxLayout()
+        row.addWidget(self.amount, 1)
+        row.addWidget(self.cancel)
+        column = QVBoxLayout(self._progress)
+        column.setContentsMargins(0, 4, 0, 0)
+        column.setSpacing(10)
+        column.addWidget(self.bar)
+        column.addLayout(row)
+        self._progress.hide()
+        return self._progress
+
+    def _build_error(self) -> QWidget:
+        self._error = QFrame()
+        self._error.setProperty("kind", "card")
+        self._error.setProperty("tone", "bad")
+        self.error_title, self.error_words = QLabel(), QLabel()
+        self.error_title.setProperty("tone", "bad")
+        column = QVBoxLayout(self._error)
+        column.setContentsMargins(16, 12, 16, 12)
+        for label in (self.error_title, self.error_words):
+            label.setWordWrap(True)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            column.addWidget(label)
+        self._error.hide()
+        return self._error
+
+
+def _wide_button(words: str, kind: str) -> QPushButton:
+    button = QPushButton(words)
+    button.setProperty("kind", kind)
+    button.setAccessibleName(words)
+    button.setMinimumHeight(38)
+    button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+    return button

@@ -1,0 +1,101 @@
+"""Above the transcript: the conversation's title, the model, and the rest behind three dots."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QAction, QActionGroup
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
+
+from kvchat.ui.elided import ElidedLabel
+from kvchat.ui.icons import icon
+from kvchat.ui.theme import Look
+
+_THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
+
+
+class Header(QWidget):
+    """Title, model button, overflow menu. Every entry is a signal."""
+
+    rename_requested = Signal()
+    delete_requested = Signal()
+    disk_requested = Signal()
+    log_requested = Signal()
+    restart_requested = Signal()
+    model_requested = Signal()
+    theme_requested = Signal(str)  # system, light or dark
+    quit_requested = Signal()
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self.setObjectName("header")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.title = ElidedLabel("title")
+        self.model = QPushButton("No model")
+        self.model.setProperty("kind", "flat")
+        self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.model.setMaximumWidth(260)
+        self.model.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
+        self.model_menu = QMenu(self)
+        self.model.setMenu(self.model_menu)
+        self.more = QToolButton()
+        self.more.setAccessibleName("More")
+        self.more.setToolTip("More")
+        self.more.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.menu = self._build_menu()
+        self.more.setMenu(self.menu)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(24, 10, 16, 10)
+        row.setSpacing(8)
+        row.addWidget(self.title, 1)
+        row.addWidget(self.model)
+        row.addWidget(self.more)
+        self.show_model(None, "")
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    def show_title(self, title: str, is_conversation: bool) -> None:
+        """The open conversation's title; without one there is nothing to rename or delete."""
+        self.title.set_text(title)
+        self._rename.setEnabled(is_conversation)
+        self._delete.setEnabled(is_conversation)
+
+    def show_model(self, name: str | None, context_reason: str) -> None:
+        """The model's name, and why its context is as large as it is."""
+        shown = self.model.fontMetrics().elidedText(name or "No model", Qt.TextElideMode.ElideMiddle, 210)
+        self.model.setText(shown)
+        self.model.setAccessibleName(f"Model: {name or 'none'}")
+        self.model.setToolTip(name or "")
+        self.model_menu.clear()
+        self.model_menu.addAction("Choose another model…", self.model_requested.emit)
+        if context_reason:
+            self.model_menu.addSeparator()
+            self.model_menu.addAction(context_reason).setEnabled(False)
+
+    def _build_menu(self) -> QMenu:
+        menu = QMenu(self)
+        self._rename = menu.addAction("Rename", self.rename_requested.emit)
+        self._delete = menu.addAction("Delete conversation…", self.delete_requested.emit)
+        menu.addSeparator()
+        menu.addAction("Disk usage…", self.disk_requested.emit)
+        menu.addAction("Engine log…", self.log_requested.emit)
+        menu.addAction("Restart engine", self.restart_requested.emit)
+        menu.addMenu(self._theme_menu())
+        menu.addSeparator()
+        menu.addAction("Quit", self.quit_requested.emit)
+        return menu
+
+    def _theme_menu(self) -> QMenu:
+        menu = QMenu("Theme", self)
+        group = QActionGroup(menu)
+        for choice, words in _THEMES:
+            action = QAction(words, menu, checkable=True)
+            action.setChecked(self._look.choice == choice)
+            action.triggered.connect(lambda _=False, choice=choice: self.theme_requested.emit(choice))
+            group.addAction(action)
+            menu.addAction(action)
+        return menu
+
+    def _restyle(self) -> None:
+        self.model.setIcon(icon("chevron-down", self._look.theme.muted))
+        self.more.setIcon(icon("dots", self._look.theme.text))

@@ -1,0 +1,76 @@
+"""Icons, drawn from SVG in the colour asked for. No file is read, so nothing can be missing from a package."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from PySide6.QtCore import QByteArray, QRectF, Qt
+from PySide6.QtGui import QIcon, QPainter, QPixmap
+from PySide6.QtSvg import QSvgRenderer
+
+from kvchat.ui.mark import MarkState, app_svg, mark_svg
+
+_SIZES = (14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 64, 128, 256)
+
+# Strokes on a 24 x 24 grid.
+_GLYPHS = {
+    "plus": "M12 5v14M5 12h14",
+    "arrow-up": "M12 19V5.5M6 11l6-6 6 6",
+    "arrow-down": "M12 5v13.5M6 13l6 6 6-6",
+    "chevron-down": "M7 10l5 5 5-5",
+    "chevron-right": "M10 7l5 5-5 5",
+    "dots": "M5.5 12h.01M12 12h.01M18.5 12h.01",
+    "copy": "M9 9h10v10H9zM5 15V5h10",
+    "check": "M5 12.5l4.5 4.5L19 7.5",
+    "close": "M7 7l10 10M17 7L7 17",
+    "trash": "M5 7h14M10 7V4.5h4V7M7 7l1 12.5h8L17 7",
+    "disk": "M4.5 7c0-1.7 3.4-3 7.5-3s7.5 1.3 7.5 3-3.4 3-7.5 3-7.5-1.3-7.5-3z"
+    "M4.5 7v10c0 1.7 3.4 3 7.5 3s7.5-1.3 7.5-3V7M4.5 12c0 1.7 3.4 3 7.5 3s7.5-1.3 7.5-3",
+    "warning": "M12 4.5L21 19.5H3zM12 10v4.5M12 17h.01",
+    "info": "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM12 11v5M12 8h.01",
+}
+
+
+@lru_cache(maxsize=256)
+def icon(name: str, colour: str) -> QIcon:
+    """A line icon in `colour` ("#rrggbb"). Needs a QGuiApplication."""
+    width = 3.2 if name == "dots" else 1.9
+    return _render(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="none" '
+        f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+    )
+
+
+@lru_cache(maxsize=16)
+def stop_icon(colour: str) -> QIcon:
+    """The filled square that stops a reply."""
+    return _render(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">'
+        f'<rect x="6.5" y="6.5" width="11" height="11" rx="2.5" fill="{colour}"/></svg>'
+    )
+
+
+@lru_cache(maxsize=8)
+def mark_icon(state: MarkState) -> QIcon:
+    """The mark in one of the tray's states."""
+    return _render(mark_svg(state))
+
+
+@lru_cache(maxsize=1)
+def app_icon() -> QIcon:
+    """The application's icon."""
+    return _render(app_svg())
+
+
+def _render(svg: str) -> QIcon:
+    renderer = QSvgRenderer(QByteArray(svg.encode()))
+    result = QIcon()
+    for size in _SIZES:
+        pixmap = QPixmap(size, size)
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        renderer.render(painter, QRectF(0, 0, size, size))
+        painter.end()
+        result.addPixmap(pixmap)
+    return result

@@ -1,0 +1,294 @@
+"""The main window: puts the parts in their places, and turns keys and menus into wishes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtCore import QSettings, QSize, Qt, Signal
+from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QSplitter,
+    QStackedWidget,
+    QSystemTrayIcon,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.runtime import Runtime
+from kvchat.ui.bridge import Bridge, Views
+from kvchat.ui.cards import EngineCard
+from kvchat.ui.composer import Composer
+from kvchat.ui.confirm import confirm
+from kvchat.ui.disk_panel import DiskPanel
+from kvchat.ui.engine_log_window import EngineLogWindow
+from kvchat.ui.first_start import FirstStart
+from kvchat.ui.header import Header
+from kvchat.ui.icons import app_icon
+from kvchat.ui.notices import Notices
+from kvchat.ui.sidebar import Sidebar
+from kvchat.ui.status_strip import StatusStrip
+from kvchat.ui.tasks import Wishes
+from kvchat.ui.theme import Look
+from kvchat.ui.transcript import COLUMN_WIDTH, Transcript
+
+
+class MainWindow(QMainWindow):
+    """kvchat's window. Make it on a running qasync loop, then `await start()`; `await finish()` before it goes."""
+
+    quit_requested = Signal()
+    shown_changed = Signal()
+    hidden_first_time = Signal()  # closed into the tray for the first time ever
+
+    def __init__(self, runtime: Runtime, look: Look) -> None:
+        super().__init__()
+        self._runtime, self._look = runtime, look
+        self.keep_in_tray = False  # set by the Tray
+        self._memory = QSettings(str(runtime.paths.config / "window.ini"), QSettings.Format.IniFormat)
+        self.setWindowTitle("kvchat")
+        self.setWindowIcon(app_icon())
+        self.setMinimumSize(560, 400)
+        self.notices = Notices(look)
+        self.wishes = Wishes(self.notices.show_error, self.notices.show_bug)
+        self.sidebar = Sidebar(look)
+        self.header = Header(look)
+        self.transcript = Transcript(look)
+        self.composer = Composer(look)
+        self.engine_card = EngineCard()
+        self.strip = StatusStrip(look)
+        self.first_start = FirstStart()
+        self._disk_panel: DiskPanel | None = None
+        self._log_window: EngineLogWindow | None = None
+        self._build()
+        self.bridge = Bridge(runtime, self._views(), self.wishes, self)
+        self._connect()
+        self._add_keys()
+        self._restore_place()
+        self._show_right_page()
+
+    async def start(self) -> None:
+        """Fill the window with what there is."""
+        await self.bridge.start()
+        self.composer.focus()
+
+    async def finish(self) -> None:
+        """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
+        self._remember_place()
+        self.bridge.close()
+        await self.wishes.close()
+
+    def raise_window(self) -> None:
+        """Bring the window to the front, wherever it was."""
+        if self.isMinimized():
+            self.showNormal()
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
+    def new_conversation(self) -> None:
+        """An empty page; the conversation begins with its first message."""
+        self._pages.setCurrentWidget(self._chat_page)
+        self.bridge.open(None)
+        self.composer.focus()
+
+    def show_first_start(self) -> None:
+        """The page that leads to a model."""
+        self.first_start.show_choices(can_go_back=self._runtime.settings.model_path is not None)
+        self._pages.setCurrentWidget(self.first_start)
+
+    def open_disk_panel(self) -> DiskPanel:
+        """What the save points cost."""
+        if self._disk_panel is None:
+            self._disk_panel = DiskPanel(self._runtime, self._look, self.wishes, self)
+            self._disk_panel.changed.connect(self.bridge.refresh_usage)
+        self._disk_panel.refresh()
+        self._disk_panel.open()
+        return self._disk_panel
+
+    def open_engine_log(self) -> EngineLogWindow:
+        """What the engine says."""
+        if self._log_window is None:
+            self._log_window = EngineLogWindow(self._runtime, self._look, self)
+        self._log_window.show()
+        self._log_window.raise_()
+        return self._log_window
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Into the tray where there is one, else quit."""
+        self._remember_place()
+        event.ignore()
+        if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
+            self.quit_requested.emit()
+            return
+        self.hide()
+        if not self._memory.value("told_about_tray", False, type=bool):
+            self._memory.setValue("told_about_tray", True)
+            self.hidden_first_time.emit()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Tell the tray."""
+        super().showEvent(event)
+        self.shown_changed.emit()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Tell the tray."""
+        super().hideEvent(event)
+        self.shown_changed.emit()
+
+    def _views(self) -> Views:
+        return Views(
+            sidebar=self.sidebar,
+            header=self.header,
+            transcript=self.transcript,
+            composer=self.composer,
+            strip=self.strip,
+            engine_card=self.engine_card,
+            notices=self.notices,
+        )
+
+    def _build(self) -> None:
+        self._chat_page = self._build_chat_page()
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self._chat_page)
+        self._pages.addWidget(self.first_start)
+        self._splitter = QSplitter(Qt.Orientation.Horizontal)
+        self._splitter.setHandleWidth(1)
+        self._splitter.setChildrenCollapsible(False)
+        self.sidebar.setMinimumWidth(170)
+        self._splitter.addWidget(self.sidebar)
+        self._splitter.addWidget(self._pages)
+        self._splitter.setStretchFactor(1, 1)
+        self._splitter.setSizes([250, 850])
+        ground = QWidget()
+        column = QVBoxLayout(ground)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self._splitter, 1)
+        column.addWidget(self.strip)
+        self.setCentralWidget(ground)
+
+    def _build_chat_page(self) -> QWidget:
+        page = QWidget()
+        page.setObjectName("page")
+        page.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._welcome = _welcome()
+        self._middle = QStackedWidget()
+        self._middle.addWidget(self._welcome)
+        self._middle.addWidget(self.transcript)
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.header)
+        column.addLayout(_centred(self.notices, 0))
+        column.addWidget(self._middle, 1)
+        column.addLayout(_centred(self.engine_card, 10))
+        column.addLayout(_centred(self.composer, 16))
+        return page
+
+    def _connect(self) -> None:
+        self.bridge.opened.connect(self._show_middle)
+        self.bridge.model_changed.connect(self._show_right_page)
+        self.sidebar.new_requested.connect(self.new_conversation)
+        self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
+        self.sidebar.delete_requested.connect(self._ask_delete)
+        self.sidebar.disk_requested.connect(self.open_disk_panel)
+        self.header.rename_requested.connect(self.sidebar.begin_rename)
+        self.header.delete_requested.connect(self.sidebar.ask_delete)
+        self.header.disk_requested.connect(self.open_disk_panel)
+        self.header.log_requested.connect(self.open_engine_log)
+        self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
+        self.header.model_requested.connect(self.show_first_start)
+        self.header.theme_requested.connect(self._choose_theme)
+        self.header.quit_requested.connect(self.quit_requested)
+        self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
+        self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
+        self.engine_card.log_requested.connect(self.open_engine_log)
+        self.engine_card.model_requested.connect(self.show_first_start)
+        self.first_start.pick_requested.connect(lambda path: self.wishes.start(self._use_model(path)))
+        self.first_start.back_requested.connect(self._show_right_page)
+
+    def _add_keys(self) -> None:
+        for keys, wish in (
+            ("Ctrl+N", self.new_conversation),
+            ("Ctrl+Up", lambda: self.sidebar.step(-1)),
+            ("Ctrl+Down", lambda: self.sidebar.step(1)),
+            ("Ctrl+L", self.composer.focus),
+            ("Esc", self.bridge.stop),
+            ("F2", self.sidebar.begin_rename),
+        ):
+            shortcut = QShortcut(QKeySequence(keys), self)
+            shortcut.activated.connect(wish)
+
+    def _show_middle(self, has_messages: bool) -> None:
+        self._middle.setCurrentWidget(self.transcript if has_messages else self._welcome)
+
+    def _show_right_page(self) -> None:
+        if self._runtime.settings.model_path is None:
+            self.show_first_start()
+        else:
+            self._pages.setCurrentWidget(self._chat_page)
+
+    def _ask_delete(self, conversation_id: str, title: str) -> None:
+        shown = title if len(title) <= 60 else title[:59] + "…"
+        confirm(
+            self,
+            f"Delete “{shown}”?",
+            "Its messages and everything saved of it are deleted. This cannot be undone.",
+            "Delete",
+            lambda: self.bridge.delete(conversation_id),
+        )
+
+    def _choose_theme(self, choice: str) -> None:
+        self._look.choose(choice)
+        self.wishes.start(self._runtime.apply_settings(replace(self._runtime.settings, theme=choice)))
+
+    async def _use_model(self, path: Path) -> None:
+        await self._runtime.use_model(path)
+        self.bridge.show_engine()
+        self._show_right_page()
+
+    def _remember_place(self) -> None:
+        self._memory.setValue("geometry", self.saveGeometry())
+        self._memory.setValue("splitter", self._splitter.saveState())
+        self._memory.sync()
+
+    def _restore_place(self) -> None:
+        geometry, splitter = self._memory.value("geometry"), self._memory.value("splitter")
+        if geometry is None or not self.restoreGeometry(geometry):
+            screen = QApplication.primaryScreen().availableSize()
+            self.resize(QSize(1100, 760).boundedTo(screen))
+        if splitter is not None:
+            self._splitter.restoreState(splitter)
+
+
+def _centred(widget: QWidget, below: int) -> QHBoxLayout:
+    """A row that keeps `widget` as wide as the transcript's column."""
+    widget.setMaximumWidth(COLUMN_WIDTH + 32)
+    row = QHBoxLayout()
+    row.setContentsMargins(16, 0, 16, below)
+    row.addStretch(1)
+    row.addWidget(widget, 1000)
+    row.addStretch(1)
+    return row
+
+
+def _welcome() -> QWidget:
+    page = QWidget()
+    title = QLabel("What is on your mind?")
+    title.setProperty("kind", "hero")
+    words = QLabel("This conversation will be remembered: come back to it any day, and it answers at once.")
+    words.setProperty("kind", "muted")
+    words.setWordWrap(True)
+    column = QVBoxLayout(page)
+    column.setContentsMargins(24, 24, 24, 24)
+    column.setSpacing(8)
+    column.addStretch(2)
+    for label in (title, words):
+        label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        column.addWidget(label)
+    column.addStretch(3)
+    return page

@@ -1,0 +1,164 @@
+"""The one door through which trouble reaches the user: notices above the transcript, and a report for bugs."""
+
+from __future__ import annotations
+
+import platform
+import traceback
+
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import (
+    QDialog,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat import __version__
+from kvchat.errors import KvchatError
+from kvchat.ui.icons import icon
+from kvchat.ui.text_page import page_font
+from kvchat.ui.theme import Look
+
+_AT_MOST = 3
+_INFO_MS = 12_000
+
+
+class NoticeView(QFrame):
+    """One notice, until it is closed."""
+
+    def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
+        super().__init__()
+        self.words = (title, detail)
+        self.setProperty("kind", "notice")
+        self.setProperty("tone", tone)
+        self.setAccessibleName(f"{title} {detail}")
+        sign = QLabel()
+        colour = look.theme.warn if tone == "warn" else look.theme.accent
+        sign.setPixmap(icon("warning" if tone == "warn" else "info", colour).pixmap(QSize(20, 20)))
+        texts = QVBoxLayout()
+        texts.setSpacing(2)
+        for text, kind in ((title, "strong"), (detail, "muted")):
+            label = QLabel(text)
+            label.setProperty("kind", kind)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setWordWrap(True)
+            label.setVisible(bool(text))
+            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+            texts.addWidget(label)
+        self.close_button = QToolButton()
+        self.close_button.setIcon(icon("close", look.theme.muted))
+        self.close_button.setAccessibleName("Close this notice")
+        self.close_button.clicked.connect(self.dismiss)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(14, 10, 8, 10)
+        row.setSpacing(10)
+        row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
+        row.addLayout(texts, 1)
+        row.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
+
+    def dismiss(self) -> None:
+        """Take the notice away."""
+        self.hide()
+        self.setParent(None)
+        self.deleteLater()
+
+
+class Notices(QWidget):
+    """The notices on show, newest last, the same one never twice."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._report: ReportDialog | None = None
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(8)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+
+    @property
+    def on_show(self) -> list[NoticeView]:
+        """What is on show."""
+        return self.findChildren(NoticeView)
+
+    def tell(self, title: str, detail: str = "") -> None:
+        """Something worth knowing; goes away by itself."""
+        notice = self._add(title, detail, "")
+        if notice is not None:
+            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
+
+    def show_error(self, error: KvchatError) -> None:
+        """A wish that could not be granted; stays until it is closed."""
+        self._add(error.title, " ".join(part for part in (error.detail, error.advice) if part), "warn")
+
+    def show_bug(self, error: BaseException) -> None:
+        """Something kvchat did not expect: a report to copy."""
+        text = "".join(traceback.format_exception(error))
+        if self._report is not None:
+            self._report.add(text)
+            return
+        self._report = ReportDialog(self._look, text, self.window())
+        self._report.finished.connect(self._forget_report)
+        self._report.open()
+
+    def _add(self, title: str, detail: str, tone: str) -> NoticeView | None:
+        if any(notice.words == (title, detail) for notice in self.on_show):
+            return None
+        for old in self.on_show[: max(0, len(self.on_show) - _AT_MOST + 1)]:
+            old.dismiss()
+        notice = NoticeView(self._look, title, detail, tone)
+        self._column.addWidget(notice)
+        return notice
+
+    def _forget_report(self) -> None:
+        self._report = None
+
+
+class ReportDialog(QDialog):
+    """A bug, in text that can be copied."""
+
+    def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Something unexpected happened")
+        self.resize(620, 420)
+        words = QLabel(
+            "kvchat met something it did not expect. Your conversations are safe on disk. "
+            "If you report this, please add the text below, after a look at it: it may quote what you wrote."
+        )
+        words.setWordWrap(True)
+        self.text = QPlainTextEdit(f"{_versions()}\n\n{text}")
+        self.text.setProperty("kind", "log")
+        self.text.setReadOnly(True)
+        self.text.setFont(page_font(look.type.mono, look.type.small))
+        self.text.setAccessibleName("Report")
+        copy, close = QPushButton("Copy"), QPushButton("Close")
+        copy.setAccessibleName("Copy the report")
+        copy.setProperty("kind", "primary")
+        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
+        close.setAccessibleName("Close the report")
+        close.clicked.connect(self.close)
+        buttons = QHBoxLayout()
+        buttons.addStretch(1)
+        buttons.addWidget(copy)
+        buttons.addWidget(close)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 18, 20, 16)
+        column.setSpacing(12)
+        column.addWidget(words)
+        column.addWidget(self.text, 1)
+        column.addLayout(buttons)
+
+    def add(self, text: str) -> None:
+        """One more, while this report is open."""
+        self.text.appendPlainText("\n" + text)
+
+
+def _versions() -> str:
+    return f"kvchat {__version__}, {platform.platform()}, Python {platform.python_version()}"

@@ -1,0 +1,107 @@
+"""The receipt under a reply: one quiet line, and its details when it is clicked."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+from kvchat.chat.messages import Receipt
+from kvchat.ui.elided import ElidedButton
+from kvchat.ui.wording import receipt_details, receipt_line
+
+
+class ReceiptView(QWidget):
+    """Shows one receipt."""
+
+    def __init__(self, receipt: Receipt, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.receipt = receipt
+        line = receipt_line(receipt)
+        self._text = ("⚠ " if line.fault else "") + line.text
+        self.line = ElidedButton(kind="quiet")
+        self.line.setProperty("tone", "warn" if line.fault else "")
+        self.line.setAccessibleName(f"Receipt: {line.text}")
+        self.line.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.line.clicked.connect(self._toggle)
+        self.details: QFrame | None = None
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(4)
+        self._column.addWidget(self.line)
+        self._show_arrow(False)
+
+    @property
+    def text(self) -> str:
+        """The line, without its arrow."""
+        return self._text
+
+    def _toggle(self) -> None:
+        if self.details is None:
+            self.details = _details(self.receipt)
+            self._column.addWidget(self.details)
+            self._show_arrow(True)
+            return
+        self.details.setVisible(self.details.isHidden())
+        self._show_arrow(not self.details.isHidden())
+
+    def _show_arrow(self, is_open: bool) -> None:
+        self.line.set_text(self._text, "▾" if is_open else "▸")
+
+
+def _details(receipt: Receipt) -> QFrame:
+    frame = QFrame()
+    frame.setProperty("kind", "details")
+    grid = QGridLayout(frame)
+    grid.setContentsMargins(14, 10, 14, 10)
+    grid.setHorizontalSpacing(18)
+    grid.setVerticalSpacing(4)
+    for row, (what, how_much) in enumerate(receipt_details(receipt)):
+        name, value = QLabel(what.replace("  ", "      ")), QLabel(how_much)
+        for label in (name, value):
+            label.setProperty("kind", "small")
+        value.setWordWrap(True)
+        value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        grid.addWidget(name, row, 0, Qt.AlignmentFlag.AlignTop)
+        grid.addWidget(value, row, 1)
+    return frame
+
+
+class FoldedText(QWidget):
+    """A quiet heading that opens and closes what stands below it."""
+
+    def __init__(self, heading: str, body: QWidget, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._heading = heading
+        self.button = QPushButton()
+        self.button.setProperty("kind", "quiet")
+        self.button.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.button.clicked.connect(lambda: self.open(body.isHidden()))
+        frame = QFrame()
+        frame.setProperty("kind", "quote")
+        inner = QVBoxLayout(frame)
+        inner.setContentsMargins(14, 2, 0, 2)
+        inner.addWidget(body)
+        self._frame, self._body = frame, body
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addWidget(self.button)
+        column.addWidget(frame)
+        self.open(False)
+
+    def open(self, is_open: bool) -> None:
+        """Show or hide the body."""
+        self._body.setVisible(is_open)
+        self._frame.setVisible(is_open)
+        self._write()
+
+    def set_heading(self, heading: str) -> None:
+        """Say something else above the fold."""
+        self._heading = heading
+        self._write()
+
+    def _write(self) -> None:
+        self.button.setText(f"{self._heading} {'▸' if self._frame.isHidden() else '▾'}")
+        self.button.setAccessibleName(f"{self._heading}, {'folded' if self._frame.isHidden() else 'open'}")

@@ -1,0 +1,174 @@
+"""The strip at the bottom: engine, model, context, and the current turn in its own words."""
+
+from __future__ import annotations
+
+import math
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
+
+from kvchat.engine.status import EngineState
+from kvchat.ui.elided import ElidedLabel
+from kvchat.ui.theme import Look
+from kvchat.ui.tokens import Theme
+from kvchat.ui.turn_story import Piece
+from kvchat.ui.wording import tokens_short
+
+_GAP = 18  # pixels between remarks
+
+
+class EngineDot(QWidget):
+    """The engine's state as a small disc."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._state = EngineState.STOPPED
+        self.setFixedSize(9, 9)
+
+    def show_state(self, state: EngineState) -> None:
+        """Show another state."""
+        self._state = state
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """A full disc when ready, a ring otherwise; red when failed."""
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        colour = QColor(_state_colour(self._state, self._look.theme))
+        painter.setPen(colour)
+        if self._state in (EngineState.READY, EngineState.FAILED):
+            painter.setBrush(colour)
+        painter.drawEllipse(QRectF(0.75, 0.75, 7.5, 7.5))
+        painter.end()
+
+
+class Remarks(QWidget):
+    """Remarks in a row, aligned to the right; the oldest give way first."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._pieces: tuple[Piece, ...] = ()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+
+    @property
+    def text(self) -> str:
+        """All remarks in one string, as a screen reader says them."""
+        return " · ".join(piece.text for piece in self._pieces)
+
+    def show_pieces(self, pieces: tuple[Piece, ...]) -> None:
+        """Show these remarks."""
+        if pieces != self._pieces:
+            self._pieces = pieces
+            self.setAccessibleName(self.text)
+            self.setToolTip("\n".join(piece.text for piece in pieces))
+            if QToolTip.isVisible() and self.underMouse():
+                QToolTip.hideText()
+            self.update()
+
+    def sizeHint(self) -> QSize:
+        """As wide as it may get."""
+        return QSize(200, self.fontMetrics().height())
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do."""
+        return QSize(60, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """From the newest at the right edge to as many as fit."""
+        painter = QPainter(self)
+        metrics = self.fontMetrics()
+        y = (self.height() + metrics.ascent() - metrics.descent()) / 2
+        right = float(self.width())
+        for i, piece in enumerate(reversed(self._pieces)):
+            wide = metrics.horizontalAdvance(piece.text)
+            if wide > right and i > 0:
+                break
+            text = metrics.elidedText(piece.text, Qt.TextElideMode.ElideRight, math.ceil(right))
+            painter.setPen(QColor(_tone_colour(piece.tone, self._look.theme)))
+            painter.drawText(QPointF(max(right - wide, 0.0), y), text)
+            right -= wide + _GAP
+        painter.end()
+
+
+class StatusStrip(QFrame):
+    """Engine state dot and word, model, context, the turn."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("strip")
+        self.setAccessibleName("Status")
+        self.dot = EngineDot(look)
+        self.state = QLabel("stopped")
+        self.model = ElidedLabel("small")
+        self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
+        self.context = QLabel()
+        self.progress = QProgressBar()
+        self.progress.setRange(0, 1000)
+        self.progress.setTextVisible(False)
+        self.progress.setFixedWidth(90)
+        self.progress.setAccessibleName("Reading the prompt")
+        self.progress.hide()
+        self.remarks = Remarks(look)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(16, 6, 16, 6)
+        row.setSpacing(16)
+        left = QHBoxLayout()
+        left.setSpacing(7)
+        left.addWidget(self.dot)
+        left.addWidget(self.state)
+        row.addLayout(left)
+        row.addWidget(self.model)
+        row.addWidget(self.context)
+        row.addWidget(self.remarks, 1)
+        row.addWidget(self.progress)
+        for label in (self.state, self.context):
+            label.setProperty("kind", "small")
+        self._look = look
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    def show_engine(self, state: EngineState, model: str | None) -> None:
+        """The engine's state in a dot and a word, and the model's name."""
+        self.dot.show_state(state)
+        self.state.setText(state.value)
+        self.state.setAccessibleName(f"Engine {state.value}")
+        self.model.set_text(model or "no model")
+
+    def show_context(self, used: int | None, available: int | None, reason: str) -> None:
+        """How full the context is, in tokens; the tooltip says why it is that large."""
+        words = ""
+        if available is not None:
+            words = (
+                f"context {tokens_short(used)} of {tokens_short(available)}"
+                if used is not None
+                else (f"context {tokens_short(available)}")
+            )
+        self.context.setText(words)
+        self.context.setAccessibleName(words)
+        self.context.setToolTip(reason)
+
+    def show_turn(self, pieces: tuple[Piece, ...], fraction: float | None) -> None:
+        """The current turn's remarks, and how much of the prompt has been read."""
+        self.remarks.show_pieces(pieces)
+        self.progress.setVisible(fraction is not None)
+        self.progress.setValue(int(1000 * (fraction or 0.0)))
+
+    def _restyle(self) -> None:
+        font = self.font()
+        font.setPointSizeF(self._look.type.small)
+        self.remarks.setFont(font)
+        self.dot.update()
+        self.remarks.update()
+
+
+def _state_colour(state: EngineState, theme: Theme) -> str:
+    if state is EngineState.FAILED:
+        return theme.bad
+    return theme.muted if state in (EngineState.STOPPED, EngineState.STOPPING) else theme.accent
+
+
+def _tone_colour(tone: str, theme: Theme) -> str:
+    return {"good": theme.accent, "warn": theme.warn, "bad": theme.bad, "live": theme.text}.get(tone, theme.muted)

@@ -1,0 +1,123 @@
+"""The application's style sheet, written from the theme's tokens. Widgets say what they are in `kind`."""
+
+from __future__ import annotations
+
+from kvchat.ui.tokens import Theme
+
+
+def style_sheet(t: Theme, base: float, small: float) -> str:
+    """Qt style sheet for theme `t`; `base` and `small` are font sizes in points."""
+    return "\n".join((_frames(t), _words(t, base, small), _buttons(t, small), _inputs(t), _menus(t), _scroll_bars(t)))
+
+
+def _frames(t: Theme) -> str:
+    return f"""
+    QMainWindow, QDialog, QMessageBox {{ background: {t.page}; }}
+    #sidebar {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; }}
+    #strip {{ background: {t.sidebar}; border: none; border-top: 1px solid {t.line}; }}
+    #header {{ background: {t.page}; border: none; }}
+    #transcript, #transcriptColumn, #page, #firstStart {{ background: {t.page}; border: none; }}
+    QSplitter::handle {{ background: transparent; }}
+    QFrame[kind="bubble"] {{ background: {t.bubble}; border: none; border-radius: 14px; }}
+    QFrame[kind="code"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px; }}
+    QFrame[kind="card"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
+    QFrame[kind="composer"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 18px; }}
+    QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
+    QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
+    QFrame[kind="notice"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
+    QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}
+    QFrame[tone="bad"] {{ background: {t.bad_soft}; border: 1px solid {t.bad_soft}; border-radius: 12px; }}
+    QFrame[kind="quote"] {{ border: none; border-left: 2px solid {t.line}; border-radius: 0; background: transparent; }}
+    QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
+    """
+
+
+def _words(t: Theme, base: float, small: float) -> str:
+    return f"""
+    QLabel {{ background: transparent; color: {t.text}; }}
+    QLabel[kind="muted"] {{ color: {t.muted}; }}
+    QLabel[kind="small"] {{ color: {t.muted}; font-size: {small}pt; }}
+    QLabel[kind="title"] {{ font-size: {base + 1}pt; font-weight: 600; }}
+    QLabel[kind="hero"] {{ font-size: {base + 9}pt; font-weight: 600; }}
+    QLabel[kind="strong"] {{ font-weight: 600; }}
+    QLabel[tone="bad"] {{ color: {t.bad}; }}
+    QLabel[tone="warn"] {{ color: {t.warn}; }}
+    QLabel[tone="good"] {{ color: {t.accent}; }}
+    QToolTip {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; padding: 5px 7px; }}
+    """
+
+
+def _buttons(t: Theme, small: float) -> str:
+    return f"""
+    QPushButton {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
+                   padding: 6px 14px; }}
+    QPushButton:hover {{ background: {t.hover}; }}
+    QPushButton:focus, QToolButton:focus {{ border: 1px solid {t.accent}; }}
+    QPushButton:disabled {{ color: {t.muted}; }}
+    QPushButton[kind="primary"], QPushButton:default {{ background: {t.accent}; color: {t.on_accent};
+                   border: 1px solid {t.accent}; font-weight: 600; }}
+    QPushButton[kind="primary"]:focus {{ border: 1px solid {t.text}; }}
+    QPushButton[kind="danger"] {{ color: {t.bad}; }}
+    QPushButton[kind="flat"] {{ background: transparent; border: 1px solid transparent; padding: 5px 8px; }}
+    QPushButton[kind="flat"]:hover {{ background: {t.hover}; }}
+    QPushButton[kind="flat"]:focus {{ border: 1px solid {t.accent}; }}
+    QPushButton[kind="quiet"] {{ background: transparent; border: none; color: {t.muted}; font-size: {small}pt;
+                   padding: 3px 5px; text-align: left; }}
+    QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus {{ color: {t.text}; text-decoration: underline; }}
+    QPushButton[kind="quiet"][tone="warn"] {{ color: {t.warn}; }}
+    QPushButton[kind="usage"] {{ background: transparent; border: none; border-radius: 8px; color: {t.muted};
+                   font-size: {small}pt; text-align: left; padding: 6px 8px; }}
+    QPushButton[kind="usage"]:hover, QPushButton[kind="usage"]:focus {{ background: {t.hover}; color: {t.text}; }}
+    QPushButton[kind="new"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
+                   text-align: left; padding: 8px 10px; font-weight: 600; }}
+    QPushButton[kind="new"]:hover {{ background: {t.hover}; }}
+    QPushButton[kind="new"]:focus {{ border: 1px solid {t.accent}; }}
+    QPushButton[kind="send"] {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: 16px;
+                   padding: 0; }}
+    QPushButton[kind="send"]:disabled {{ background: {t.hover}; border: 1px solid {t.hover}; }}
+    QPushButton[kind="send"]:focus {{ border: 2px solid {t.text}; }}
+    QPushButton[kind="jump"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 16px; padding: 0; }}
+    QPushButton[kind="jump"]:hover {{ background: {t.hover}; }}
+    QToolButton {{ background: transparent; border: 1px solid transparent; border-radius: 8px; padding: 4px; }}
+    QToolButton:hover {{ background: {t.hover}; }}
+    QToolButton::menu-indicator, QPushButton::menu-indicator {{ image: none; width: 0; }}
+    """
+
+
+def _inputs(t: Theme) -> str:
+    return f"""
+    QTextBrowser, QTextEdit, QPlainTextEdit {{ background: transparent; border: none; color: {t.text};
+                   selection-background-color: {t.accent}; selection-color: {t.on_accent}; }}
+    QPlainTextEdit[kind="log"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px;
+                   padding: 8px; }}
+    QListView {{ background: transparent; border: none; outline: none; }}
+    QLineEdit, QDoubleSpinBox {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
+                   border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
+                   selection-color: {t.on_accent}; }}
+    QLineEdit:focus, QDoubleSpinBox:focus {{ border: 1px solid {t.accent}; }}
+    QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
+    QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
+    """
+
+
+def _menus(t: Theme) -> str:
+    return f"""
+    QMenu {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px; padding: 5px; }}
+    QMenu::item {{ padding: 6px 24px 6px 12px; border-radius: 6px; }}
+    QMenu::item:selected {{ background: {t.hover}; }}
+    QMenu::item:disabled {{ color: {t.muted}; }}
+    QMenu::separator {{ height: 1px; background: {t.line}; margin: 5px 8px; }}
+    QMenu::indicator {{ width: 14px; height: 14px; left: 4px; }}
+    """
+
+
+def _scroll_bars(t: Theme) -> str:
+    return f"""
+    QScrollBar:vertical {{ background: transparent; width: 10px; margin: 2px; }}
+    QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 2px; }}
+    QScrollBar::handle {{ background: {t.line}; border-radius: 3px; min-height: 28px; min-width: 28px; }}
+    QScrollBar::handle:hover {{ background: {t.muted}; }}
+    QScrollBar::add-line, QScrollBar::sub-line {{ width: 0; height: 0; }}
+    QScrollBar::add-page, QScrollBar::sub-page {{ background: transparent; }}
+    QScrollArea {{ border: none; background: transparent; }}
+    """

@@ -1,0 +1,49 @@
+"""Wishes are coroutines: this starts them, keeps them alive, and takes their errors to the right door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvchat.errors import KvchatError
+
+
+class Wishes:
+    """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`."""
+
+    def __init__(self, on_error: Callable[[KvchatError], None], on_bug: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._on_bug = on_bug
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def start(self, wish: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `wish` in the background."""
+        task = asyncio.get_running_loop().create_task(wish)
+        self._keep(task, self._on_error)
+        return task
+
+    def watch_turn(self, task: asyncio.Future[Any]) -> None:
+        """Watch a turn's task. Its KvchatErrors have been told by TurnFailed already; only bugs are news."""
+        self._keep(task, lambda error: None)
+
+    async def close(self) -> None:
+        """Cancel what is still running and wait for it to end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _keep(self, task: asyncio.Future[Any], on_error: Callable[[KvchatError], None]) -> None:
+        self._tasks.add(task)
+
+        def done(finished: asyncio.Future[Any]) -> None:
+            self._tasks.discard(finished)
+            if finished.cancelled():
+                return
+            error = finished.exception()
+            if isinstance(error, KvchatError):
+                on_error(error)
+            elif error is not None:
+                self._on_bug(error)
+
+        task.add_done_callback(done)

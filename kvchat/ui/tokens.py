@@ -1,0 +1,99 @@
+"""The theme's tokens: plain colour values, and the contrast they must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Theme:
+    """One set of colours, each "#rrggbb". There is one accent; it also means "proved": the memory worked."""
+
+    name: str
+    page: str  # the transcript's ground
+    sidebar: str  # sidebar and strip
+    raised: str  # composer, cards, menus
+    bubble: str  # the user's messages
+    hover: str
+    selected: str
+    line: str  # hairlines
+    text: str
+    muted: str  # receipts, captions
+    accent: str
+    on_accent: str
+    accent_soft: str
+    warn: str
+    warn_soft: str
+    bad: str
+    bad_soft: str
+    code: str  # the ground of code
+    code_keyword: str
+    code_string: str
+    code_number: str
+    code_comment: str
+    code_name: str
+
+
+LIGHT = Theme(
+    name="light",
+    page="#fdfdfb",
+    sidebar="#f5f5f1",
+    raised="#ffffff",
+    bubble="#eeefe9",
+    hover="#ebebe5",
+    selected="#e2e6de",
+    line="#e3e3dc",
+    text="#1d211e",
+    muted="#5f655f",
+    accent="#0c6e60",
+    on_accent="#ffffff",
+    accent_soft="#dcefe9",
+    warn="#8a5300",
+    warn_soft="#fbf0da",
+    bad="#b3261e",
+    bad_soft="#fbe9e7",
+    code="#f4f4ef",
+    code_keyword="#8a2f6b",
+    code_string="#2f6b2a",
+    code_number="#a04a00",
+    code_comment="#666c64",
+    code_name="#1f5aa6",
+)
+
+DARK = Theme(
+    name="dark",
+    page="#1a1c1b",
+    sidebar="#141615",
+    raised="#222524",
+    bubble="#2a2e2c",
+    hover="#202423",
+    selected="#2a312e",
+    line="#303533",
+    text="#e8eae6",
+    muted="#a0a7a2",
+    accent="#56c9b0",
+    on_accent="#07231d",
+    accent_soft="#1d3a34",
+    warn="#e8b45a",
+    warn_soft="#382d18",
+    bad="#f2897f",
+    bad_soft="#3c2321",
+    code="#131514",
+    code_keyword="#e39ac6",
+    code_string="#9fd08a",
+    code_number="#f0b072",
+    code_comment="#8d948f",
+    code_name="#8dbcf5",
+)
+
+
+def contrast(a: str, b: str) -> float:
+    """The WCAG 2 contrast ratio of two "#rrggbb" colours, 1 to 21 (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio)."""
+    light, dark = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b

@@ -1,0 +1,113 @@
+"""The icon in the system's tray: the engine's state, and the few wishes one has without the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QMenu, QSystemTrayIcon
+
+from kvchat.chat.events import EngineChanged, Event
+from kvchat.engine.status import EngineState
+from kvchat.runtime import Runtime
+from kvchat.ui.icons import mark_icon
+from kvchat.ui.main_window import MainWindow
+from kvchat.ui.mark import MarkState
+
+Wish = Callable[[], Coroutine[Any, Any, None]]
+
+_MARKS = {
+    EngineState.STOPPED: MarkState.STOPPED,
+    EngineState.STOPPING: MarkState.STOPPED,
+    EngineState.STARTING: MarkState.LOADING,
+    EngineState.LOADING: MarkState.LOADING,
+    EngineState.READY: MarkState.READY,
+    EngineState.FAILED: MarkState.FAILED,
+}
+
+
+def mark_state(state: EngineState, busy: bool) -> MarkState:
+    """What the tray shows: the engine's state, and whether it is answering."""
+    return MarkState.BUSY if busy and state is EngineState.READY else _MARKS[state]
+
+
+class Tray(QObject):
+    """The tray icon and its menu. While it exists and a tray is there, closing the window keeps the app running."""
+
+    quit_requested = Signal()
+
+    def __init__(self, runtime: Runtime, window: MainWindow) -> None:
+        super().__init__(window)
+        self._runtime, self._window = runtime, window
+        self._shown: tuple[MarkState, str] | None = None
+        self.icon = QSystemTrayIcon(self)
+        self.menu = QMenu()
+        self.toggle = self.menu.addAction("Hide", self._toggle_window)
+        self.menu.addSeparator()
+        self.start = self._engine_action("Start engine", runtime.start_engine)
+        self.stop = self._engine_action("Stop engine", runtime.stop_engine)
+        self.restart = self._engine_action("Restart engine", runtime.restart_engine)
+        self.menu.addSeparator()
+        self.quit = self.menu.addAction("Quit", self.quit_requested.emit)
+        self.menu.aboutToShow.connect(self.refresh)
+        self.icon.setContextMenu(self.menu)
+        self.icon.activated.connect(self._activated)
+        window.keep_in_tray = True
+        window.shown_changed.connect(self.refresh)
+        window.hidden_first_time.connect(self._tell_where)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self.refresh()
+
+    def show(self) -> None:
+        """Put the icon into the tray, if there is one; it appears later should a tray come up later."""
+        self.icon.show()
+
+    def close(self) -> None:
+        """Take the icon away and stop listening."""
+        self._unsubscribe()
+        self.icon.hide()
+        self.menu.deleteLater()
+
+    def refresh(self) -> None:
+        """Write icon, tooltip and menu anew from what is."""
+        state = self._runtime.engine_status.state
+        mark = mark_state(state, self._runtime.chat.busy is not None)
+        tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model_name) if part)
+        if (mark, tooltip) != self._shown:
+            self._shown = (mark, tooltip)
+            self.icon.setIcon(mark_icon(mark))
+            self.icon.setToolTip(tooltip)
+        self.toggle.setText("Hide" if self._window.isVisible() else "Show")
+        running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
+        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.FAILED))
+        self.stop.setEnabled(running)
+        self.restart.setEnabled(running or state is EngineState.FAILED)
+
+    def _engine_action(self, words: str, wish: Wish) -> QAction:
+        return self.menu.addAction(words, lambda: self._window.wishes.start(wish()))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, EngineChanged) or self._busy_shown() != (self._runtime.chat.busy is not None):
+            self.refresh()
+
+    def _busy_shown(self) -> bool:
+        return self._shown is not None and self._shown[0] is MarkState.BUSY
+
+    def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        if reason is QSystemTrayIcon.ActivationReason.Trigger:
+            self._toggle_window()
+
+    def _toggle_window(self) -> None:
+        if self._window.isVisible():
+            self._window.hide()
+        else:
+            self._window.raise_window()
+
+    def _tell_where(self) -> None:
+        self.icon.showMessage(
+            "kvchat is still here",
+            "It stays in the tray, so that your conversations answer at once. Quit from its menu.",
+            mark_icon(MarkState.READY),
+        )

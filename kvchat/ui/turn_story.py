@@ -1,0 +1,145 @@
+"""What the strip says about a conversation's current turn: events in, words out. No Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvchat.chat.events import (
+    FirstToken,
+    Prefilling,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    RestoreFailed,
+    Restoring,
+    Saved,
+    SaveSkipped,
+    Saving,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+    WaitingForEngine,
+)
+from kvchat.ui.wording import duration, proved, size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"."""
+
+    text: str
+    tone: str = ""
+
+
+class TurnStory:
+    """The remarks about one turn, in the order they came; a later remark on the same matter replaces the earlier."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, Piece] = {}
+        self._over = False
+        self._restored: Restored | None = None
+        self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
+        self.pending = ""  # what to say where the reply will stand; empty once it has begun
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What to show, oldest first."""
+        return tuple(self._pieces.values())
+
+    def begin(self) -> None:
+        """The user pressed Send: a restore that ran ahead stays told, the turn before does not."""
+        if self._over:
+            self._forget()
+        self.pending = "One moment…"
+
+    def tell(self, event: TurnEvent) -> None:
+        """Take one event in."""
+        match event:
+            case WaitingForEngine():
+                self._fresh()
+                self._say("wait", "waiting for the engine", "live")
+                self.pending = "Waiting for the engine…"
+            case Restoring() | Restored() | RestoreFailed():
+                self._tell_restore(event)
+            case Prefilling(done=done, total=total):
+                self._fresh()
+                self._pieces.pop("wait", None)
+                self.fraction = done / total if total else None
+                self._say("read", f"reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens", "live")
+                self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
+            case FirstToken():
+                self._tell_first_token(event)
+            case Speed(tokens_per_second=speed):
+                self._say("speed", f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s", "live")
+            case ReplyDelta():
+                self._reading_ended()
+            case ReplyFinished() | TurnFailed():
+                self._tell_end(event)
+            case Saving() | Saved() | SaveSkipped():
+                self._tell_save(event)
+
+    def _tell_restore(self, event: Restoring | Restored | RestoreFailed) -> None:
+        self._fresh()
+        self._pieces.pop("wait", None)
+        match event:
+            case Restoring(bytes=count):
+                self._restored = None
+                self._say("restore", f"restoring {size(count)}…", "live")
+                self.pending = f"Restoring {size(count)}…"
+            case Restored(bytes=count, ms=ms):
+                self._restored = event
+                self._say("restore", f"restored {size(count)} in {duration(ms)}")
+            case RestoreFailed(reason=reason):
+                self._restored = None
+                self._say("restore", f"not restored: {reason}", "warn")
+
+    def _tell_first_token(self, event: FirstToken) -> None:
+        self._fresh()
+        self._reading_ended()
+        if self._restored is not None:
+            words = f"restored {size(self._restored.bytes)} in {duration(self._restored.ms)}"
+            if proved(event.cached_tokens, event.prompt_tokens):
+                self._say("restore", f"{words} → warm", "good")
+            else:
+                self._say("restore", f"hollow restore: {words}, not used", "warn")
+        self._say("ttft", f"first token {duration(event.ttft_ms)}")
+
+    def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
+        self._reading_ended()
+        self._pieces.pop("wait", None)
+        self._over = True
+        self._restored = None
+        if isinstance(event, TurnFailed):
+            self._say("end", "failed", "bad")
+        elif "speed" in self._pieces:
+            self._pieces["speed"] = Piece(self._pieces["speed"].text)
+
+    def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
+        self._over = True
+        match event:
+            case Saving():
+                self._say("save", "saving…", "live")
+            case Saved(bytes=count, ms=ms):
+                self._say("save", f"saved {size(count)} in {duration(ms)}")
+            case SaveSkipped(reason=reason):
+                self._say("save", f"not saved: {reason}", "warn")
+
+    def _reading_ended(self) -> None:
+        self._pieces.pop("read", None)
+        self.fraction = None
+        self.pending = ""
+
+    def _say(self, matter: str, text: str, tone: str = "") -> None:
+        self._pieces[matter] = Piece(text, tone)
+
+    def _fresh(self) -> None:
+        """Something of a new turn was heard: forget the one before."""
+        if self._over:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._pieces.clear()
+        self._over = False
+        self._restored = None
+        self.fraction = None
+        self.pending = ""

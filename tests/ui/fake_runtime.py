@@ -1,0 +1,245 @@
+"""A runtime without an engine: conversations in memory, and events that a test plays by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, MessagesChanged, ReplyDelta, ReplyFinished
+from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.service import ChatService
+from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
+from kvchat.paths import Paths, resolve_paths
+from kvchat.runtime import Runtime
+from kvchat.settings import GB, Settings
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
+    """A receipt with the numbers of a 5,918-token prompt."""
+    cached = 0 if source is Source.COLD else 5906
+    receipt = Receipt(
+        ttft_ms=34_600 if source is Source.COLD else 310,
+        restore_ms=21 if source is Source.DISK else 0,
+        prefill_ms=34_400 if source is Source.COLD else 70,
+        first_token_ms=200 if source is Source.COLD else 219,
+        prompt_tokens=5918,
+        cached_tokens=cached,
+        predicted_tokens=412,
+        tokens_per_second=41.3,
+        source=source,
+        restored_bytes=136_000_000 if source is Source.DISK else 0,
+        saved_ms=None if source is Source.COLD else 36_200,
+    )
+    return replace(receipt, **changes)  # type: ignore[arg-type]
+
+
+class FakeChat(ChatService):
+    """Conversations in memory. A sent message waits until the test plays the reply."""
+
+    def __init__(self, events: EventBus) -> None:
+        self.events = events
+        self.talks: dict[str, Conversation] = {}
+        self.said: dict[str, list[Message]] = {}
+        self.calls: list[tuple[str, ...]] = []
+        self._ids = count(1)
+        self._running: dict[str, asyncio.Future[Message | None]] = {}
+
+    @property
+    def busy(self) -> str | None:
+        return next(iter(self._running), None)
+
+    def is_answering(self, conversation_id: str) -> bool:
+        return conversation_id in self._running
+
+    async def conversations(self) -> list[Conversation]:
+        return sorted(self.talks.values(), key=lambda talk: talk.updated_at, reverse=True)
+
+    async def messages(self, conversation_id: str) -> list[Message]:
+        return list(self.said.get(conversation_id, []))
+
+    async def new_conversation(self, system: str | None = None) -> Conversation:
+        return self.add("New chat")
+
+    async def rename(self, conversation_id: str, title: str) -> None:
+        self.calls.append(("rename", conversation_id, title))
+        self.talks[conversation_id] = replace(self.talks[conversation_id], title=title, title_by_user=True)
+        self.events.publish(ConversationsChanged())
+
+    async def delete(self, conversation_id: str) -> None:
+        self.calls.append(("delete", conversation_id))
+        del self.talks[conversation_id], self.said[conversation_id]
+        self.events.publish(ConversationsChanged())
+
+    def select(self, conversation_id: str) -> None:
+        self.calls.append(("select", conversation_id))
+
+    def send(
+        self, conversation_id: str, text: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+    ) -> asyncio.Future[Message | None]:
+        self.calls.append(("send", conversation_id, text))
+        if not self.said[conversation_id]:
+            self.talks[conversation_id] = replace(self.talks[conversation_id], title=text[:60])
+        self.write(conversation_id, Role.USER, text)
+        self.events.publish(ConversationsChanged())
+        return self._begin(conversation_id)
+
+    def retry(
+        self, conversation_id: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+    ) -> asyncio.Future[Message | None]:
+        self.calls.append(("retry", conversation_id))
+        return self._begin(conversation_id)
+
+    def stop(self, conversation_id: str) -> None:
+        self.calls.append(("stop", conversation_id))
+        if conversation_id in self._running:
+            self.finish(conversation_id, None, MessageState.STOPPED)
+
+    # What a test uses to set the stage and to play the engine.
+
+    def add(self, title: str, *, id: str | None = None) -> Conversation:
+        """One more conversation, the newest."""
+        number = next(self._ids)
+        when = NOW + timedelta(minutes=number)
+        talk = Conversation(id or f"c{number}", title, False, when, when, None)
+        self.talks[talk.id] = talk
+        self.said[talk.id] = []
+        self.events.publish(ConversationsChanged())
+        return talk
+
+    def write(
+        self,
+        conversation_id: str,
+        role: Role,
+        content: str,
+        *,
+        thinking: str = "",
+        state: MessageState = MessageState.COMPLETE,
+        receipt: Receipt | None = None,
+    ) -> Message:
+        """One more message on disk."""
+        id = f"m{next(self._ids)}"
+        message = Message(id, conversation_id, None, role, content, thinking, state, NOW, receipt)
+        self.said[conversation_id].append(message)
+        self.events.publish(MessagesChanged(conversation_id))
+        return message
+
+    def say(self, conversation_id: str, text: str = "", thinking: str = "") -> None:
+        """Stream a piece of the reply; the first one makes the message."""
+        last = self.said[conversation_id][-1]
+        if last.state is not MessageState.STREAMING:
+            last = self.write(conversation_id, Role.ASSISTANT, "", state=MessageState.STREAMING)
+        self.events.publish(ReplyDelta(conversation_id, last.id, text, thinking))
+        whole = replace(last, content=last.content + text, thinking=last.thinking + thinking)
+        self.said[conversation_id][-1] = whole
+
+    def finish(
+        self, conversation_id: str, receipt: Receipt | None, state: MessageState = MessageState.COMPLETE
+    ) -> None:
+        """End the running reply."""
+        future = self._running.pop(conversation_id)
+        last = self.said[conversation_id][-1]
+        if last.state is MessageState.STREAMING:
+            last = replace(last, state=state, receipt=receipt)
+            self.said[conversation_id][-1] = last
+            self.events.publish(ReplyFinished(conversation_id, last.id, receipt))
+            future.set_result(last)
+        else:
+            future.set_result(None)
+        self.events.publish(MessagesChanged(conversation_id))
+
+    def _begin(self, conversation_id: str) -> asyncio.Future[Message | None]:
+        future: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._running[conversation_id] = future
+        return future
+
+
+class FakeRuntime(Runtime):
+    """A runtime whose engine is a word and whose store is a dict."""
+
+    def __init__(self, home: Path, *, model: str | None = "SmolLM2-135M-Instruct") -> None:
+        self.paths: Paths = resolve_paths({"KVCHAT_HOME": str(home)})
+        self.paths.ensure()
+        self.settings = Settings(model_path=f"/models/{model}.gguf" if model else None)
+        self.events = EventBus()
+        self.chat: FakeChat = FakeChat(self.events)
+        self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
+        self.slot: str | None = None
+        self.kept: dict[str, int] = {}  # bytes by conversation
+        self.set_aside = 0
+        self.calls: list[tuple[object, ...]] = []
+        self.refuse: KvchatError | None = None  # raised by the next wish that can fail
+        self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
+
+    @property
+    def engine_status(self) -> EngineStatus:
+        return self.status
+
+    @property
+    def model_name(self) -> str | None:
+        return Path(self.settings.model_path).stem if self.settings.model_path else None
+
+    @property
+    def context_size(self) -> int | None:
+        return 32_768 if self.status.state is EngineState.READY else None
+
+    @property
+    def context_reason(self) -> str:
+        return "32,768 tokens: what the model was trained for; memory would allow 91,000."
+
+    @property
+    def slot_conversation(self) -> str | None:
+        return self.slot
+
+    def engine_log(self) -> list[str]:
+        return self.log
+
+    async def start_engine(self) -> None:
+        self.calls.append(("start",))
+
+    async def stop_engine(self) -> None:
+        self.calls.append(("stop",))
+
+    async def restart_engine(self) -> None:
+        self.calls.append(("restart",))
+        if self.refuse is not None:
+            raise self.refuse
+
+    async def use_model(self, path: Path) -> None:
+        self.calls.append(("use_model", path))
+        if self.refuse is not None:
+            raise self.refuse
+        self.settings = replace(self.settings, model_path=str(path))
+        self.set_engine(EngineState.READY)
+
+    async def apply_settings(self, settings: Settings) -> None:
+        self.calls.append(("apply", settings))
+        self.settings = settings
+
+    async def store_usage(self) -> StoreUsage:
+        entries = tuple(ConversationUsage(id, size, 1, datetime.now(UTC)) for id, size in self.kept.items())
+        quota = self.settings.quota_bytes or 20 * GB
+        return StoreUsage(entries, sum(self.kept.values()), self.set_aside, quota, 212 * GB, 2 * GB)
+
+    async def delete_save_points(self, conversation_id: str | None) -> int:
+        self.calls.append(("delete_save_points", conversation_id))
+        if conversation_id is None:
+            freed = sum(self.kept.values())
+            self.kept.clear()
+            return freed
+        return self.kept.pop(conversation_id, 0)
+
+    async def close(self) -> None:
+        self.calls.append(("close",))
+
+    def set_engine(self, state: EngineState, **more: object) -> None:
+        """Move the engine to another state and say so."""
+        self.status = EngineStatus(state, **more)  # type: ignore[arg-type]
+        self.events.publish(EngineChanged(self.status))
