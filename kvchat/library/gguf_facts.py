@@ -48,6 +48,7 @@ FILE_TYPES = {
     39: "NVFP4",
     40: "Q1_0",
 }
+MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -77,6 +78,7 @@ class RecurrentState:
     token_shift_count: int
     shortconv_cache: int
     full_attention_interval: int  # every n-th layer is attention, the others recurrent
+    layers: tuple[bool, ...] | None  # which layers are recurrent; None: the file is silent
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ def _check_kind(values: Mapping[str, Value]) -> None:
             "The GGUF file names no architecture and trained context.",
             "Choose a text model.",
         )
+    if not 0 < _whole(values, f"{architecture}.block_count") <= MOST_BLOCKS:
+        raise NotAModel("This is not a GGUF model", "Its number of layers makes no sense.", "Download it again.")
     if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
         raise NotAModel(
             "This is an embedding model", "It makes vectors of text and cannot chat.", "Choose a chat model."
@@ -247,7 +251,7 @@ def _facts(path: Path, header: GgufHeader, parts: tuple[Path, ...]) -> GgufFacts
         value_length=value_length,
         shared_kv_layers=number("attention.shared_kv_layers"),
         sliding_window=_sliding_window(values, architecture, key_length, value_length),
-        recurrent=_recurrent(values, architecture),
+        recurrent=_recurrent(values, architecture, blocks),
         latent_attention=_latent_attention(values, architecture),
         vocabulary_size=number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
         has_chat_template="tokenizer.chat_template" in values,
@@ -277,7 +281,9 @@ def _sliding_window(
     )
 
 
-def _recurrent(values: Mapping[str, Value], architecture: str) -> RecurrentState | None:
+def _recurrent(values: Mapping[str, Value], architecture: str, blocks: int) -> RecurrentState | None:
+    layers = values.get(f"{architecture}.attention.recurrent_layers")
+
     def number(key: str) -> int:
         return _whole(values, f"{architecture}.{key}")
 
@@ -290,6 +296,7 @@ def _recurrent(values: Mapping[str, Value], architecture: str) -> RecurrentState
         token_shift_count=number("token_shift_count"),
         shortconv_cache=number("shortconv.l_cache"),
         full_attention_interval=number("full_attention_interval"),
+        layers=None if layers is None else tuple(flag != 0 for flag in _per_layer(layers, blocks)),
     )
     return state if state.inner_size or state.wkv_head_size or state.shortconv_cache else None
 
@@ -315,9 +322,13 @@ def _quantisation(header: GgufHeader) -> str:
 
 
 def _per_layer(value: Value | None, blocks: int) -> tuple[int, ...]:
-    """A header field that is either one number for all layers or a list with one per layer."""
+    """A header field that is either one number for all layers or a list with one per layer.
+
+    A list that is too short is filled up with its largest number.
+    """
     if isinstance(value, tuple):
-        return tuple(int(entry) for entry in value[:blocks])
+        numbers = tuple(int(entry) for entry in value[:blocks])
+        return numbers + (max(numbers, default=0),) * (blocks - len(numbers))
     return (int(value),) * blocks if isinstance(value, int) else (0,) * blocks
 
 

@@ -140,6 +140,8 @@ def _is_recurrent_only(facts: GgufFacts, layer: int) -> bool:
     """Whether a layer has recurrent state and no attention."""
     if facts.recurrent is None:
         return False
+    if facts.recurrent.layers is not None:
+        return facts.recurrent.layers[layer]
     period = facts.recurrent.full_attention_interval or _HYBRID_PERIODS.get(facts.architecture, 0)
     return facts.kv_heads[layer] == 0 or (period > 0 and (layer + 1) % period != 0)
 
@@ -232,7 +234,8 @@ def _number_in(path: Path) -> int | None:
 
 def bytes_in_words(n: float) -> str:
     """A size for the screen, in decimal units: "189 MB", "14.2 GB"."""
-    for unit, size, digits in (("GB", 1e9, 1), ("MB", 1e6, 0), ("kB", 1e3, 0)):
-        if n >= size * (1 - 0.05 * 10**-digits):  # so that 999.96 MB is not shown as 1000 MB
-            return f"{n / size:.{digits}f} {unit}"
-    return f"{n:.0f} bytes"
+    if n >= 0.9995e9:  # from here on a whole number of MB would read "1000 MB"
+        return f"{n / 1e9:.1f} GB"
+    if n >= 0.9995e6:
+        return f"{n / 1e6:.0f} MB"
+    return f"{n / 1e3:.0f} kB" if n >= 999.5 else f"{n:.0f} bytes"

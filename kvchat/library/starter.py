@@ -50,7 +50,7 @@ class StarterProgress:
     def in_words(self) -> str:
         """For the screen: "41 MB of 93 MB", "unpacking", "ready"."""
         if self.stage is not StarterStage.FETCHING:
-            return self.stage.value
+            return str(self.stage.value)
         done = bytes_in_words(self.done)
         return f"{done} of {bytes_in_words(self.total)}" if self.total else done
 

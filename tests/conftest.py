@@ -1,0 +1,1 @@
+pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures"]

@@ -1,0 +1,56 @@
+"""Writes small GGUF files for tests, with llama.cpp's own `gguf` package as the other side of the format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+LLAMA = {
+    "block_count": 4,
+    "context_length": 4096,
+    "embedding_length": 64,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "vocab_size": 1000,
+}
+
+
+def write_gguf(
+    path: Path,
+    fields: dict[str, object] | None = None,
+    *,
+    architecture: str = "llama",
+    general: dict[str, object] | None = None,
+    tokens: int = 0,
+    weights: int = 1024,
+) -> Path:
+    """A GGUF with these `{architecture}.*` and top-level fields, `tokens` vocabulary entries and one F32 tensor."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (LLAMA if fields is None else fields).items():
+        _add(writer, f"{architecture}.{key}", value)
+    for key, value in (general or {}).items():
+        _add(writer, key, value)
+    if tokens:
+        writer.add_token_list([f"token {number}" for number in range(tokens)])
+        writer.add_token_types([1] * tokens)
+    writer.add_tensor("weights", np.arange(weights, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        raise TypeError(f"{key}: {type(value).__name__}")

