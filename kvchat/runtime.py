@@ -39,6 +39,7 @@ class Runtime:
         supervisor = EngineSupervisor(log=self._log)
         self.room = SupervisedRoom(lambda: self.settings, store.staging_folder(), supervisor, self._engine_changed)
         self.chat = ChatService(database, worker, store, self.room, self.events)
+        self._closed = False
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -121,7 +122,10 @@ class Runtime:
         return await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
     async def close(self) -> None:
-        """Stop what is being said, finish the running save, stop the engine, close the database."""
+        """Stop what is being said, finish the running save, stop the engine, close the database. Again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         await self.chat.close()
         await self.room.close()
         if self._background:

@@ -44,7 +44,7 @@ class ChatService:
     @property
     def busy(self) -> str | None:
         """The conversation whose reply is being made right now, if any."""
-        return next((turn.conversation_id for turn in self._turns if turn.answering.task), None)
+        return next((turn.conversation_id for turn in self._turns if turn.answering), None)
 
     def is_answering(self, conversation_id: str) -> bool:
         """Whether a reply in this conversation is being made or waits for its turn."""
@@ -159,7 +159,7 @@ class ChatService:
         """The next message makes the pending settle step of this conversation pointless."""
         for turn in self._turns:
             if turn.conversation_id == conversation_id:
-                turn.settling.interrupt()
+                turn.supersede()
 
     async def _store_question(self, conversation_id: str, text: str | None) -> None:
         """The user's words are on disk before anything else happens to them."""

@@ -86,10 +86,11 @@ class Turn:
     def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling, *, keep: bool = True) -> None:
         """With `keep` false the turn ends after the reply, unsettled and unsaved: that is for measuring."""
         self.conversation_id = conversation_id
-        self.answering = Interruption()  # interrupted by Stop
-        self.settling = Interruption()  # interrupted by this conversation's next message
         self.answered = False  # the reply is over; the turn may still be saving
+        self._answering = Interruption()
+        self._settling = Interruption()
         self._stopped = False
+        self._superseded = False
         self._sent_at = time.perf_counter()
         self._sampling = sampling
         self._keeps = keep
@@ -102,7 +103,17 @@ class Turn:
     def stop(self) -> None:
         """End the reply now, or before it begins; what has come of it is kept."""
         self._stopped = True
-        self.answering.interrupt()
+        self._answering.interrupt()
+
+    def supersede(self) -> None:
+        """The conversation's next message makes settling pointless; a save that has begun goes on."""
+        self._superseded = True
+        self._settling.interrupt()
+
+    @property
+    def answering(self) -> bool:
+        """Whether the reply is being made right now."""
+        return self._answering.task is not None
 
     async def run(self, done: Callable[[Message | None], None]) -> None:
         """Answer, call `done` with the reply (None if there is none), then settle and save.
@@ -127,7 +138,7 @@ class Turn:
         if self._stopped:
             return None
         try:
-            message = await self.answering.run(self._stream())
+            message = await self._answering.run(self._stream())
         except EngineGone as loss:
             self._parts.slot.forget()
             raise await self._parts.room.explain_loss(loss) from loss
@@ -213,7 +224,9 @@ class Turn:
         assert engine is not None
         history = prompt_messages(await self._branch())
         try:
-            boundary = await self.settling.run(parts.slot.settle(engine, self.conversation_id, history))
+            boundary = None
+            if not self._superseded:
+                boundary = await self._settling.run(parts.slot.settle(engine, self.conversation_id, history))
             if boundary is None:
                 parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
             else:

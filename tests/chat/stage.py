@@ -1,0 +1,77 @@
+"""A whole kvchat without its window, on a fake engine, with everything it tells written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kvchat.chat.events import Event, TurnFailed
+from kvchat.chat.messages import Message, Receipt
+from kvchat.engine.wire import Sampling
+from kvchat.paths import resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+from tests.engine_fixtures import FakeEngine
+
+E = TypeVar("E")
+
+# Long enough that a save point is worth restoring, short enough to read in a failing test.
+QUESTION = "Tell me about the river and the garden, please, and leave nothing out."
+
+
+class Stage:
+    """One process's kvchat. Open another on the same home for what a restart of the app is like."""
+
+    def __init__(self, home: Path, fake: FakeEngine, model: Path) -> None:
+        self.home, self.fake = home, fake
+        self.settings = Settings(
+            model_path=str(model), engine_path=str(fake.path), context_size=4096, free_floor_bytes=0
+        )
+        self.events: list[Event] = []
+        self.runtime: Runtime
+
+    async def __aenter__(self) -> Stage:
+        self.runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(self.home)}), self.settings)
+        self.runtime.events.subscribe(self.events.append)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.runtime.close()
+
+    async def ask(self, chat: str, text: str = QUESTION, *, keep: bool = True) -> Message | None:
+        """Send, wait for the reply, and for the save after it."""
+        reply = await self.runtime.chat.send(chat, text, Sampling(temperature=0.0), keep=keep)
+        await self.runtime.chat.idle()
+        return reply
+
+    async def answered(self, chat: str, text: str = QUESTION) -> Receipt:
+        """Like `ask`, for a reply that must come."""
+        reply = await self.ask(chat, text)
+        assert reply is not None, self.errors()
+        assert reply.receipt is not None
+        return reply.receipt
+
+    async def chat(self, system: str | None = None) -> str:
+        return (await self.runtime.chat.new_conversation(system)).id
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for something that is going to be true; the test's own timeout ends a vain wait."""
+        while not condition():  # noqa: ASYNC110 - the condition may be anything
+            await asyncio.sleep(0.005)
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of one kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def errors(self) -> list[str]:
+        return [str(event.error) for event in self.of(TurnFailed)]
+
+    def slot_files(self) -> list[Path]:
+        """The slot files the store keeps."""
+        return sorted((self.home / "cache" / "savepoints" / "points").rglob("*.slot"))
+
+    def requests(self, path: str) -> list[dict[str, object]]:
+        """The bodies of the requests to this path."""
+        return [request["body"] for request in self.fake.requests() if request["path"].startswith(path)]

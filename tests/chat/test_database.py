@@ -1,0 +1,184 @@
+"""Conversations on disk: the tree, the migrations, and what happens when the file or the disk is bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat import migrations
+from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.messages import Message, MessageState, Receipt, Role, Source
+from kvchat.chat.migrations import DatabaseTooNew
+
+RECEIPT = Receipt(
+    ttft_ms=310.0,
+    restore_ms=21.0,
+    prefill_ms=2000.0,
+    first_token_ms=9.0,
+    prompt_tokens=1000,
+    cached_tokens=0,
+    predicted_tokens=7,
+    tokens_per_second=41.0,
+    source=Source.COLD,
+    miss_reason="nothing saved yet",
+)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / "data" / "conversations.db")
+    yield database
+    database.close()
+
+
+def said(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
+    return database.append(chat, parent.id if parent else None, role, text, MessageState.COMPLETE)
+
+
+def test_a_conversation_comes_back_as_it_was(database: Database) -> None:
+    chat = database.create_conversation("晚餐食譜 🍜", system="Be kind.")
+    system = database.branch(chat.id)[0]
+    question = said(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
+    reply = database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    whole = dataclasses.replace(reply, content="42", thinking="hm", state=MessageState.COMPLETE, receipt=RECEIPT)
+    database.update_reply(whole)
+    assert database.branch(chat.id) == [system, question, whole]
+    assert database.conversation(chat.id) is not None
+    assert database.conversation("nobody") is None
+
+
+def test_branches_share_their_beginning(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    question = said(database, chat.id, None, Role.USER, "q")
+    first = said(database, chat.id, question, Role.ASSISTANT, "first")
+    database.set_leaf(chat.id, question.id)
+    second = said(database, chat.id, question, Role.ASSISTANT, "second")
+    assert database.branch(chat.id) == [question, second]
+    database.set_leaf(chat.id, first.id)
+    assert database.branch(chat.id) == [question, first]
+
+
+def test_the_newest_conversation_comes_first(database: Database) -> None:
+    old, new = database.create_conversation("old"), database.create_conversation("new")
+    assert [c.id for c in database.conversations()] == [new.id, old.id]
+    said(database, old.id, None, Role.USER, "again")
+    assert [c.id for c in database.conversations()] == [old.id, new.id]
+
+
+def test_a_users_title_is_never_replaced(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    database.rename(chat.id, "from the words", by_user=False)
+    database.rename(chat.id, "Mine", by_user=True)
+    database.rename(chat.id, "from the model", by_user=False)
+    assert [(c.title, c.title_by_user) for c in database.conversations()] == [("Mine", True)]
+
+
+def test_delete_takes_the_messages_along(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    said(database, chat.id, None, Role.USER, "q")
+    database.delete(chat.id)
+    assert database.branch(chat.id) == []
+    assert database.conversations() == []
+
+
+def test_an_empty_reply_is_taken_back(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    question = said(database, chat.id, None, Role.USER, "q")
+    reply = database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    database.remove_leaf(reply)
+    assert database.branch(chat.id) == [question]
+
+
+def test_the_prefill_rate_comes_from_the_newest_long_prefill(database: Database) -> None:
+    assert database.prefill_ms_per_token() is None
+    chat = database.create_conversation("New chat")
+    for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
+        reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
+        database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
+    assert database.prefill_ms_per_token() == 2.0
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from kvchat.chat.database import Database
+from kvchat.chat.messages import MessageState, Role
+database = Database(Path(sys.argv[1]))
+chat = database.create_conversation("New chat")
+question = database.append(chat.id, None, Role.USER, "are you there?", MessageState.COMPLETE)
+database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+print(chat.id, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(database: Database) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    try:
+        chat = writer.stdout.readline().strip()
+        assert database.mark_interrupted() == 0
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+    assert [m.content for m in database.branch(chat)] == ["are you there?", ""]
+    assert database.mark_interrupted() == 1
+    assert database.branch(chat)[1].state is MessageState.INTERRUPTED
+
+
+def test_the_file_is_private(database: Database) -> None:
+    assert database.path.stat().st_mode & 0o777 == 0o600
+    assert database.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.db"
+    Database(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO migrations VALUES (999, 0)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(DatabaseTooNew, match="newer kvchat"):
+        Database(path)
+
+
+def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "conversations.db"
+    before = Database(path)
+    chat = before.create_conversation("precious")
+    before.close()
+    broken = (*migrations.MIGRATIONS, "CREATE TABLE extra (x); SELECT nonsense FROM nowhere")
+    monkeypatch.setattr(migrations, "MIGRATIONS", broken)
+    with pytest.raises(StorageFailed):
+        Database(path)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*broken[:-1], "CREATE TABLE extra (x)"))
+    after = Database(path)
+    assert after.conversation(chat.id) == chat
+    after.close()
+    monkeypatch.setattr(migrations, "MIGRATIONS", broken[:-1])
+    backup = Database(path.with_name("conversations.db.before-2"))
+    assert backup.conversation(chat.id) == chat
+    backup.close()
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.db"
+    path.write_bytes(b"this is not SQLite at all" * 50)
+    with pytest.raises(StorageFailed, match="damaged"):
+        Database(path)
+    assert path.read_bytes().startswith(b"this is not")
+
+
+def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "conversations.db").mkdir()
+    with pytest.raises(StorageFailed, match="could not be read or written"):
+        Database(tmp_path / "conversations.db")
