@@ -1,0 +1,140 @@
+"""The application: the one place where the window, the tray and the runtime are made and joined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from typing import Any
+
+import qasync
+from PySide6.QtWidgets import QApplication, QMessageBox
+
+from kvchat import __version__
+from kvchat.errors import KvchatError
+from kvchat.library.starter import StarterProgress, fetch_starter
+from kvchat.paths import Paths, resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import load_settings
+from kvchat.ui.main_window import MainWindow
+from kvchat.ui.single_instance import SingleInstance
+from kvchat.ui.theme import Look
+from kvchat.ui.tray import Tray
+
+
+def run(*, starter: bool, hidden: bool) -> int:
+    """Run the application until it is quit; returns the exit code. A second start raises the first one's window.
+
+    `starter` fetches the starter model without asking if there is no model; `hidden` starts in the tray.
+    """
+    paths = resolve_paths()
+    paths.ensure()
+    qt = QApplication(sys.argv[:1])
+    qt.setApplicationName("kvchat")
+    qt.setApplicationVersion(__version__)
+    qt.setDesktopFileName("kvchat")
+    qt.setQuitOnLastWindowClosed(False)
+    instance = SingleInstance(paths.data)
+    if not instance.claim():
+        return 0
+    try:
+        return int(qasync.run(_run(qt, instance, paths, starter=starter, hidden=hidden)))
+    finally:
+        instance.release()
+
+
+async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, starter: bool, hidden: bool) -> int:
+    settings = load_settings(paths.settings_file)
+    look = Look(qt, settings.theme)
+    try:
+        runtime = await open_runtime(paths, settings)
+    except KvchatError as error:
+        await _say(error)
+        return 1
+    app = _Application(runtime, look, instance)
+    try:
+        await app.start(starter=starter, hidden=hidden)
+        await app.quitting.wait()
+    finally:
+        await app.close()
+    return 0
+
+
+class _Application:
+    """The living parts, and the order in which they start and end."""
+
+    def __init__(self, runtime: Runtime, look: Look, instance: SingleInstance) -> None:
+        self.quitting = asyncio.Event()
+        self._runtime = runtime
+        self._fetch: asyncio.Task[None] | None = None
+        self._window = MainWindow(runtime, look)
+        self._tray = Tray(runtime, self._window)
+        self._window.quit_requested.connect(self.quitting.set)
+        self._tray.quit_requested.connect(self.quitting.set)
+        self._window.first_start.starter_requested.connect(self._fetch_starter)
+        self._window.first_start.cancel_requested.connect(self._cancel_fetch)
+        instance.raise_requested.connect(self._window.raise_window)
+
+    async def start(self, *, starter: bool, hidden: bool) -> None:
+        """Show the window, then start the engine; both go on while the other is not ready yet."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._bug)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows
+                loop.add_signal_handler(number, self.quitting.set)
+        self._tray.show()
+        if not (hidden and self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
+            self._window.show()
+        await self._window.start()
+        if self._runtime.settings.model_path:
+            await self._runtime.start_engine()
+        elif starter:
+            self._window.first_start.show_progress(0, 0)
+            self._fetch_starter()
+
+    async def close(self) -> None:
+        """Out of sight at once; then what is being saved is finished and the engine stopped."""
+        self._cancel_fetch()
+        self._window.hide()
+        self._tray.close()
+        await self._window.finish()
+        await self._runtime.close()
+
+    def _fetch_starter(self) -> None:
+        self._fetch = self._window.wishes.start(self._fetch_and_use())
+
+    def _cancel_fetch(self) -> None:
+        if self._fetch:
+            self._fetch.cancel()
+
+    async def _fetch_and_use(self) -> None:
+        """Fetch the starter model and use it; what goes wrong is shown on the first-start page."""
+        page = self._window.first_start
+
+        def show(progress: StarterProgress) -> None:
+            page.show_progress(progress.done, progress.total or 0)
+
+        try:
+            path = await fetch_starter(self._runtime.paths.models, show)
+            await self._window.use_model(path)
+        except KvchatError as error:
+            page.show_error(error)
+
+    def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Nothing that goes wrong in the background goes unseen."""
+        error = context.get("exception")
+        if isinstance(error, BaseException):
+            self._window.notices.show_bug(error)
+        else:
+            loop.default_exception_handler(context)
+
+
+async def _say(error: KvchatError) -> None:
+    """A message box for what keeps the window from opening."""
+    closed = asyncio.Event()
+    box = QMessageBox(QMessageBox.Icon.Critical, "kvchat", error.title)
+    box.setInformativeText(" ".join(part for part in (error.detail, error.advice) if part))
+    box.finished.connect(lambda _: closed.set())
+    box.open()
+    await closed.wait()
