@@ -10,7 +10,9 @@ T = TypeVar("T")
 _PAUSE = 0.05  # seconds between two looks
 
 
-def wait_until(condition: Callable[[], T | None], *, seconds: float = 20.0, what: str = "a condition") -> T:
+def wait_until(
+    condition: Callable[[], T | None], *, seconds: float = 20.0, pause: float = _PAUSE, what: str = "a condition"
+) -> T:
     """The first true value of `condition`. Raises TimeoutError, naming `what`, when there is none in time."""
     end = time.monotonic() + seconds
     while True:
@@ -19,4 +21,4 @@ def wait_until(condition: Callable[[], T | None], *, seconds: float = 20.0, what
             return value
         if time.monotonic() > end:
             raise TimeoutError(f"{what} did not come about in {seconds:g} s (last: {value!r})")
-        time.sleep(_PAUSE)
+        time.sleep(pause)
