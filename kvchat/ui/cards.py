@@ -62,10 +62,11 @@ class _Card(QFrame):
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
             label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
             column.addWidget(label)
-        self.buttons = QHBoxLayout()
+        self._button_row = QWidget()
+        self.buttons = QHBoxLayout(self._button_row)
         self.buttons.setContentsMargins(0, 6, 0, 0)
         self.buttons.setSpacing(8)
-        column.addLayout(self.buttons)
+        column.addWidget(self._button_row)
 
     def say(self, title: str, detail: str, advice: str) -> None:
         """Fill in the words; empty ones take no room."""
@@ -150,6 +151,7 @@ class EngineCard(_Card):
             (self.model, failed),
         ):
             button.setVisible(wanted)
+        self._button_row.setVisible(failed or state is EngineState.STOPPED)
 
     def _set_tone(self, tone: str) -> None:
         for widget in (self, self.title):

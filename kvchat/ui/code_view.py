@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QColor, QGuiApplication, QTextCharFormat, QTextOption, QWheelEvent
+from PySide6.QtGui import (
+    QColor,
+    QGuiApplication,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextOption,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QTextEdit, QVBoxLayout, QWidget
 
 from kvchat.ui.highlight import coloured
 from kvchat.ui.icons import icon
-from kvchat.ui.text_page import page_font
+from kvchat.ui.text_page import code_font
 from kvchat.ui.theme import Look
 
 _COPIED_MS = 1500
+_LINE_HEIGHT = 128.0  # per cent
 
 
 class _CodeText(QTextEdit):
@@ -56,7 +65,7 @@ class CodeView(QFrame):
         self.language = language
         self.text = ""
         self._body = _CodeText()
-        self._body.setFont(page_font(look.type.mono, look.type.body - 1.25))
+        self._body.setFont(code_font(look.type.mono, look.type.body - 0.75))
         self._label = QLabel(language or "code")
         self._label.setProperty("kind", "small")
         self.copy_button = QPushButton("Copy")
@@ -75,7 +84,7 @@ class CodeView(QFrame):
         top.addStretch(1)
         top.addWidget(self.copy_button)
         column = QVBoxLayout(self)
-        column.setContentsMargins(14, 6, 8, 12)
+        column.setContentsMargins(14, 6, 8, 9)
         column.setSpacing(4)
         column.addLayout(top)
         column.addWidget(self._body)
@@ -96,13 +105,17 @@ class CodeView(QFrame):
 
     def _paint_text(self) -> None:
         self._body.clear()
-        cursor = self._body.textCursor()
+        cursor = QTextCursor(self._body.document())
         cursor.beginEditBlock()
+        lines = QTextBlockFormat()
+        lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+        cursor.setBlockFormat(lines)
         form = QTextCharFormat()
         for piece, colour in coloured(self.text, self.language, self._look.theme):
             form.setForeground(QColor(colour))
             cursor.insertText(piece, form)
         cursor.endEditBlock()
+        self._body.moveCursor(QTextCursor.MoveOperation.Start)  # else the view follows it to the longest line's end
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.text)

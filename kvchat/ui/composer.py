@@ -57,7 +57,7 @@ class Composer(QWidget):
         row = QHBoxLayout(self._frame)
         row.setContentsMargins(16, 6, 8, 6)
         row.setSpacing(8)
-        row.addWidget(self.editor, 1)
+        row.addWidget(self.editor, 1, Qt.AlignmentFlag.AlignVCenter)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -123,4 +123,5 @@ class Composer(QWidget):
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()
         lines = max(1, min(round(self.editor.document().size().height()), _MOST_LINES))
-        self.editor.setFixedHeight(max(lines * line + 10, 32))
+        margins = round(2 * self.editor.document().documentMargin())
+        self.editor.setFixedHeight(lines * line + margins + 1)

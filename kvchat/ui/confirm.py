@@ -5,25 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QMessageBox, QWidget
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 
-def confirm(parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object]) -> QMessageBox:
+class ConfirmDialog(QDialog):
+    """A question with two answers; keeping things is the default one."""
+
+    def __init__(self, parent: QWidget, title: str, text: str, action: str) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowModality(Qt.WindowModality.WindowModal)
+        self.setWindowTitle("kvchat")
+        self.setAccessibleName(title)
+        self.setFixedWidth(400)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 22, 24, 18)
+        column.setSpacing(8)
+        for words, kind in ((title, "title"), (text, "muted")):
+            label = QLabel(words)
+            label.setProperty("kind", kind)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setWordWrap(True)
+            column.addWidget(label)
+        self.yes, self.keep = QPushButton(action), QPushButton("Keep")
+        self.yes.setProperty("kind", "danger")
+        self.keep.setDefault(True)
+        row = QHBoxLayout()
+        row.setContentsMargins(0, 10, 0, 0)
+        row.addStretch(1)
+        for button in (self.yes, self.keep):
+            button.setAccessibleName(button.text())
+            row.addWidget(button)
+        column.addLayout(row)
+        self.yes.clicked.connect(self.accept)
+        self.keep.clicked.connect(self.reject)
+
+
+def confirm(parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object]) -> ConfirmDialog:
     """Open a question over `parent`; `on_yes` runs if the button `action` is pressed. Returns at once."""
-    box = QMessageBox(parent)
-    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    box.setWindowModality(Qt.WindowModality.WindowModal)
-    box.setTextFormat(Qt.TextFormat.PlainText)
-    box.setWindowTitle(title)
-    box.setText(title)
-    box.setInformativeText(text)
-    yes = box.addButton(action, QMessageBox.ButtonRole.AcceptRole)
-    yes.setAccessibleName(action)
-    yes.setProperty("kind", "danger")
-    keep = box.addButton("Keep", QMessageBox.ButtonRole.RejectRole)
-    keep.setAccessibleName("Keep")
-    box.setDefaultButton(keep)
-    box.setEscapeButton(keep)
-    yes.clicked.connect(on_yes)
-    box.open()
-    return box
+    dialog = ConfirmDialog(parent, title, text, action)
+    dialog.accepted.connect(on_yes)
+    dialog.open()
+    return dialog

@@ -30,7 +30,7 @@ from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.ui.wording import since, size
+from kvchat.ui.wording import since, size, size_of
 
 
 class _UsageRow(QFrame):
@@ -105,7 +105,7 @@ class DiskPanel(QDialog):
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
         self._titles = titles
-        self.total.setText(f"{size(usage.total_bytes)} of {size(usage.quota_bytes)}")
+        self.total.setText(f"{size_of(usage.total_bytes, usage.quota_bytes)} in use")
         self.share.setValue(int(1000 * min(usage.total_bytes / max(usage.quota_bytes, 1), 1.0)))
         words = f"{size(usage.free_bytes)} free on this disk. Below {size(usage.free_floor_bytes)} nothing is saved."
         if usage.set_aside_bytes:
@@ -160,6 +160,8 @@ class DiskPanel(QDialog):
         self.quota.setRange(0.1, 100_000)
         self.quota.setDecimals(1)
         self.quota.setSuffix(" GB")
+        self.quota.setButtonSymbols(QDoubleSpinBox.ButtonSymbols.NoButtons)
+        self.quota.setFixedWidth(96)
         self.quota.setAccessibleName("Quota in GB")
         self.apply = QPushButton("Set")
         self.apply.setAccessibleName("Set the quota")

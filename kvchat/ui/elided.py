@@ -15,6 +15,7 @@ class ElidedLabel(QLabel):
         self.setProperty("kind", kind)
         self.setTextFormat(Qt.TextFormat.PlainText)
         self._whole = ""
+        self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     @property

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QProgressBar,
     QPushButton,
+    QScrollArea,
     QSizePolicy,
     QVBoxLayout,
     QWidget,
@@ -47,6 +48,7 @@ class FirstStart(QWidget):
         self.starter = _wide_button("Fetch the starter model (98 MB)", "primary")
         self.pick = _wide_button("Pick a GGUF file…", "")
         self.back = _wide_button("Back", "flat")
+        self._can_go_back = False
         self.back.hide()
         self.starter.clicked.connect(self._start_fetch)
         self.pick.clicked.connect(self.open_file_dialog)
@@ -68,10 +70,18 @@ class FirstStart(QWidget):
         across.addStretch(1)
         across.addWidget(box, 1000)
         across.addStretch(1)
+        ground = QWidget()
+        ground.setObjectName("page")
+        middle = QVBoxLayout(ground)
+        middle.addStretch(2)
+        middle.addLayout(across)
+        middle.addStretch(3)
+        area = QScrollArea()
+        area.setWidgetResizable(True)
+        area.setWidget(ground)
         page = QVBoxLayout(self)
-        page.addStretch(2)
-        page.addLayout(across)
-        page.addStretch(3)
+        page.setContentsMargins(0, 0, 0, 0)
+        page.addWidget(area)
 
     def show_progress(self, done: int, total: int) -> None:
         """The fetch goes on: bytes so far, bytes in all (0: not known)."""
@@ -89,9 +99,9 @@ class FirstStart(QWidget):
 
     def show_choices(self, can_go_back: bool) -> None:
         """Back to the beginning, with nothing running and nothing wrong."""
+        self._can_go_back = can_go_back
         self._show_fetching(False)
         self._error.hide()
-        self.back.setVisible(can_go_back)
 
     def open_file_dialog(self) -> None:
         """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
@@ -114,6 +124,7 @@ class FirstStart(QWidget):
         self._progress.setVisible(fetching)
         self.starter.setVisible(not fetching)
         self.pick.setVisible(not fetching)
+        self.back.setVisible(self._can_go_back and not fetching)
         if fetching:
             self._error.hide()
 

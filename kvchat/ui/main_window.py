@@ -183,7 +183,7 @@ class MainWindow(QMainWindow):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(self.header)
-        column.addLayout(_centred(self.notices, 0))
+        column.addLayout(_centred(self.notices, 4))
         column.addWidget(self._middle, 1)
         column.addLayout(_centred(self.engine_card, 10))
         column.addLayout(_centred(self.composer, 16))
@@ -208,7 +208,7 @@ class MainWindow(QMainWindow):
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.engine_card.log_requested.connect(self.open_engine_log)
         self.engine_card.model_requested.connect(self.show_first_start)
-        self.first_start.pick_requested.connect(lambda path: self.wishes.start(self._use_model(path)))
+        self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
         self.first_start.back_requested.connect(self._show_right_page)
 
     def _add_keys(self) -> None:
@@ -246,7 +246,8 @@ class MainWindow(QMainWindow):
         self._look.choose(choice)
         self.wishes.start(self._runtime.apply_settings(replace(self._runtime.settings, theme=choice)))
 
-    async def _use_model(self, path: Path) -> None:
+    async def use_model(self, path: Path) -> None:
+        """Use another model; the chat page opens once it is accepted. Raises KvchatError."""
         await self._runtime.use_model(path)
         self.bridge.show_engine()
         self._show_right_page()
@@ -269,7 +270,7 @@ def _centred(widget: QWidget, below: int) -> QHBoxLayout:
     """A row that keeps `widget` as wide as the transcript's column."""
     widget.setMaximumWidth(COLUMN_WIDTH + 32)
     row = QHBoxLayout()
-    row.setContentsMargins(16, 0, 16, below)
+    row.setContentsMargins(16, 0, 26, below)  # the transcript's scroll bar takes 10
     row.addStretch(1)
     row.addWidget(widget, 1000)
     row.addStretch(1)
@@ -280,7 +281,7 @@ def _welcome() -> QWidget:
     page = QWidget()
     title = QLabel("What is on your mind?")
     title.setProperty("kind", "hero")
-    words = QLabel("This conversation will be remembered: come back to it any day, and it answers at once.")
+    words = QLabel("Come back to it any day: kvchat keeps what the model has already read.")
     words.setProperty("kind", "muted")
     words.setWordWrap(True)
     column = QVBoxLayout(page)

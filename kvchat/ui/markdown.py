@@ -123,7 +123,7 @@ def _renderer_class(theme: Theme, mono: str) -> type[RendererHTML]:
 
         def blockquote_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return (
-                '<table cellspacing="0" cellpadding="0" style="margin-bottom:10px"><tr>'
+                '<table cellspacing="0" cellpadding="0" style="margin-top:6px; margin-bottom:10px"><tr>'
                 f'<td style="border-left: 3px solid {theme.line}; padding-left: 12px; color: {theme.muted}">'
             )
 

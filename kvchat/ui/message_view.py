@@ -32,7 +32,7 @@ class UserView(QWidget):
         super().__init__(parent)
         self.message = message
         self._page = TextPage(page_font(look.type.family, look.type.body), f"You: {message.content}")
-        self._page.setPlainText(message.content)
+        self._page.set_plain(message.content)
         self._bubble = QFrame()
         self._bubble.setProperty("kind", "bubble")
         inner = QVBoxLayout(self._bubble)
@@ -48,8 +48,8 @@ class UserView(QWidget):
         document = self._page.document()
         document.setTextWidth(-1)
         room = int(width * 0.84) - 32
-        self._bubble.setFixedWidth(min(plain_width(document) + 4, room) + 32)
-        document.setTextWidth(min(plain_width(document) + 4, room))
+        self._bubble.setFixedWidth(min(plain_width(document) + 1, room) + 32)
+        document.setTextWidth(min(plain_width(document) + 1, room))
 
     def restyle(self) -> None:
         """The theme changed; the style sheet does the rest."""
@@ -75,7 +75,7 @@ class ReplyView(QWidget):
         self._timer.timeout.connect(self.render_now)
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(12)
+        self._column.setSpacing(6)
         self._body = QVBoxLayout()
         self._body.setSpacing(12)
         self._column.addLayout(self._body)
@@ -160,7 +160,7 @@ class ReplyView(QWidget):
             still = self.message.state is MessageState.STREAMING and not self.text
             self._fold.set_heading("Thinking…" if still else "Thought first")
         if self._thinking_page.toPlainText() != self.thinking:
-            self._thinking_page.setPlainText(self.thinking)
+            self._thinking_page.set_plain(self.thinking)
 
     def _show_ending(self, message: Message) -> None:
         for widget in (self._state_row, self._tools):
@@ -204,6 +204,7 @@ class ReplyView(QWidget):
         else:
             layout.addStretch(1)
         copy = QToolButton()
+        copy.setProperty("kind", "quiet")
         copy.setIcon(icon("copy", self._look.theme.muted))
         copy.setToolTip("Copy the reply")
         copy.setAccessibleName("Copy the reply")

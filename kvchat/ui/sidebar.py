@@ -20,7 +20,7 @@ from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.conversation_list import ID, TITLE, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
-from kvchat.ui.wording import size
+from kvchat.ui.wording import size_of
 
 
 class _List(QListView):
@@ -122,7 +122,7 @@ class Sidebar(QFrame):
 
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
-        words = f"KV {size(usage.total_bytes)} of {size(usage.quota_bytes)}"
+        words = f"KV {size_of(usage.total_bytes, usage.quota_bytes)}"
         self.usage_button.setText(words)
         self.usage_button.setAccessibleName(f"Disk usage: {words}")
         self.usage_bar.setValue(int(1000 * min(usage.total_bytes / max(usage.quota_bytes, 1), 1.0)))

@@ -45,7 +45,7 @@ class EngineDot(QWidget):
 
 
 class Remarks(QWidget):
-    """Remarks in a row, aligned to the right; the oldest give way first."""
+    """Remarks in a row, aligned to the right; what matters least gives way first."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -66,6 +66,7 @@ class Remarks(QWidget):
             self.setToolTip("\n".join(piece.text for piece in pieces))
             if QToolTip.isVisible() and self.underMouse():
                 QToolTip.hideText()
+            self.updateGeometry()
             self.update()
 
     def sizeHint(self) -> QSize:
@@ -77,15 +78,13 @@ class Remarks(QWidget):
         return QSize(60, self.fontMetrics().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """From the newest at the right edge to as many as fit."""
+        """The newest at the right edge."""
         painter = QPainter(self)
         metrics = self.fontMetrics()
         y = (self.height() + metrics.ascent() - metrics.descent()) / 2
         right = float(self.width())
-        for i, piece in enumerate(reversed(self._pieces)):
+        for piece in reversed(self.fitting(self.width())):
             wide = metrics.horizontalAdvance(piece.text)
-            if wide > right and i > 0:
-                break
             text = metrics.elidedText(piece.text, Qt.TextElideMode.ElideRight, math.ceil(right))
             painter.setPen(QColor(_tone_colour(piece.tone, self._look.theme)))
             painter.drawText(QPointF(max(right - wide, 0.0), y), text)

@@ -26,7 +26,7 @@ def _frames(t: Theme) -> str:
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
     QFrame[kind="notice"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
     QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}
-    QFrame[tone="bad"] {{ background: {t.bad_soft}; border: 1px solid {t.bad_soft}; border-radius: 12px; }}
+    QFrame[kind="card"][tone="bad"] {{ background: {t.bad_soft}; border: 1px solid {t.bad_soft}; }}
     QFrame[kind="quote"] {{ border: none; border-left: 2px solid {t.line}; border-radius: 0; background: transparent; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
     """
@@ -62,7 +62,7 @@ def _buttons(t: Theme, small: float) -> str:
     QPushButton[kind="flat"]:hover {{ background: {t.hover}; }}
     QPushButton[kind="flat"]:focus {{ border: 1px solid {t.accent}; }}
     QPushButton[kind="quiet"] {{ background: transparent; border: none; color: {t.muted}; font-size: {small}pt;
-                   padding: 3px 5px; text-align: left; }}
+                   padding: 3px 5px 3px 0; text-align: left; }}
     QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus {{ color: {t.text}; text-decoration: underline; }}
     QPushButton[kind="quiet"][tone="warn"] {{ color: {t.warn}; }}
     QPushButton[kind="usage"] {{ background: transparent; border: none; border-radius: 8px; color: {t.muted};
@@ -80,6 +80,7 @@ def _buttons(t: Theme, small: float) -> str:
     QPushButton[kind="jump"]:hover {{ background: {t.hover}; }}
     QToolButton {{ background: transparent; border: 1px solid transparent; border-radius: 8px; padding: 4px; }}
     QToolButton:hover {{ background: {t.hover}; }}
+    QToolButton[kind="quiet"] {{ padding: 3px; }}
     QToolButton::menu-indicator, QPushButton::menu-indicator {{ image: none; width: 0; }}
     """
 
@@ -94,6 +95,7 @@ def _inputs(t: Theme) -> str:
     QLineEdit, QDoubleSpinBox {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
                    border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
                    selection-color: {t.on_accent}; }}
+    QDoubleSpinBox QLineEdit {{ border: none; padding: 0; background: transparent; }}
     QLineEdit:focus, QDoubleSpinBox:focus {{ border: 1px solid {t.accent}; }}
     QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}

@@ -6,10 +6,20 @@ import math
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QFont, QTextDocument, QTextOption, QWheelEvent
+from PySide6.QtGui import (
+    QDesktopServices,
+    QFont,
+    QTextBlockFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextOption,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
 from kvchat.ui.markdown import is_web_link
+
+_LINE_HEIGHT = 135.0  # per cent
 
 
 class TextPage(QTextBrowser):
@@ -42,6 +52,15 @@ class TextPage(QTextBrowser):
         """Let the column be as narrow as it likes."""
         return QSize(40, 0)
 
+    def set_plain(self, text: str) -> None:
+        """Show plain text, with the same air between its lines as a reply has."""
+        self.setPlainText(text)
+        cursor = self.textCursor()
+        cursor.select(QTextCursor.SelectionType.Document)
+        lines = QTextBlockFormat()
+        lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+        cursor.mergeBlockFormat(lines)
+
     def set_html(self, html: str, css: str) -> None:
         """Show HTML under a document style sheet, keeping the document's settings."""
         self.document().setDefaultStyleSheet(css)
@@ -68,6 +87,15 @@ def page_font(family: str, points: float) -> QFont:
     """A font for documents."""
     font = QFont(family)
     font.setPointSizeF(points)
+    return font
+
+
+def code_font(family: str, points: float) -> QFont:
+    """A font for code: what was written is what is shown, so no ligatures."""
+    font = page_font(family, points)
+    font.setFixedPitch(True)
+    font.setFeature(QFont.Tag("calt"), 0)
+    font.setFeature(QFont.Tag("liga"), 0)
     return font
 
 

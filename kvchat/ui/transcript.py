@@ -126,7 +126,7 @@ class Transcript(QScrollArea):
         ground = QWidget()
         ground.setObjectName("transcriptColumn")
         across = QHBoxLayout(ground)
-        across.setContentsMargins(24, 20, 24, 28)
+        self._across = across
         column = QWidget()
         column.setMaximumWidth(COLUMN_WIDTH)
         across.addStretch(1)
@@ -185,6 +185,8 @@ class Transcript(QScrollArea):
 
     def _follow_end(self) -> None:
         bar = self.verticalScrollBar()
+        free = 0 if bar.maximum() > 0 else bar.sizeHint().width()  # the column must not jump when the bar comes
+        self._across.setContentsMargins(24, 20, 24 + free, 28)
         if self._follow:
             bar.setValue(bar.maximum())
         self._jump.setVisible(not self._follow and bar.maximum() > 0)

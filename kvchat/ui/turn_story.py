@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.chat.events import (
     FirstToken,
@@ -22,13 +22,16 @@ from kvchat.chat.events import (
 )
 from kvchat.ui.wording import duration, proved, size
 
+_RANKS = {"ttft": 0, "speed": 1, "restore": 2}
+
 
 @dataclass(frozen=True)
 class Piece:
-    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"."""
+    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks go first where room is short."""
 
     text: str
     tone: str = ""
+    rank: int = 3
 
 
 class TurnStory:
@@ -112,7 +115,7 @@ class TurnStory:
         if isinstance(event, TurnFailed):
             self._say("end", "failed", "bad")
         elif "speed" in self._pieces:
-            self._pieces["speed"] = Piece(self._pieces["speed"].text)
+            self._pieces["speed"] = replace(self._pieces["speed"], tone="")
 
     def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
         self._over = True
@@ -130,7 +133,7 @@ class TurnStory:
         self.pending = ""
 
     def _say(self, matter: str, text: str, tone: str = "") -> None:
-        self._pieces[matter] = Piece(text, tone)
+        self._pieces[matter] = Piece(text, tone, _RANKS.get(matter, 3))
 
     def _fresh(self) -> None:
         """Something of a new turn was heard: forget the one before."""

@@ -11,9 +11,11 @@ _PROVED_SHARE = 0.5  # a restore counts as proved when at least this share of th
 
 
 def tokens_short(count: int) -> str:
-    """ "812", "5.9K", "131K"."""
+    """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:
         return str(count)
+    if count % 1024 == 0:
+        return f"{count // 1024}K"
     return f"{count / 1000:.1f}K".replace(".0K", "K") if count < 100_000 else f"{count / 1000:.0f}K"
 
 
@@ -27,7 +29,7 @@ def size(count: int) -> str:
 
 
 def duration(ms: float) -> str:
-    """ "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
+    """A time in words: "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
     if ms < 100:
         return f"{ms:.0f} ms"
     if ms < 10_000:
@@ -36,6 +38,13 @@ def duration(ms: float) -> str:
         return f"{ms / 1000:.1f} s"
     minutes, seconds = divmod(round(ms / 1000), 60)
     return f"{minutes} min {seconds} s"
+
+
+def size_of(count: int, whole: int) -> str:
+    """As in "3.1 of 20 GB": both in the unit of the second, unless the first would vanish in it."""
+    few, all_ = size(count), size(whole)
+    same_unit = few.split()[-1] == all_.split()[-1]
+    return f"{few.split()[0] if same_unit else few} of {all_}"
 
 
 def since(moment: datetime, now: datetime) -> str:
@@ -78,8 +87,13 @@ def receipt_line(r: Receipt) -> ReceiptLine:
     else:
         parts.append(f"{r.cached_tokens:,} of {r.prompt_tokens:,} tokens {where[r.source]}")
         if r.saved_ms is not None and r.saved_ms >= 100:
-            parts.append(f"saved about {duration(round(r.saved_ms, -3) if r.saved_ms > 10_000 else r.saved_ms)}")
+            parts.append(f"saved about {_estimate(r.saved_ms)}")
     return ReceiptLine(" · ".join(parts))
+
+
+def _estimate(ms: float) -> str:
+    """An estimate pretends to no more than two digits."""
+    return f"{ms / 1000:.0f} s" if 10_000 <= ms < 100_000 else f"{ms / 1000:.1f} s" if ms < 10_000 else duration(ms)
 
 
 def receipt_details(r: Receipt) -> tuple[tuple[str, str], ...]:
