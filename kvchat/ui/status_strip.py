@@ -69,9 +69,19 @@ class Remarks(QWidget):
             self.updateGeometry()
             self.update()
 
+    def fitting(self, width: int) -> tuple[Piece, ...]:
+        """The remarks that fit into so many pixels; one always does, elided if need be."""
+        pieces = list(self._pieces)
+        while len(pieces) > 1 and self._width(pieces) > width:
+            pieces.remove(min(pieces, key=lambda piece: piece.rank))
+        return tuple(pieces)
+
     def sizeHint(self) -> QSize:
-        """As wide as it may get."""
-        return QSize(200, self.fontMetrics().height())
+        """As wide as all remarks."""
+        return QSize(max(self._width(self._pieces), 60), self.fontMetrics().height())
+
+    def _width(self, pieces: Sequence[Piece]) -> int:
+        return sum(self.fontMetrics().horizontalAdvance(piece.text) for piece in pieces) + _GAP * (len(pieces) - 1)
 
     def minimumSizeHint(self) -> QSize:
         """Any width will do."""

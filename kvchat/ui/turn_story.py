@@ -27,7 +27,7 @@ _RANKS = {"ttft": 0, "speed": 1, "restore": 2}
 
 @dataclass(frozen=True)
 class Piece:
-    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks go first where room is short."""
+    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks give way first."""
 
     text: str
     tone: str = ""
