@@ -14,6 +14,7 @@ from kvchat.chat.worker import Worker
 from kvchat.engine.log import EngineLog
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
+from kvchat.engine.wire import Sampling
 from kvchat.engine_room import SupervisedRoom
 from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import StoreUsage
@@ -38,7 +39,7 @@ class Runtime:
         self._log = EngineLog(paths.engine_log)
         supervisor = EngineSupervisor(log=self._log)
         self.room = SupervisedRoom(lambda: self.settings, store.staging_folder(), supervisor, self._engine_changed)
-        self.chat = ChatService(database, worker, store, self.room, self.events)
+        self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
         self._closed = False
         self._background: set[asyncio.Task[None]] = set()
 
@@ -50,8 +51,6 @@ class Runtime:
     @property
     def model_name(self) -> str | None:
         """The model's name for the screen, None without a model."""
-        if self.room.choice and str(self.room.choice.plan.model) == self.settings.model_path:
-            return self.room.choice.facts.name
         return Path(self.settings.model_path).stem if self.settings.model_path else None
 
     @property
@@ -133,6 +132,9 @@ class Runtime:
         await asyncio.to_thread(self._store.close)
         await self._worker.run(self._database.close)
         self._worker.close()
+
+    def _sampling(self) -> Sampling:
+        return Sampling(self.settings.max_tokens, self.settings.temperature, self.settings.seed)
 
     def _engine_changed(self, status: EngineStatus) -> None:
         self.events.publish(EngineChanged(status))

@@ -24,6 +24,9 @@ class Settings:
     quota_bytes: int | None = None  # default: 20 GB or 10 % of the disk, whichever is less
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
     theme: str = "system"  # system, light or dark
+    temperature: float | None = None  # sampling; None: the engine's default
+    max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
+    seed: int | None = None
 
 
 def load_settings(path: Path) -> Settings:
@@ -63,5 +66,8 @@ def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "quota_bytes": (int,),
         "free_floor_bytes": (int,),
         "theme": (str,),
+        "temperature": (float, int),
+        "max_tokens": (int,),
+        "seed": (int,),
     }
     return {k: v for k, v in raw.items() if k in types and isinstance(v, types[k]) and not isinstance(v, bool)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvchat.chat.database import Database
@@ -29,13 +29,23 @@ class NothingToAnswer(KvchatError):
 class ChatService:
     """Conversations and turns. All methods belong to the event loop's thread; what they change they tell `events`."""
 
-    def __init__(self, database: Database, worker: Worker, store: SavePointStore, room: EngineRoom, events: EventBus):
+    def __init__(
+        self,
+        database: Database,
+        worker: Worker,
+        store: SavePointStore,
+        room: EngineRoom,
+        events: EventBus,
+        sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
+    ) -> None:
+        """`sampling` says how replies are drawn where a call does not."""
         self.events = events
         self.slot = SlotKeeper(store, events)
         self._database = database
         self._worker = worker
         self._store = store
         self._room = room
+        self._sampling = sampling
         self._turns: list[Turn] = []  # running or waiting, until their save is over
         self._asking = asyncio.Lock()  # one question at a time finds its place in the tree
         self._selected: str | None = None
@@ -98,19 +108,19 @@ class ChatService:
             self._spawn(self._restore_ahead(self._selected))
 
     def send(
-        self, conversation_id: str, text: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+        self, conversation_id: str, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future ends with the reply, or None if there is none.
 
         With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
         """
-        return self._begin(Turn(self._parts(), conversation_id, sampling, keep=keep), text)
+        return self._begin(Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep), text)
 
     def retry(
-        self, conversation_id: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+        self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
-        return self._begin(Turn(self._parts(), conversation_id, sampling, keep=keep), None)
+        return self._begin(Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep), None)
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
