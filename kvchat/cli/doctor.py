@@ -19,9 +19,10 @@ from kvchat.engine.discovery import Device, engine_version, find_engine, list_de
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.gguf_facts import GgufFacts, read_facts
-from kvchat.library.memory import MemoryFacts, available_memory, bytes_in_words, kv_bytes_per_token
+from kvchat.library.memory import MemoryFacts, available_memory, kv_bytes_per_token
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, load_settings
+from kvchat.wording import size as size_in_words
 
 _LABEL_WIDTH = 14
 
@@ -176,17 +177,17 @@ def _folders(paths: Paths) -> tuple[FolderReport, ...]:
 
 def lines(report: DoctorReport) -> list[str]:
     """The report as a person reads it: labels to the left, one fact a line."""
-    free_disk = bytes_in_words(report.free_disk_bytes)
+    free_disk = size_in_words(report.free_disk_bytes)
     rows = [
         ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
         *_engine_rows(report.engine),
         *_model_rows(report.model),
         *_context_rows(report.context),
-        ("memory", f"{bytes_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
+        ("memory", f"{size_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
         ("display", _finding(report.display)),
         ("tray", _finding(report.tray)),
         ("keyring", _finding(report.keyring)),
-        ("free disk", f"{free_disk}; below {bytes_in_words(report.free_floor_bytes)} nothing is saved"),
+        ("free disk", f"{free_disk}; below {size_in_words(report.free_floor_bytes)} nothing is saved"),
         *((folder.name, folder.path + ("" if folder.exists else " (not made yet)")) for folder in report.directories),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
@@ -204,7 +205,7 @@ def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
     for device in engine.devices:
         # The engine calls all of the computer's memory free; what is free is told under "memory".
         tells_free = device.free_bytes and device.name != "CPU"
-        free = f", {bytes_in_words(device.free_bytes or 0)} free" if tells_free else ""
+        free = f", {size_in_words(device.free_bytes or 0)} free" if tells_free else ""
         yield "device", f"{device.name}: {device.description}{free}"
     if not engine.devices:
         yield "device", "the processor alone"
@@ -217,7 +218,7 @@ def _model_rows(model: ModelReport) -> Iterator[tuple[str, str]]:
     if not model.usable:
         yield "model", model.problem
         return
-    yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {bytes_in_words(model.size)}"
+    yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {size_in_words(model.size)}"
     yield "", model.path
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.library.gguf_facts import GgufFacts
-from kvchat.library.memory import MICRO_BATCH, MemoryFacts, bytes_in_words, kv_bytes, kv_estimate
+from kvchat.library.memory import MICRO_BATCH, MemoryFacts, kv_bytes, kv_estimate
+from kvchat.wording import size as size_in_words
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MINIMUM = 2048  # tokens; less is of little use for a conversation
@@ -43,7 +44,7 @@ class _Budget:
     @property
     def in_words(self) -> str:
         """How much can be spared, as the end of a sentence."""
-        return f"only {bytes_in_words(self.spendable)} of the {bytes_in_words(self.free)} {self.place} can be spared"
+        return f"only {size_in_words(self.spendable)} of the {size_in_words(self.free)} {self.place} can be spared"
 
 
 def choose_context_size(
@@ -61,7 +62,7 @@ def choose_context_size(
     fitting = _largest_fitting(facts, budget, kv_type, trained)
     tokens = max(least, fitting)
     if fitting < least and not _fits(facts, budget, kv_type, least):
-        needed = bytes_in_words(memory_needed(facts, least, kv_type))
+        needed = size_in_words(memory_needed(facts, least, kv_type))
         reason = (
             f"{least:,} tokens: the least that is of use, though even this may not fit. "
             f"The model with its KV cache takes about {needed}, and {budget.in_words}."
@@ -130,7 +131,7 @@ def _honour(facts: GgufFacts, budget: _Budget, kv_type: str, wanted: int) -> Con
     reason = f"{tokens:,} tokens: your own choice. {_share(facts, budget, kv_type, tokens)}"
     warning = ""
     if not _fits(facts, budget, kv_type, tokens):
-        needed = bytes_in_words(memory_needed(facts, tokens, kv_type))
+        needed = size_in_words(memory_needed(facts, tokens, kv_type))
         warning = f"This may not fit: the model with its KV cache takes about {needed}, and {budget.in_words}."
     elif tokens > facts.trained_context:
         warning = f"The model was trained for {facts.trained_context:,} tokens and may lose the thread beyond them."
@@ -140,8 +141,8 @@ def _honour(facts: GgufFacts, budget: _Budget, kv_type: str, wanted: int) -> Con
 def _share(facts: GgufFacts, budget: _Budget, kv_type: str, tokens: int) -> str:
     """What the KV cache takes of what there is, as a sentence; "at most" where the estimate is an upper bound."""
     hedge = "" if kv_estimate(facts, tokens, kv_type, kv_type).exact else "at most "
-    size = bytes_in_words(kv_bytes(facts, tokens, kv_type, kv_type))
-    return f"Its KV cache takes {hedge}{size} of the {bytes_in_words(budget.free)} {budget.place}."
+    size = size_in_words(kv_bytes(facts, tokens, kv_type, kv_type))
+    return f"Its KV cache takes {hedge}{size} of the {size_in_words(budget.free)} {budget.place}."
 
 
 def _choice(

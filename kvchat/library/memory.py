@@ -230,12 +230,3 @@ def _number_in(path: Path) -> int | None:
         return int(path.read_text("ascii"))
     except (OSError, ValueError):
         return None
-
-
-def bytes_in_words(n: float) -> str:
-    """A size for the screen, in decimal units: "189 MB", "14.2 GB"."""
-    if n >= 0.9995e9:  # from here on a whole number of MB would read "1000 MB"
-        return f"{n / 1e9:.1f} GB"
-    if n >= 0.9995e6:
-        return f"{n / 1e6:.0f} MB"
-    return f"{n / 1e3:.0f} kB" if n >= 999.5 else f"{n:.0f} bytes"

