@@ -160,7 +160,6 @@ class DiskPanel(QDialog):
         self.quota.setRange(0.1, 100_000)
         self.quota.setDecimals(1)
         self.quota.setSuffix(" GB")
-        self.quota.setButtonSymbols(QDoubleSpinBox.ButtonSymbols.NoButtons)
         self.quota.setFixedWidth(96)
         self.quota.setAccessibleName("Quota in GB")
         self.apply = QPushButton("Set")
