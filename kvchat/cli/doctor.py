@@ -16,6 +16,7 @@ from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.engine.discovery import Device, engine_version, find_engine, list_devices
+from kvchat.engine_choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.gguf_facts import GgufFacts, read_facts
@@ -97,13 +98,13 @@ def run(*, as_json: bool = False) -> int:
 
 def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
-    memory = available_memory()
+    engine, memory = _look_at_engine(settings)
     model, context = _look_at_model(settings, memory)
     return DoctorReport(
         version=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        engine=_look_at_engine(settings),
+        engine=engine,
         model=model,
         context=context,
         memory=memory,
@@ -116,16 +117,18 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     )
 
 
-def _look_at_engine(settings: Settings) -> EngineReport:
+def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
+    """The engine, and the memory it can use: the computer's alone where the engine cannot be asked."""
     try:
         location = find_engine(settings.engine_path)
     except KvchatError as error:
-        return EngineReport(found=False, problem=str(error))
-    path = str(location.path) if location.path else None
+        return EngineReport(found=False, problem=str(error)), available_memory()
+    kind, path = location.kind.value, str(location.path) if location.path else None
     try:
-        return EngineReport(True, location.kind.value, path, engine_version(location), list_devices(location))
+        report = EngineReport(True, kind, path, engine_version(location), list_devices(location))
+        return report, memory_for(location)
     except KvchatError as error:
-        return EngineReport(True, location.kind.value, path, problem=str(error))
+        return EngineReport(True, kind, path, problem=str(error)), available_memory()
 
 
 def _look_at_model(settings: Settings, memory: MemoryFacts) -> tuple[ModelReport, ContextChoice | None]:
