@@ -150,9 +150,20 @@ class Desktop(View):
         self._stack.close()
 
     @contextmanager
-    def application(self, *command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a program on this desktop; it is killed at the end of the block if it still runs."""
-        with subprocess.Popen(command, env=self.environment | environment, stdin=subprocess.DEVNULL) as process:
+    def application(
+        self, *command: str, output: Path | None = None, **environment: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a program on this desktop, what it prints going to `output`; killed at the end if it still runs."""
+        with ExitStack() as stack:
+            file = stack.enter_context(output.open("ab")) if output else None
+            process = subprocess.Popen(
+                command,
+                env=self.environment | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT if file else None,
+            )
+            stack.enter_context(process)
             try:
                 yield process
             finally:

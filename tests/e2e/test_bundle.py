@@ -73,3 +73,4 @@ def test_it_chats_in_its_window_and_quits_cleanly(program: Path, home: Path) -> 
         desktop.screenshot().save(Path(os.environ.get("KVCHAT_TEST_PICTURES", home)) / "bundle.png")
         assert window.quit() == 0
         wait_until(lambda: not left_behind(home), what="the end of every process")
+        assert not window.complaints()

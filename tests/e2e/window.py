@@ -14,15 +14,17 @@ from tests.e2e.desktop import Desktop
 from tests.e2e.waiting import wait_until
 
 _RECEIPT = "Receipt: "
+_BUG_MARKS = ("Traceback", "Error calling Python", "QObject:", "QPaint", "QBackingStore", "never awaited")
 _GLANCE = 0.3  # seconds between two looks while the application works: reading the tree costs it time
 
 
 class Window:
     """One running kvchat with its window open."""
 
-    def __init__(self, desktop: Desktop, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, desktop: Desktop, process: subprocess.Popen[bytes], output: Path) -> None:
         self.desktop = desktop
         self.process = process
+        self._output = output
 
     def composer(self, seconds: float = 60.0) -> Node:
         """The field one writes into; waits for it."""
@@ -57,6 +59,11 @@ class Window:
         """Every widget of the application."""
         return [node for application in self.desktop.applications() for node in application.walk()]
 
+    def complaints(self) -> list[str]:
+        """The lines it has printed that tell of a bug: Python's tracebacks, Qt's warnings."""
+        lines = self._output.read_text("utf-8", "replace").splitlines()
+        return [line for line in lines if any(mark in line for mark in _BUG_MARKS)]
+
     def quit(self, seconds: float = 60.0) -> int:
         """Quit from the tray's menu and return the exit code."""
         self.desktop.tray().click("Quit")
@@ -66,8 +73,9 @@ class Window:
 @contextmanager
 def open_window(desktop: Desktop, command: Sequence[str | Path], home: Path) -> Iterator[Window]:
     """Start kvchat by `command` with its state under `home`; killed at the end if it still runs."""
-    with desktop.application(*map(str, command), KVCHAT_HOME=str(home)) as process:
-        yield Window(desktop, process)
+    output = home.with_suffix(".output")
+    with desktop.application(*map(str, command), output=output, KVCHAT_HOME=str(home)) as process:
+        yield Window(desktop, process, output)
 
 
 def left_behind(home: Path) -> list[psutil.Process]:
