@@ -1,7 +1,7 @@
 """A stand-in for llama-server: a real child process that speaks its wire, needs no model, and misbehaves on request.
 
-It takes llama-server's flags, checks the API key, keeps one slot with a token cache (so `cache_n` is earned), and writes
-slot files with real headers and rows. Text costs one token per UTF-8 byte; the template is ChatML.
+It takes llama-server's flags, checks the API key, keeps one slot with a token cache (so `cache_n` is earned), and
+writes slot files with real headers and rows. Text costs one token per UTF-8 byte; the template is ChatML.
 
 Misbehaviour is switched on by environment variables, or, at any moment and also for a process that runs, by
 `switches.json` in the folder FAKE_STATE names (tests/engine_fixtures.py wraps that: `fake_engine.set(FAKE_…=…)`). What
@@ -14,7 +14,7 @@ At the start
   FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
 While serving; PHASE is one of prefill, stream, save, restore (and load, for hanging)
-  FAKE_DIE_DURING=PHASE             die in that phase: midway through the prompt, after half the reply, after half the file
+  FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
   FAKE_HANG_DURING=PHASE            never answer in that phase
@@ -412,7 +412,8 @@ def misbehave_at_start(flags: argparse.Namespace) -> None:
         os._exit(int(code))
     if has_turn_left("ports-taken", switch("FAKE_PORT_TAKEN_TIMES") or "0"):
         say(
-            f"0.00.002.800 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {flags.port}"
+            "0.00.002.800 E srv         start: couldn't bind HTTP server socket, "
+            f"hostname: {flags.host}, port: {flags.port}"
         )
         os._exit(1)
 

@@ -83,6 +83,7 @@ class NotOurEngine(EngineError):
 _GONE_ADVICE = "kvchat starts it again by itself; send the message once more."
 _HANG_ADVICE = "Restart the engine, then send the message once more."
 _CONNECT_S = 5.0
+_HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
 _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
 
@@ -102,6 +103,8 @@ class LlamaServerClient:
 
         A prefill shows progress at least after each batch, so a silence of minutes is a hang.
         """
+        self.base_url = base_url
+        self.key = key
         self._hang_guard_s = hang_guard_s
         self._authorization = {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
@@ -128,8 +131,8 @@ class LlamaServerClient:
 
     async def health(self) -> Health:
         """GET /health. Raises EngineGone while nobody listens yet."""
-        with _translated():
-            response = await self._http.get("/health", timeout=_CONNECT_S)
+        with _translated(self._http):
+            response = await self._http.get("/health", timeout=_HEALTH_S)
         if response.status_code == 200:
             return Health.READY
         if response.status_code == 503:
@@ -141,7 +144,7 @@ class LlamaServerClient:
 
         The call without the key goes first: our key is not for a stranger who happens to listen there.
         """
-        with _translated():
+        with _translated(self._http):
             response = await self._http.get("/props", timeout=_QUICK_S)
         if response.status_code == 401:
             with contextlib.suppress(EngineRefused):
@@ -195,7 +198,7 @@ class LlamaServerClient:
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> dict[str, Any]:
-        with _translated():
+        with _translated(self._http):
             response = await self._http.request(
                 method,
                 path,
@@ -210,7 +213,7 @@ class LlamaServerClient:
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
         """The events of a streamed answer. Raises EngineGone when it breaks off before its end."""
         timeout = httpx.Timeout(_CONNECT_S, read=self._hang_guard_s)
-        with _translated():
+        with _translated(self._http):
             async with self._http.stream(
                 "POST", path, json=body, headers=self._authorization, timeout=timeout
             ) as answer:
@@ -233,8 +236,10 @@ def _refusal(error: wire.WireError) -> EngineRefused:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated(http: httpx.AsyncClient) -> Iterator[None]:
     """The one place where httpx's errors become ours."""
+    if http.is_closed:
+        raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
     try:
         yield
     except httpx.ConnectError as error:

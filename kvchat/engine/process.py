@@ -20,7 +20,7 @@ from kvchat.engine.outcome import Outcome, StopRung
 # Windows alone has it; elsewhere `start_new_session` does the same.
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
-_DRAIN_S = 2.0  # how long to wait for the last output of a process that is gone
+_DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,16 @@ class EngineProcess:
     it cannot outlive the app.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, log: EngineLog) -> None:
+    def __init__(self, transport: asyncio.SubprocessTransport, events: _Events, log: EngineLog) -> None:
         """Take over a process just started; use `spawn`."""
-        self._process = process
+        self._transport = transport
+        self._events = events
         self._log = log
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._rung: StopRung | None = None
         self._oom_kills_before = _oom_kills()
         self._memory_ran_out = False
-        self._life = asyncio.create_task(self._live(), name=f"engine process {process.pid}")
+        self._life = asyncio.create_task(self._live(), name=f"engine process {self.pid}")
 
     @classmethod
     async def spawn(
@@ -58,7 +59,8 @@ class EngineProcess:
         a command that does not exist ends with code 127 instead.
         """
         held_by_pipe = leash.needs_pipe() if by_pipe is None else by_pipe
-        process = await asyncio.create_subprocess_exec(
+        transport, events = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Events(log),
             *leash.command(command, by_pipe=held_by_pipe),
             stdin=asyncio.subprocess.PIPE if held_by_pipe else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -67,12 +69,12 @@ class EngineProcess:
             start_new_session=True,
             creationflags=_NEW_GROUP,
         )
-        return cls(process, log)
+        return cls(transport, events, log)
 
     @property
     def pid(self) -> int:
         """The process id; on Linux the engine's own, elsewhere the leash's."""
-        return self._process.pid
+        return self._transport.get_pid()
 
     @property
     def running(self) -> bool:
@@ -82,7 +84,7 @@ class EngineProcess:
     async def wait(self) -> Outcome:
         """Wait until it ended and its output is read. May be called by many, and cancelled, without harm."""
         await asyncio.shield(self._life)
-        return Outcome(self._process.returncode or 0, tuple(self._last), self._rung, self._memory_ran_out)
+        return Outcome(self._transport.get_returncode() or 0, tuple(self._last), self._rung, self._memory_ran_out)
 
     async def ended_within(self, seconds: float) -> bool:
         """Wait so long at most; whether it has ended."""
@@ -116,15 +118,15 @@ class EngineProcess:
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
         elif rung is StopRung.ASKED:
-            self._process.send_signal(signal.CTRL_BREAK_EVENT)
-        elif self._process.stdin is not None:
-            self._process.stdin.close()  # the leash kills the engine; TerminateProcess would reach the leash alone
+            self._transport.send_signal(signal.CTRL_BREAK_EVENT)
+        elif (held := self._transport.get_pipe_transport(0)) is not None:
+            held.close()  # the leash kills the engine; TerminateProcess would reach the leash alone
 
     def _kill(self) -> None:
         if sys.platform != "win32":
             self._signal_group(signal.SIGKILL)
         else:
-            self._process.kill()
+            self._transport.kill()
 
     def _signal_group(self, number: int) -> None:
         """To the whole group, because a leash held by pipe stands above its engine and passes no signals on."""
@@ -132,26 +134,39 @@ class EngineProcess:
             os.killpg(self.pid, number)
 
     async def _live(self) -> None:
-        """Read the output to its end, then reap."""
+        """Until the process is gone and its output is read."""
         unsubscribe = self._log.subscribe(self._last.append)
-        reading = asyncio.create_task(self._read(), name=f"engine output {self.pid}")
         try:
-            await self._process.wait()
-            # A grandchild may hold the pipe open; the outcome does not wait for strangers.
-            await asyncio.wait({reading}, timeout=_DRAIN_S)
+            await self._events.exited.wait()
+            with contextlib.suppress(TimeoutError):
+                # A grandchild may hold the pipe open; the outcome does not wait for strangers.
+                await asyncio.wait_for(self._events.output_ended.wait(), _DRAIN_S)
             self._memory_ran_out = _oom_kills() > self._oom_kills_before
         finally:
-            if self._process.returncode is None:  # cancelled: the loop is being torn down
+            if not self._events.exited.is_set():  # cancelled: the loop is being torn down
                 self._kill()
-            reading.cancel()
-            await asyncio.wait({reading})
+            self._transport.close()
             self._log.end_line()
             unsubscribe()
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while data := await self._process.stdout.read(65_536):
-            self._log.feed(data)
+
+class _Events(asyncio.SubprocessProtocol):
+    """What asyncio tells about the process. (Its own `Process.wait` waits for whoever holds the pipe.)"""
+
+    def __init__(self, log: EngineLog) -> None:
+        self.exited = asyncio.Event()
+        self.output_ended = asyncio.Event()
+        self._log = log
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._log.feed(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self.output_ended.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
 
 
 def _oom_kills() -> int:

@@ -1,4 +1,4 @@
-"""The log lines here are real ones, of xllamacpp 2026.10.11549 and llama-server b11434 unless a comment says otherwise."""
+"""The log lines are real ones, of xllamacpp 2026.10.11549 and llama-server b11434, unless a comment says otherwise."""
 
 from __future__ import annotations
 

@@ -1,0 +1,233 @@
+"""Both real engines with a real model: what the fake only claims."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine import embedded
+from kvchat.engine.client import EngineRefused, LlamaServerClient
+from kvchat.engine.discovery import EngineKind, EngineLocation, engine_version, list_devices
+from kvchat.engine.plan import LaunchPlan, embedded_parameters
+from kvchat.engine.status import EngineState, FailureKind
+from kvchat.engine.supervisor import EngineFailed, EngineSupervisor, RestartPolicy
+from kvchat.engine.wire import ChatMessage, Sampling
+from tests.engine.waiting import is_alive, until
+
+pytestmark = pytest.mark.engine
+
+HELLO = [
+    ChatMessage("system", "You are terse."),
+    ChatMessage("user", "Three colours? ünïcode 晚餐 <|im_end|> and code: `a  b`"),
+]
+
+
+@pytest.fixture(params=[EngineKind.EMBEDDED, EngineKind.LLAMA_SERVER], ids=lambda kind: kind.value)
+def location(request: pytest.FixtureRequest) -> EngineLocation:
+    name = "embedded_engine" if request.param is EngineKind.EMBEDDED else "real_llama_server"
+    found: EngineLocation = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+def plan(real_model: Path, tmp_path: Path) -> LaunchPlan:
+    return LaunchPlan(real_model, 1024, tmp_path)
+
+
+@pytest.fixture
+async def supervisor() -> AsyncIterator[EngineSupervisor]:
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    yield supervisor
+    await supervisor.close()
+
+
+def tokens_in(file: Path) -> list[int]:
+    """The conversation's tokens in a slot file: after magic, version and count come -1, 1, n, tokens, 0."""
+    data = file.read_bytes()
+    count = struct.unpack_from("<I", data, 8)[0]
+    packed = struct.unpack_from(f"<{count}i", data, 12)
+    assert packed[:2] == (-1, 1)
+    return list(packed[3 : 3 + packed[2]])
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def test_a_turn_its_tokens_and_its_slot_file(
+    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
+) -> None:
+    await supervisor.start(location, plan)
+    engine = await supervisor.ready()
+    assert isinstance(engine, LlamaServerClient)
+    facts = await engine.facts()
+    assert (facts.context_size, facts.total_slots, facts.model_path) == (1024, 1, str(plan.model))
+
+    tokens = await engine.prompt_tokens(HELLO)
+    cold = [chunk async for chunk in engine.chat(HELLO, Sampling(max_tokens=8, temperature=0.0, seed=1))]
+    timings = cold[-1].timings
+    assert timings is not None
+    assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (0, len(tokens), 8)
+    assert any(chunk.progress for chunk in cold)
+
+    saved = await engine.save_slot("a.bin")
+    held = tokens_in(plan.slot_path / "a.bin")
+    assert held[: len(tokens)] == list(tokens)  # what we counted is what the chat sent
+    assert saved.n_saved == len(held) == len(tokens) + 7  # the last one drawn is not read yet
+
+    await engine.prefill(tokens)
+    await engine.save_slot("b.bin")
+    assert tokens_in(plan.slot_path / "b.bin") == list(tokens)
+
+    await engine.erase_slot()
+    assert (await engine.restore_slot("b.bin")).n_restored == len(tokens)
+    warm = [chunk async for chunk in engine.chat(HELLO, Sampling(max_tokens=8, temperature=0.0, seed=1))]
+    assert warm[-1].timings is not None
+    assert warm[-1].timings.cache_n == len(tokens) - 1
+    assert "".join(chunk.text for chunk in warm) == "".join(chunk.text for chunk in cold)
+
+    async with LlamaServerClient(engine.base_url, "wrong") as stranger:
+        with pytest.raises(EngineRefused) as refusal:
+            await stranger.facts()
+        assert refusal.value.status == 401
+    assert supervisor.pid is not None
+    assert engine.key not in command_line(supervisor.pid)
+    assert engine.key not in "\n".join(supervisor.log.lines)
+    await supervisor.stop()
+    assert supervisor.status.stop_rung == "asked"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(b"hello, I am no model", FailureKind.BAD_MODEL), (None, FailureKind.BAD_MODEL)],
+    ids=["garbage", "cut"],
+)
+async def test_a_bad_model_is_told(
+    supervisor: EngineSupervisor,
+    location: EngineLocation,
+    plan: LaunchPlan,
+    tmp_path: Path,
+    content: bytes | None,
+    kind: FailureKind,
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    if content is None:
+        with plan.model.open("rb") as whole:
+            content = whole.read(3_000_000)
+    bad.write_bytes(content)
+    await supervisor.start(location, replace(plan, model=bad))
+    with pytest.raises(EngineFailed) as failed:
+        await supervisor.ready()
+    assert failed.value.failure.kind is kind
+
+
+async def test_too_much_context_is_out_of_memory(
+    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
+) -> None:
+    await supervisor.start(location, replace(plan, context_size=16_000_000))
+    with pytest.raises(EngineFailed) as failed:
+        await supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.OUT_OF_MEMORY
+
+
+async def test_a_taken_port_is_told_by_either_engine(location: EngineLocation, plan: LaunchPlan) -> None:
+    policy = RestartPolicy(deaths=1, port_attempts=1)
+    supervisor = EngineSupervisor(policy=policy)
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        await supervisor.start(location, replace(plan, port=stranger.getsockname()[1]))
+        with pytest.raises(EngineFailed) as failed:
+            await supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.PORT_TAKEN
+    await supervisor.close()
+
+
+async def test_stopping_in_the_middle_of_loading(
+    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
+) -> None:
+    await supervisor.start(location, plan)
+    await until(lambda: supervisor.pid is not None)
+    pid = supervisor.pid
+    assert pid is not None
+    await supervisor.stop()
+    assert supervisor.status.state is EngineState.STOPPED
+    assert not is_alive(pid)
+
+
+def test_it_says_who_it_is(location: EngineLocation) -> None:
+    assert any(character.isdigit() for character in engine_version(location))
+    devices = list_devices(location)
+    assert all(device.name and device.description for device in devices)
+    if location.kind is EngineKind.EMBEDDED:
+        assert any(device.name == "CPU" for device in devices)
+
+
+APP = """
+import asyncio, sys
+from pathlib import Path
+from kvchat.engine.discovery import EngineKind, EngineLocation
+from kvchat.engine.plan import LaunchPlan
+from kvchat.engine.supervisor import EngineSupervisor
+async def main():
+    supervisor = EngineSupervisor()
+    path = Path(sys.argv[1]) if sys.argv[1] else None
+    kind = EngineKind.LLAMA_SERVER if path else EngineKind.EMBEDDED
+    await supervisor.start(EngineLocation(kind, path), LaunchPlan(Path(sys.argv[2]), 512, Path(sys.argv[3])))
+    await supervisor.ready()
+    print(supervisor.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_no_real_engine_outlives_an_app_killed_with_sigkill(
+    location: EngineLocation, plan: LaunchPlan, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", APP, str(location.path or ""), str(plan.model), str(tmp_path)]
+    app = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert app.stdout is not None
+    engine = int(await app.stdout.readline())
+    assert is_alive(engine)
+    app.kill()
+    await app.wait()
+    await until(lambda: not is_alive(engine))
+
+
+@pytest.mark.parametrize(
+    ("argument", "code"),
+    [
+        ("not json", embedded.EXIT_BAD_ARGUMENTS),
+        (json.dumps({"no_such_field": 1}), embedded.EXIT_BAD_ARGUMENTS),
+        (json.dumps({"cache_type_k": "q99"}), embedded.EXIT_BAD_ARGUMENTS),
+    ],
+)
+def test_the_embedded_engine_refuses_what_it_does_not_know(
+    embedded_engine: EngineLocation, argument: str, code: int
+) -> None:
+    done = subprocess.run(embedded.command(argument), capture_output=True, check=False, env=dict(os.environ))
+    assert done.returncode == code
+    assert b"invalid argument" in done.stderr
+    assert embedded_engine.path is None
+
+
+def test_the_embedded_child_does_not_read_the_current_folder(
+    embedded_engine: EngineLocation, plan: LaunchPlan, tmp_path: Path
+) -> None:
+    (tmp_path / "xllamacpp.py").write_text("raise SystemExit(99)")
+    (tmp_path / "json.py").write_text("raise SystemExit(98)")
+    assert embedded_engine.path is None
+    parameters = replace(plan, model=tmp_path / "nothing.gguf", port=0)
+    command = embedded.command(embedded_parameters(parameters).to_json())
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == embedded.EXIT_LOAD_FAILED

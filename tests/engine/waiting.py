@@ -1,0 +1,24 @@
+"""Waiting for a condition, never for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Return as soon as `condition` holds; fail after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie nobody has reaped yet does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
