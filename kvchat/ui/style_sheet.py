@@ -96,7 +96,7 @@ def _inputs(t: Theme) -> str:
                    border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
                    selection-color: {t.on_accent}; }}
     QDoubleSpinBox::up-button, QDoubleSpinBox::down-button {{ width: 0; border: none; }}
-    QDoubleSpinBox QLineEdit {{ border: none; padding: 0; background: transparent; }}
+    QDoubleSpinBox QLineEdit {{ border: none; padding: 0 7px; background: transparent; }}
     QLineEdit:focus, QDoubleSpinBox:focus {{ border: 1px solid {t.accent}; }}
     QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
