@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -45,10 +46,10 @@ class Engine(Protocol):
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
         ...
 
-    def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncIterator[ChatChunk]:
+    def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
 
-        Closing it drops the request.
+        Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
         ...
 
@@ -145,7 +146,7 @@ class LlamaServerClient:
         The call without the key goes first: our key is not for a stranger who happens to listen there.
         """
         with _translated(self._http):
-            response = await self._http.get("/props", timeout=_QUICK_S)
+            response = await self._http.get("/props", timeout=_CONNECT_S)
         if response.status_code == 401:
             with contextlib.suppress(EngineRefused):
                 return await self.facts()
@@ -164,10 +165,10 @@ class LlamaServerClient:
             raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
         return tokens
 
-    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncIterator[ChatChunk]:
+    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
 
-        Closing it (`aclose`, or leaving the task) drops the request.
+        Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
         stream = self._stream("/v1/chat/completions", wire.chat_body(messages, sampling))
         async with contextlib.aclosing(stream) as chunks:
@@ -211,24 +212,46 @@ class LlamaServerClient:
         return wire.parse_object(response.content)
 
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """The events of a streamed answer. Raises EngineGone when it breaks off before its end."""
+        """The events of a streamed answer. Raises EngineGone when it breaks off before its end.
+
+        The reading is a task of its own, so that dropping the request is a cancellation, which runs through all of
+        httpx's nested generators. Closing this one while they are suspended would leave them to the garbage collector.
+        """
+        arrived: asyncio.Queue[ChatChunk | Exception | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read(path, body, arrived.put_nowait), name=f"engine stream {path}")
+        try:
+            while (chunk := await arrived.get()) is not None:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def _read(
+        self, path: str, body: dict[str, Any], arrive: Callable[[ChatChunk | Exception | None], None]
+    ) -> None:
+        """Read the stream to its end; hand over each chunk, then the error or None."""
         timeout = httpx.Timeout(_CONNECT_S, read=self._hang_guard_s)
-        with _translated(self._http):
-            async with self._http.stream(
-                "POST", path, json=body, headers=self._authorization, timeout=timeout
-            ) as answer:
-                if answer.status_code != 200:
-                    raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
-                async with contextlib.aclosing(httpx_sse.EventSource(answer).aiter_sse()) as events:
-                    async for event in events:
+        ended = False
+        try:
+            with _translated(self._http):
+                async with self._http.stream(
+                    "POST", path, json=body, headers=self._authorization, timeout=timeout
+                ) as answer:
+                    if answer.status_code != 200:
+                        raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
+                    async for event in httpx_sse.EventSource(answer).aiter_sse():
                         chunk = wire.parse_event(event.data)
-                        if isinstance(chunk, wire.WireError):
-                            raise _refusal(chunk)
                         if chunk is not None:
-                            yield chunk
-                        if wire.ends_stream(event.data):
-                            return
-        raise EngineGone("The engine broke off", "Its reply stopped before the end.", _GONE_ADVICE)
+                            arrive(_refusal(chunk) if isinstance(chunk, wire.WireError) else chunk)
+                        ended = ended or wire.ends_stream(event.data)
+        except Exception as error:  # whatever it is, it belongs to whoever reads
+            arrive(error)
+        else:
+            arrive(
+                None if ended else EngineGone("The engine broke off", "Its reply stopped before the end.", _GONE_ADVICE)
+            )
 
 
 def _refusal(error: wire.WireError) -> EngineRefused:

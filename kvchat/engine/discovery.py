@@ -58,15 +58,20 @@ def find_engine(
 ) -> EngineLocation:
     """The engine to use: the path in the settings, llama-server on PATH and the usual places, the embedded engine.
 
-    `search` and `embedded_present` override what this machine has. Raises EngineNotFound with advice.
+    The settings may also say "embedded", for a machine whose own llama-server is of no use. `search` and
+    `embedded_present` override what this machine has. Raises EngineNotFound with advice.
     """
-    if settings_path:
+    if embedded_present is None:
+        embedded_present = importlib.util.find_spec("xllamacpp") is not None
+    if settings_path == EngineKind.EMBEDDED.value:
+        search = ()
+    elif settings_path:
         return EngineLocation(EngineKind.LLAMA_SERVER, _checked(Path(settings_path).expanduser()))
     for folder in install_places() if search is None else search:
         program = folder / _program_name()
         if _is_program(program):
             return EngineLocation(EngineKind.LLAMA_SERVER, program.absolute())
-    if importlib.util.find_spec("xllamacpp") is not None if embedded_present is None else embedded_present:
+    if embedded_present:
         return EngineLocation(EngineKind.EMBEDDED)
     raise EngineNotFound(
         "No engine found",

@@ -80,6 +80,16 @@ def cannot_spawn(error: OSError) -> EngineFailure:
     )
 
 
+def bug(error: BaseException) -> EngineFailure:
+    """kvchat itself broke while it looked after the engine."""
+    return EngineFailure(
+        FailureKind.EXITED,
+        "kvchat lost track of the engine",
+        f"This is a fault in kvchat: {error!r}",
+        "Start the engine again, and please report this.",
+    )
+
+
 def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
     """The same reason, for an engine that is not started again."""
     if deaths < 2:
@@ -95,8 +105,8 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
             FailureKind.MISSING_LIBRARY,
             "The engine lacks a library",
             library or "A library (DLL) that it needs is not installed.",
-            "Install llama-server again, together with the libraries it was built with, or clear the engine path in "
-            "the settings to use the embedded engine.",
+            "Install llama-server again, together with the libraries it was built with, or set the engine path in the "
+            'settings to "embedded" to use the engine inside kvchat.',
         )
     if outcome.code in (leash.EXIT_NOT_FOUND, leash.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
         return EngineFailure(
@@ -139,7 +149,7 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     name = _signal_name(outcome.signal)
     if name == "SIGKILL":
         if outcome.memory_ran_out:
-            return _out_of_memory("The system ended it to save memory.")
+            return _out_of_memory("It was killed while the system ended programs for want of memory.")
         return EngineFailure(
             FailureKind.KILLED,
             "The engine was killed",
@@ -176,7 +186,7 @@ def _bad_argument(line: str) -> EngineFailure:
         FailureKind.INCOMPATIBLE,
         "This engine does not fit kvchat",
         line,
-        "Install a newer llama-server, or clear the engine path in the settings to use the embedded engine.",
+        'Install a newer llama-server, or set the engine path in the settings to "embedded" to use kvchat\'s own.',
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shlex
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from kvchat.engine import failure
 from kvchat.engine.client import Engine, EngineError, EngineGone, Health, LlamaServerClient, NotOurEngine
 from kvchat.engine.discovery import EngineLocation
-from kvchat.engine.launch import Launch, prepare
+from kvchat.engine.invocation import Invocation, prepare
 from kvchat.engine.log import EngineLog
 from kvchat.engine.outcome import StopRung
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.process import EngineProcess, Ladder
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 
-_FIRST_POLL_S = 0.1
+_FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
 
 # The same start would end the same way.
@@ -123,6 +124,7 @@ class EngineSupervisor:
             self.location, self.plan = location, plan
             self._publish(EngineStatus(EngineState.STARTING))
             self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
+            self._task.add_done_callback(self._run_ended)
 
     async def stop(self) -> None:
         """Stop the engine and wait until it is gone. Without one this does nothing."""
@@ -173,6 +175,14 @@ class EngineSupervisor:
         self._task = None
         self._publish(EngineStatus(EngineState.STOPPED, stop_rung=self._rung.value if self._rung else None))
 
+    def _run_ended(self, task: asyncio.Task[None]) -> None:
+        """A bug of ours must not leave anyone waiting for an engine that will never be ready."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
+        self._publish(EngineStatus(EngineState.FAILED, failure.bug(error)))
+
     async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
         """One life after the other, until told to stop or there is no hope."""
         deaths: deque[float] = deque()
@@ -202,17 +212,18 @@ class EngineSupervisor:
             plan = dataclasses.replace(plan, port=0)
         return await self._live(prepare(location, plan), status)
 
-    async def _live(self, launch: Launch, status: EngineStatus) -> _Death:
+    async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
         """One process from its start to its death. Cancelled, it is led down the ladder first."""
+        self.log.note(f"kvchat starts {shlex.join(invocation.command)}")
         try:
-            process = await EngineProcess.spawn(launch.command, launch.environment, self.log)
+            process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:
             return _Death(failure.cannot_spawn(error), was_ready=False)
         self.generation += 1
-        self.plan, self._process = launch.plan, process
-        client = LlamaServerClient(launch.base_url, launch.key)
+        self.plan, self._process = invocation.plan, process
+        client = LlamaServerClient(invocation.base_url, invocation.key)
         try:
-            reason = await self._bring_up(process, client, launch.plan.port, status)
+            reason = await self._bring_up(process, client, invocation.plan.port, status)
             if reason is not None:
                 return _Death(reason, was_ready=False)
             self._client = client

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
 
 from kvchat.engine.client import EngineGone, EngineRefused, Health, LlamaServerClient, NotOurEngine
-from kvchat.engine.launch import free_port
+from kvchat.engine.invocation import free_port
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
@@ -133,9 +136,30 @@ async def test_closing_a_reply_drops_the_request(client: LlamaServerClient, fake
     async for chunk in reply:
         if chunk.text:
             break
-    await reply.aclose()  # type: ignore[attr-defined]
+    await reply.aclose()
     saved = await asyncio.wait_for(client.save_slot("a.bin"), 10)  # it waits for the slot to be free
     assert saved.n_saved < 5_000
+
+
+@pytest.mark.parametrize("end", ["whole", "dropped", "refused"])
+async def test_no_generator_is_left_to_the_garbage_collector(
+    client: LlamaServerClient, fake_engine: FakeEngine, end: str
+) -> None:
+    """Qt's event loop, unlike asyncio's own, finishes none of them: each would end in a complaint on the screen."""
+    left: list[object] = []
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(finalizer=left.append)
+    try:
+        fake_engine.set(FAKE_BREAK_STREAM=1 if end == "refused" else None)
+        with contextlib.suppress(EngineRefused):
+            async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
+                async for chunk in chunks:
+                    if chunk.text and end == "dropped":
+                        break
+        gc.collect()
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    assert left == []
 
 
 async def test_nobody_there_is_gone() -> None:

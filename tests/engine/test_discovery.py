@@ -37,6 +37,13 @@ def test_then_the_places_in_their_order(fake_engine: FakeEngine, tmp_path: Path)
     assert find_engine(None, search=places, embedded_present=True).path == second / "llama-server"
 
 
+def test_the_settings_may_ask_for_the_embedded_engine(fake_engine: FakeEngine) -> None:
+    places = [fake_engine.path.parent]
+    assert find_engine("embedded", search=places, embedded_present=True).kind is EngineKind.EMBEDDED
+    with pytest.raises(EngineNotFound):
+        find_engine("embedded", search=places, embedded_present=False)
+
+
 def test_what_cannot_be_run_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "llama-server").write_text("no program")
     found = find_engine(None, search=[tmp_path], embedded_present=True)

@@ -275,6 +275,20 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
     await supervisor.close()
 
 
+async def test_a_bug_in_a_listener_leaves_nobody_waiting(watched: Watched, fake_engine: FakeEngine) -> None:
+    def broken(status: EngineStatus) -> None:
+        if status.state is READY:
+            raise ZeroDivisionError
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    watched.supervisor.subscribe(broken)
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await until(lambda: watched.supervisor.status.state is FAILED)
+    assert isinstance(reported[0], ZeroDivisionError)
+    assert watched.supervisor.pid is None
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_the_key_is_in_no_command_line(watched: Watched, fake_engine: FakeEngine) -> None:
     await watched.supervisor.start(fake_engine.location, fake_engine.plan)

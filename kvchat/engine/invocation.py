@@ -17,7 +17,7 @@ _LLAMA_SERVER_KEY = "LLAMA_API_KEY"  # common/arg.cpp, --api-key
 
 
 @dataclass(frozen=True)
-class Launch:
+class Invocation:
     """Everything one start needs. The key is in the environment alone: a command line is for every user to see."""
 
     plan: LaunchPlan  # with the port that was chosen
@@ -31,8 +31,8 @@ class Launch:
         return f"http://{self.plan.host}:{self.plan.port}"
 
 
-def prepare(location: EngineLocation, plan: LaunchPlan) -> Launch:
-    """A launch with a fresh key and, if the plan leaves it open, a free port."""
+def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
+    """An invocation with a fresh key and, if the plan leaves it open, a free port."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
     key = secrets.token_urlsafe(32)
     environment = dict(os.environ)
@@ -42,7 +42,7 @@ def prepare(location: EngineLocation, plan: LaunchPlan) -> Launch:
     else:
         command = [str(location.path or Path("llama-server")), *llama_server_arguments(plan)]
         environment[_LLAMA_SERVER_KEY] = key
-    return Launch(plan, tuple(command), key, environment)
+    return Invocation(plan, tuple(command), key, environment)
 
 
 def free_port(host: str) -> int:
