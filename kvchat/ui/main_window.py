@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge, Views
 from kvchat.ui.cards import EngineCard
@@ -248,7 +249,11 @@ class MainWindow(QMainWindow):
 
     async def use_model(self, path: Path) -> None:
         """Use another model; the chat page opens once it is accepted. Raises KvchatError."""
-        await self._runtime.use_model(path)
+        try:
+            await self._runtime.use_model(path)
+        except KvchatError as error:
+            self.first_start.show_error(error)
+            return
         self.bridge.show_engine()
         self._show_right_page()
 

@@ -76,7 +76,7 @@ class Notices(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
-        self._report: ReportDialog | None = None
+        self.report: ReportDialog | None = None
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(8)
@@ -100,12 +100,12 @@ class Notices(QWidget):
     def show_bug(self, error: BaseException) -> None:
         """Something kvchat did not expect: a report to copy."""
         text = "".join(traceback.format_exception(error))
-        if self._report is not None:
-            self._report.add(text)
+        if self.report is not None:
+            self.report.add(text)
             return
-        self._report = ReportDialog(self._look, text, self.window())
-        self._report.finished.connect(self._forget_report)
-        self._report.open()
+        self.report = ReportDialog(self._look, text, self.window())
+        self.report.finished.connect(self._forget_report)
+        self.report.open()
 
     def _add(self, title: str, detail: str, tone: str) -> NoticeView | None:
         if any(notice.words == (title, detail) for notice in self.on_show):
@@ -117,7 +117,7 @@ class Notices(QWidget):
         return notice
 
     def _forget_report(self) -> None:
-        self._report = None
+        self.report = None
 
 
 class ReportDialog(QDialog):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, QUrl
+from PySide6.QtCore import QByteArray, QSize, Qt, QUrl
 from PySide6.QtGui import (
     QDesktopServices,
     QFont,
@@ -41,8 +41,11 @@ class TextPage(QTextBrowser):
         self.anchorClicked.connect(_open_web_link)
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
-        """Nothing is ever loaded for a model's text: no remote picture, no local file."""
-        return None
+        """Nothing is ever loaded for a model's text: no remote picture, no local file.
+
+        Empty bytes and not None: at None, QTextDocument goes on to read local files by itself.
+        """
+        return QByteArray()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave scrolling to the transcript."""

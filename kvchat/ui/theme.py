@@ -40,7 +40,8 @@ class Look(QObject):
         self.type = _pick_type()
         self.theme: Theme = LIGHT
         app.setStyle("Fusion")
-        app.styleHints().colorSchemeChanged.connect(self._apply)
+        self._system = app.styleHints().colorScheme()
+        app.styleHints().colorSchemeChanged.connect(self._system_changed)
         self._apply()
 
     @property
@@ -54,10 +55,14 @@ class Look(QObject):
             self._choice = choice
             self._apply()
 
+    def _system_changed(self, scheme: Qt.ColorScheme) -> None:
+        self._system = scheme
+        self._apply()
+
     def _apply(self) -> None:
         dark = self._choice == "dark"
         if self._choice == "system":
-            dark = self._app.styleHints().colorScheme() is Qt.ColorScheme.Dark
+            dark = self._system is Qt.ColorScheme.Dark
         self.theme = DARK if dark else LIGHT
         font = QFont(self.type.family)
         font.setPointSizeF(self.type.base)

@@ -69,7 +69,7 @@ class Transcript(QScrollArea):
             view.deleteLater()
         for position, message in enumerate(shown):
             self._show_message(position, message)
-        self._earlier.setVisible(self._shown_from > 0)
+        self.earlier.setVisible(self._shown_from > 0)
 
     def set_live(self, message_id: str, text: str, thinking: str) -> None:
         """The running reply's text so far; ignored when that message is not on this page."""
@@ -135,12 +135,12 @@ class Transcript(QScrollArea):
         self._column = QVBoxLayout(column)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(22)
-        self._earlier = QPushButton("Show earlier messages")
-        self._earlier.setProperty("kind", "quiet")
-        self._earlier.setAccessibleName("Show earlier messages")
-        self._earlier.clicked.connect(self._show_earlier)
-        self._earlier.hide()
-        self._column.addWidget(self._earlier, 0, Qt.AlignmentFlag.AlignHCenter)
+        self.earlier = QPushButton("Show earlier messages")
+        self.earlier.setProperty("kind", "quiet")
+        self.earlier.setAccessibleName("Show earlier messages")
+        self.earlier.clicked.connect(self._show_earlier)
+        self.earlier.hide()
+        self._column.addWidget(self.earlier, 0, Qt.AlignmentFlag.AlignHCenter)
         self._rows = QVBoxLayout()
         self._rows.setSpacing(22)
         self._column.addLayout(self._rows)

@@ -70,10 +70,15 @@ class Tray(QObject):
         self.icon.hide()
         self.menu.deleteLater()
 
+    @property
+    def mark(self) -> MarkState:
+        """What the icon shows."""
+        return mark_state(self._runtime.engine_status.state, self._runtime.chat.busy is not None)
+
     def refresh(self) -> None:
         """Write icon, tooltip and menu anew from what is."""
         state = self._runtime.engine_status.state
-        mark = mark_state(state, self._runtime.chat.busy is not None)
+        mark = self.mark
         tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model_name) if part)
         if (mark, tooltip) != self._shown:
             self._shown = (mark, tooltip)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+os.environ["QT_QPA_PLATFORM"] = "offscreen"
+
+import pytest
+import pytest_asyncio
+from PySide6.QtWidgets import QApplication
+from qasync import QEventLoop
+
+from kvchat.ui.main_window import MainWindow
+from kvchat.ui.theme import Look
+from tests.ui.fake_runtime import FakeRuntime
+
+_app: list[QApplication] = []  # kept: a QApplication that Python forgets is gone
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], QEventLoop]]:
+    """Coroutine tests in this folder run on Qt's loop, as the app does."""
+    return {"qt": _qt_loop}
+
+
+def _qt_loop() -> QEventLoop:
+    if QApplication.instance() is None:
+        _app.append(QApplication(["kvchat-tests"]))
+    return QEventLoop(QApplication.instance())
+
+
+@pytest.fixture
+def look(qapp: QApplication) -> Iterator[Look]:
+    look = Look(qapp, "light")
+    yield look
+    look.deleteLater()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> FakeRuntime:
+    return FakeRuntime(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def window(runtime: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
+    """The window over a runtime the test has furnished before asking for it (fixtures run in argument order)."""
+    window = MainWindow(runtime, look)
+    window.show()
+    await window.start()
+    yield window
+    await window.finish()
+    window.close()
+    window.deleteLater()

@@ -1,0 +1,384 @@
+"""The window through its keys, buttons and lists, over the fake runtime."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPlainTextEdit, QPushButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import FirstToken, Notice, Prefilling, TurnFailed
+from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.engine.status import EngineFailure, EngineState, FailureKind
+from kvchat.errors import KvchatError
+from kvchat.ui.confirm import ConfirmDialog
+from kvchat.ui.conversation_list import ROW, Warmth
+from kvchat.ui.main_window import MainWindow
+from kvchat.ui.message_view import ReplyView
+from kvchat.ui.theme import Look
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Two conversations; `thesis` is the newer one."""
+    for id, title in (("jeju", "Trip to Jeju"), ("thesis", "Thesis, chapter 3")):
+        runtime.chat.add(title, id=id)
+        runtime.chat.write(id, Role.USER, f"About {title}?")
+        runtime.chat.write(id, Role.ASSISTANT, f"All about {title}.", receipt=a_receipt())
+    return runtime
+
+
+def replies(window: MainWindow) -> list[ReplyView]:
+    return [view for view in window.transcript.views.values() if isinstance(view, ReplyView)]
+
+
+def titles(window: MainWindow) -> list[str]:
+    model = window.sidebar.model
+    return [model.index(i).data() for i in range(model.rowCount())]
+
+
+def warmth(window: MainWindow) -> list[Warmth]:
+    model = window.sidebar.model
+    return [model.index(i).data(ROW).warmth for i in range(model.rowCount())]
+
+
+async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
+    """The open conversation stands on the page."""
+    wanted = len(runtime.chat.said[window.bridge.current or ""])
+    await until(lambda: len(window.transcript.views) == wanted, "the messages")
+
+
+def dialog(window: MainWindow) -> ConfirmDialog:
+    return next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
+
+
+async def test_shows_the_newest_conversation_and_tells_the_runtime(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    assert titles(window) == ["Thesis, chapter 3", "Trip to Jeju"]
+    assert window.header.title.whole == "Thesis, chapter 3"
+    assert ("select", "thesis") in furnished.chat.calls
+    assert replies(window)[0].text == "All about Thesis, chapter 3."
+
+
+async def test_enter_sends_and_shift_enter_makes_a_line(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    editor = window.composer.editor
+    qtbot.keyClicks(editor, "one")
+    qtbot.keyClick(editor, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClicks(editor, "two")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    await until(lambda: ("send", "thesis", "one\ntwo") in furnished.chat.calls)
+    assert window.composer.draft == ""
+
+
+async def test_send_button_is_off_without_text(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    assert not window.composer.button.isEnabled()
+    qtbot.keyClicks(window.composer.editor, "   ")
+    assert not window.composer.button.isEnabled()
+    qtbot.keyClicks(window.composer.editor, "x")
+    assert window.composer.button.isEnabled()
+    assert window.composer.button.accessibleName() == "Send"
+
+
+async def test_composer_grows_to_eight_lines(runtime: FakeRuntime, window: MainWindow) -> None:
+    editor = window.composer.editor
+    heights = []
+    for lines in (1, 4, 8, 20):
+        window.composer.set_draft("\n".join("x" * lines))
+        heights.append(editor.height())
+    assert heights[0] < heights[1] < heights[2] == heights[3]
+
+
+async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClicks(window.composer.editor, "Hello")
+    qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
+    await until(lambda: titles(window) == ["Hello"])
+    assert runtime.chat.calls[-1] == ("send", window.bridge.current, "Hello")
+    assert window.header.title.whole == "Hello"
+
+
+async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.bridge.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    assert window.composer.button.accessibleName() == "Stop"
+    furnished.events.publish(Prefilling("thesis", 100, 400, 0))
+    assert window.transcript.pending.text() == "Reading 25 % of 400 tokens…"
+    for piece in ("One ", "two ", "**three**"):
+        furnished.chat.say("thesis", piece)
+    await until(lambda: replies(window)[-1].text == "One two **three**")
+    assert window.transcript.pending.isHidden()
+    qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
+    await until(lambda: replies(window)[-1].message.state is MessageState.STOPPED)
+    assert ("stop", "thesis") in furnished.chat.calls
+    assert window.composer.button.accessibleName() == "Send"
+
+
+async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.bridge.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
+    await until(lambda: furnished.chat.busy is None)
+
+
+async def test_enter_keeps_the_text_while_a_reply_runs(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.bridge.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    qtbot.keyClicks(window.composer.editor, "next")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    assert window.composer.draft == "next"
+    assert [call for call in furnished.chat.calls if call[0] == "send"] == [("send", "thesis", "go on")]
+
+
+async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
+    window.bridge.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    furnished.chat.say("thesis", "first half, ")
+    window.bridge.open("jeju")
+    furnished.chat.say("thesis", "second half")
+    await settled(window, furnished)
+    assert window.composer.button.accessibleName() == "Send"
+    assert [reply.text for reply in replies(window)] == ["All about Trip to Jeju."]
+    window.bridge.open("thesis")
+    await until(lambda: replies(window) and replies(window)[-1].text == "first half, second half")
+
+
+async def test_click_switches_and_each_conversation_keeps_its_draft(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    qtbot.keyClicks(window.composer.editor, "half a thought")
+    view = window.sidebar.list
+    where = view.visualRect(window.sidebar.model.index(1)).center()
+    qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=where)
+    await until(lambda: window.bridge.current == "jeju")
+    await settled(window, furnished)
+    assert replies(window)[0].text == "All about Trip to Jeju."
+    assert window.composer.draft == ""
+    qtbot.keyClick(window, Qt.Key.Key_Up, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: window.bridge.current == "thesis")
+    assert window.composer.draft == "half a thought"
+
+
+async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    assert window.bridge.current is None
+    assert not window.transcript.views
+    qtbot.keyClick(window, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: window.bridge.current == "thesis")
+
+
+async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await settled(window, furnished)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F2)
+    editor = window.sidebar.list.findChild(QLineEdit)
+    assert editor is not None
+    editor.selectAll()
+    qtbot.keyClicks(editor, "The lemma")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    await until(lambda: titles(window)[0] == "The lemma")
+    assert window.header.title.whole == "The lemma"
+
+
+async def test_delete_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await settled(window, furnished)
+    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+    qtbot.mouseClick(dialog(window).keep, Qt.MouseButton.LeftButton)
+    assert ("delete", "thesis") not in furnished.chat.calls
+    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+    qtbot.mouseClick(dialog(window).yes, Qt.MouseButton.LeftButton)
+    await until(lambda: titles(window) == ["Trip to Jeju"])
+    await until(lambda: window.bridge.current == "jeju")
+
+
+async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
+    assert warmth(window) == [Warmth.COLD, Warmth.COLD]
+    furnished.slot = "thesis"
+    furnished.kept = {"jeju": 136_000_000}
+    window.bridge.refresh_usage()
+    await until(lambda: warmth(window) == [Warmth.HOT, Warmth.DISK])
+    assert window.sidebar.usage_button.text() == "KV 136 MB of 20 GB"
+    furnished.set_engine(EngineState.STOPPED)
+    await until(lambda: warmth(window)[0] is Warmth.COLD)
+
+
+async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.bridge.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
+    furnished.chat.finish("thesis", None)
+    card = window.transcript.failure
+    assert (card.title.text(), card.detail.text(), card.advice.text()) == (
+        "Out of memory",
+        "3.2 GB short.",
+        "Close something.",
+    )
+    await until(lambda: card.isVisible() and not window.transcript.unanswered.isVisible())
+    qtbot.mouseClick(card.retry, Qt.MouseButton.LeftButton)
+    assert ("retry", "thesis") in furnished.chat.calls
+    assert card.isHidden()
+
+
+async def test_an_interrupted_reply_offers_to_try_again(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("thesis", Role.USER, "And?")
+    furnished.chat.write("thesis", Role.ASSISTANT, "Half an ans", state=MessageState.INTERRUPTED)
+    await settled(window, furnished)
+    again = [b for b in replies(window)[-1].findChildren(QPushButton) if b.text() == "Try again"]
+    again[0].click()
+    assert ("retry", "thesis") in furnished.chat.calls
+
+
+async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("thesis", Role.USER, "And?")
+    await until(lambda: window.transcript.unanswered.isVisible())
+    window.transcript.unanswered.button.click()
+    assert ("retry", "thesis") in furnished.chat.calls
+    assert not window.transcript.unanswered.isVisible()
+
+
+async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:
+    failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "It is truncated.", "Fetch it again.")
+    furnished.set_engine(EngineState.FAILED, failure=failure)
+    card = window.engine_card
+    assert card.isVisible()
+    assert (card.title.text(), card.detail.text(), card.advice.text()) == (
+        "Not a model",
+        "It is truncated.",
+        "Fetch it again.",
+    )
+    card.restart.click()
+    await until(lambda: ("restart",) in furnished.calls)
+    card.log.click()
+    log = window.open_engine_log()
+    assert "server is listening" in log.text.toPlainText()
+    log.close()
+    card.model.click()
+    assert window.first_start.isVisible()
+    furnished.set_engine(EngineState.READY)
+    assert card.isHidden()
+
+
+async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, window: MainWindow) -> None:
+    failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "Out of memory", "Killed.", "Close something.")
+    furnished.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
+    assert window.engine_card.title.text() == "Out of memory"
+    assert "attempt 2" in window.engine_card.detail.text()
+    furnished.set_engine(EngineState.LOADING)
+    assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
+    assert not window.engine_card.restart.isVisible()
+
+
+async def test_errors_and_notices_go_through_one_door(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
+    window.header.restart_requested.emit()
+    await until(lambda: len(window.notices.on_show) == 1)
+    assert window.notices.on_show[0].words == ("Cannot restart", "No model. Choose one.")
+    furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
+    furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
+    assert len(window.notices.on_show) == 2
+    window.notices.on_show[0].close_button.click()
+    assert [notice.words[0] for notice in window.notices.on_show] == ["Disk nearly full"]
+
+
+async def test_a_bug_becomes_a_report_to_copy(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.refuse = ZeroDivisionError("by zero")  # type: ignore[assignment]
+    window.header.restart_requested.emit()
+    await until(lambda: window.notices.report is not None)
+    report = window.notices.report
+    assert report is not None
+    assert "ZeroDivisionError: by zero" in report.text.toPlainText()
+    report.close()
+
+
+async def test_theme_choice_is_applied_and_stored(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+    window.header.theme_requested.emit("dark")
+    await until(lambda: furnished.settings.theme == "dark")
+    assert look.theme.name == "dark"
+
+
+async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await settled(window, furnished)
+    receipt = replies(window)[0].receipt
+    assert receipt is not None
+    assert receipt.text == "0.31 s · 5,906 of 5,918 tokens from disk · saved about 36 s"
+    qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
+    await until(lambda: receipt.details is not None and receipt.details.isVisible())
+    qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
+    assert receipt.details is not None
+    assert receipt.details.isHidden()
+
+
+async def test_a_hollow_restore_looks_like_a_fault(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("thesis", Role.ASSISTANT, "x", receipt=a_receipt(hollow=True, cached_tokens=0))
+    await until(lambda: len(replies(window)) == 2)
+    receipt = replies(window)[-1].receipt
+    assert receipt is not None
+    assert receipt.text.startswith("⚠ ")
+    assert receipt.line.property("tone") == "warn"
+
+
+async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    strip = window.strip
+    assert strip.state.text() == "ready"
+    assert strip.model.whole == "SmolLM2-135M-Instruct"
+    assert strip.context.text() == "context 6.3K of 32K"
+    assert "trained for" in strip.context.toolTip()
+    furnished.events.publish(Prefilling("thesis", 2959, 5918, 0))
+    assert strip.remarks.text == "reading 50 % of 5,918 tokens"
+    assert strip.progress.isVisible()
+    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918))
+    assert strip.remarks.text == "first token 0.31 s"
+    assert not strip.progress.isVisible()
+    furnished.events.publish(Prefilling("jeju", 1, 2, 0))
+    assert strip.remarks.text == "first token 0.31 s"
+
+
+async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
+    for i in range(100):
+        furnished.chat.said["jeju"].append(furnished.chat.write("thesis", Role.USER, f"Question {i}"))
+    window.bridge.open("jeju")
+    await until(lambda: len(window.transcript.views) == 60)
+    bar = window.transcript.verticalScrollBar()
+    await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
+    window.transcript.earlier.click()
+    assert len(window.transcript.views) == 102
+
+
+async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: FakeRuntime, window: MainWindow) -> None:
+    for i in range(30):
+        furnished.chat.write("thesis", Role.USER, f"Question {i}")
+    bar = window.transcript.verticalScrollBar()
+    await until(lambda: len(window.transcript.views) == 32 and bar.value() == bar.maximum() > 0)
+    bar.setValue(0)
+    before = bar.maximum()
+    furnished.chat.write(
+        "thesis", Role.ASSISTANT, "\n\n".join("More." for _ in range(30)), receipt=a_receipt(Source.HOT)
+    )
+    await until(lambda: bar.maximum() > before)
+    assert bar.value() == 0
+
+
+async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+    window.resize(700, 500)
+    window.close()
+    again = MainWindow(furnished, look)
+    assert (again.width(), again.height()) == (700, 500)
+    assert (furnished.paths.config / "window.ini").exists()
+    again.deleteLater()
+
+
+async def test_closing_without_a_tray_quits(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    with qtbot.waitSignal(window.quit_requested, timeout=0, raising=True):
+        window.close()
+
+
+async def test_every_control_has_a_name(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    controls = [*window.findChildren(QAbstractButton), *window.findChildren(QPlainTextEdit)]
+    nameless = [c for c in controls if not (c.accessibleName() or (isinstance(c, QAbstractButton) and c.text()))]
+    assert not nameless

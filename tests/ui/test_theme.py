@@ -1,0 +1,63 @@
+"""Colours that can be read, and who decides which are used."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+from kvchat.ui.theme import Look
+from kvchat.ui.tokens import DARK, LIGHT, Theme, contrast
+
+GROUNDS = ("page", "sidebar", "raised", "bubble", "hover", "selected")
+TEXTS = ("text", "muted")
+PAIRS = [
+    *((text, ground) for text in TEXTS for ground in GROUNDS),
+    *((name, "code") for name in ("code_keyword", "code_string", "code_number", "code_comment", "code_name", "text")),
+    ("accent", "page"),
+    ("accent", "sidebar"),
+    ("on_accent", "accent"),
+    ("warn", "page"),
+    ("warn", "sidebar"),
+    ("bad", "page"),
+    ("bad", "sidebar"),
+    ("bad", "raised"),
+    ("bad", "bad_soft"),
+    ("text", "bad_soft"),
+    ("muted", "bad_soft"),
+    ("text", "warn_soft"),
+    ("muted", "warn_soft"),
+    ("warn", "warn_soft"),
+    ("muted", "code"),
+]
+
+
+def test_contrast_of_known_colours() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+@pytest.mark.parametrize(("text", "ground"), PAIRS)
+def test_text_can_be_read(theme: Theme, text: str, ground: str) -> None:
+    assert contrast(getattr(theme, text), getattr(theme, ground)) >= 4.5
+
+
+def test_a_choice_overrides_the_system(qapp: QApplication) -> None:
+    look = Look(qapp, "dark")
+    assert look.theme is DARK
+    assert qapp.palette().window().color().name() == DARK.page
+    look.choose("light")
+    assert look.theme is LIGHT
+    look.deleteLater()
+
+
+def test_system_follows_the_desktop(qapp: QApplication) -> None:
+    look = Look(qapp, "system")
+    heard: list[str] = []
+    look.changed.connect(lambda: heard.append(look.theme.name))
+    for scheme, theme in ((Qt.ColorScheme.Dark, DARK), (Qt.ColorScheme.Light, LIGHT)):
+        qapp.styleHints().colorSchemeChanged.emit(scheme)
+        assert look.theme is theme
+    assert heard == ["dark", "light"]
+    look.deleteLater()

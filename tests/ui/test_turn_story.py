@@ -1,0 +1,116 @@
+"""The strip's words for each event."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.events import (
+    FirstToken,
+    Prefilling,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    RestoreFailed,
+    Restoring,
+    Saved,
+    SaveSkipped,
+    Saving,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+    WaitingForEngine,
+)
+from kvchat.errors import KvchatError
+from kvchat.ui.turn_story import Piece, TurnStory
+
+A_RESTORE = (Restoring("c", 136_000_000, 5906), Restored("c", 136_000_000, 5906, 21.4))
+
+
+def told(*events: TurnEvent) -> TurnStory:
+    story = TurnStory()
+    for event in events:
+        story.tell(event)
+    return story
+
+
+def words(story: TurnStory) -> list[str]:
+    return [piece.text for piece in story.pieces]
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (WaitingForEngine("c"), Piece("waiting for the engine", "live")),
+        (Restoring("c", 136_000_000, 5906), Piece("restoring 136 MB…", "live", 2)),
+        (Restored("c", 136_000_000, 5906, 21.4), Piece("restored 136 MB in 21 ms", "", 2)),
+        (RestoreFailed("c", "the hash differs"), Piece("not restored: the hash differs", "warn", 2)),
+        (Prefilling("c", 1480, 5918, 0), Piece("reading 25 % of 5,918 tokens", "live")),
+        (FirstToken("c", 310, 5906, 5918), Piece("first token 0.31 s", "", 0)),
+        (Speed("c", 41.3, 6000), Piece("41 tok/s", "live", 1)),
+        (Speed("c", 4.26, 6000), Piece("4.3 tok/s", "live", 1)),
+        (Saving("c"), Piece("saving…", "live")),
+        (Saved("c", 137_000_000, 6100, 310), Piece("saved 137 MB in 0.31 s")),
+        (SaveSkipped("c", "the disk is nearly full"), Piece("not saved: the disk is nearly full", "warn")),
+        (TurnFailed("c", KvchatError("No")), Piece("failed", "bad")),
+    ],
+)
+def test_each_event_in_words(event: TurnEvent, expected: Piece) -> None:
+    assert told(event).pieces == (expected,)
+
+
+def test_a_restore_is_warm_only_when_the_first_token_proved_it() -> None:
+    before = told(*A_RESTORE)
+    assert before.pieces[0].tone == ""
+    assert "warm" not in before.pieces[0].text
+    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918))
+    assert after.pieces[0] == Piece("restored 136 MB in 21 ms → warm", "good", 2)
+
+
+def test_a_hollow_restore_is_a_fault() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918))
+    assert story.pieces[0] == Piece("hollow restore: restored 136 MB in 21 ms, not used", "warn", 2)
+
+
+def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
+    story = told(Prefilling("c", 2959, 5918, 0))
+    assert story.fraction == 0.5
+    assert story.pending == "Reading 50 % of 5,918 tokens…"
+    story.tell(FirstToken("c", 310, 0, 5918))
+    assert story.fraction is None
+    assert story.pending == ""
+    assert words(story) == ["first token 0.31 s"]
+
+
+def test_a_whole_turn_and_then_the_next() -> None:
+    story = told(
+        *A_RESTORE,
+        Prefilling("c", 5906, 5918, 5906),
+        FirstToken("c", 310, 5906, 5918),
+        ReplyDelta("c", "m", "x", ""),
+        Speed("c", 41.3, 6000),
+        ReplyFinished("c", "m", None),
+        Saving("c"),
+        Saved("c", 137_000_000, 6100, 310),
+    )
+    assert words(story) == [
+        "restored 136 MB in 21 ms → warm",
+        "first token 0.31 s",
+        "41 tok/s",
+        "saved 137 MB in 0.31 s",
+    ]
+    assert all(piece.tone != "live" for piece in story.pieces)
+    story.tell(Prefilling("c", 1, 10, 0))
+    assert words(story) == ["reading 10 % of 10 tokens"]
+
+
+def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
+    story = told(*A_RESTORE)
+    story.begin()
+    assert words(story) == ["restored 136 MB in 21 ms"]
+    assert story.pending == "One moment…"
+
+
+def test_send_forgets_the_turn_before() -> None:
+    story = told(Saved("c", 137_000_000, 6100, 310))
+    story.begin()
+    assert words(story) == []

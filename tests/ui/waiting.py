@@ -1,0 +1,15 @@
+"""Waiting for a condition while Qt and asyncio go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object], what: str = "", seconds: float = 5.0) -> None:
+    """Return once `condition` holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
+        await asyncio.sleep(0.005)
