@@ -13,7 +13,7 @@ def size(count: float) -> str:
 
 
 def duration(ms: float) -> str:
-    """ "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
+    """A time in words: "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
     if ms < 100:
         return f"{ms:.0f} ms"
     if ms < 10_000:
@@ -25,7 +25,9 @@ def duration(ms: float) -> str:
 
 
 def tokens_short(count: int) -> str:
-    """ "812", "5.9K", "131K"."""
+    """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:
         return str(count)
+    if count % 1024 == 0:
+        return f"{count // 1024}K"
     return f"{count / 1000:.1f}K".replace(".0K", "K") if count < 100_000 else f"{count / 1000:.0f}K"

@@ -30,7 +30,8 @@ from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.ui.wording import since, size, size_of
+from kvchat.ui.wording import since, size_of
+from kvchat.wording import size
 
 
 class _UsageRow(QFrame):

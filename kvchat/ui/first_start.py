@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.errors import KvchatError
 from kvchat.ui.icons import app_icon
-from kvchat.ui.wording import size
+from kvchat.wording import size
 
 
 class FirstStart(QWidget):

@@ -14,7 +14,7 @@ from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import Theme
 from kvchat.ui.turn_story import Piece
-from kvchat.ui.wording import tokens_short
+from kvchat.wording import tokens_short
 
 _GAP = 18  # pixels between remarks
 

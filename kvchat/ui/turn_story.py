@@ -20,7 +20,8 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
-from kvchat.ui.wording import duration, proved, size
+from kvchat.ui.wording import proved
+from kvchat.wording import duration, size
 
 _RANKS = {"ttft": 0, "speed": 1, "restore": 2}
 

@@ -1,4 +1,4 @@
-"""Numbers and receipts in words. Pure functions; one place decides how kvchat says a size, a time or a count."""
+"""What the window says of receipts, shares and dates. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,38 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvchat.chat.messages import Receipt, Source
+from kvchat.wording import duration, size
 
 _PROVED_SHARE = 0.5  # a restore counts as proved when at least this share of the prompt came from the cache
-
-
-def tokens_short(count: int) -> str:
-    """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
-    if count < 1000:
-        return str(count)
-    if count % 1024 == 0:
-        return f"{count // 1024}K"
-    return f"{count / 1000:.1f}K".replace(".0K", "K") if count < 100_000 else f"{count / 1000:.0f}K"
-
-
-def size(count: int) -> str:
-    """Bytes in decimal units, as a file manager shows them: "136 MB", "3.1 GB"."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= scale:
-            value = count / scale
-            return f"{value:.0f} {unit}" if value >= 10 and unit != "GB" else f"{value:.1f} {unit}".replace(".0 ", " ")
-    return f"{count} bytes"
-
-
-def duration(ms: float) -> str:
-    """A time in words: "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
-    if ms < 100:
-        return f"{ms:.0f} ms"
-    if ms < 10_000:
-        return f"{ms / 1000:.2f} s"
-    if ms < 100_000:
-        return f"{ms / 1000:.1f} s"
-    minutes, seconds = divmod(round(ms / 1000), 60)
-    return f"{minutes} min {seconds} s"
 
 
 def size_of(count: int, whole: int) -> str:

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from kvchat.chat.messages import Receipt, Source
-from kvchat.ui.wording import duration, proved, receipt_details, receipt_line, since, size, size_of, tokens_short
+from kvchat.ui.wording import proved, receipt_details, receipt_line, since, size_of
+from kvchat.wording import duration, size, tokens_short
 from tests.ui.fake_runtime import a_receipt
 
 
