@@ -60,6 +60,6 @@ def test_durations(ms: float, words: str) -> None:
     assert duration(ms) == words
 
 
-@pytest.mark.parametrize(("count", "words"), [(812, "812"), (5_918, "5.9K"), (4_000, "4K"), (131_072, "131K")])
+@pytest.mark.parametrize(("count", "words"), [(812, "812"), (5_918, "5.9K"), (4_000, "4K"), (131_072, "128K")])
 def test_token_counts(count: int, words: str) -> None:
     assert tokens_short(count) == words
