@@ -8,7 +8,15 @@ packages_for() {
   local purpose
   for purpose in "$@"; do
     sed -n "s/^$purpose: //p" packaging/debian-packages
+    [ "$purpose" != bundle ] || shared_python
   done | tr '\n' ' '
+}
+
+# The package with Python's shared library, which PyInstaller needs and Debian's own interpreter comes without.
+shared_python() {
+  local python
+  python=$(find_python) || return 0
+  [[ $(readlink -f "$python") != /usr/bin/* ]] || "$python" -c 'import sys; print("libpython%d.%d" % sys.version_info[:2])'
 }
 
 # Those of the given packages that are not installed. Newer Debian releases add "t64" to some library names.
@@ -53,12 +61,17 @@ find_python() {
   return 1
 }
 
-# Makes .venv. Debian's python3 lacks ensurepip until python3-venv is installed: then a pip from elsewhere will do as well.
+# Installs Python, or the python3-venv that Debian's python3 comes without, where that is what is missing.
+ensure_python() {
+  local python
+  if python=$(find_python) && "$python" -c 'import ensurepip, venv' 2>/dev/null; then return 0; fi
+  install_packages python
+}
+
+# Makes .venv. Without python3-venv a pip or virtualenv from elsewhere will do as well.
 make_venv() {
   local python
-  find_python >/dev/null || install_packages python
   python=$(find_python) || { say "Python 3.11 or later is needed, and none was found (set PYTHON to its path)"; return 1; }
-  "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python
   say "making .venv with $("$python" --version)"
   rm -rf .venv
   "$python" -m venv .venv >&2 && return 0
