@@ -49,6 +49,11 @@ class SupervisedRoom:
         """The context size the running engine reported, in tokens."""
         return self._ready.context_size if self._ready and self.is_ready() else None
 
+    @property
+    def engine_pid(self) -> int | None:
+        """The running engine process, None without one."""
+        return self._supervisor.pid
+
     def is_ready(self) -> bool:
         """Whether `ready` would answer at once."""
         return self.status.state is EngineState.READY

@@ -1,0 +1,166 @@
+"""Faults on the real engine: each ends in a clear message, nothing said is lost, and the chat goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import Event, Prefilling, ReplyDelta, Saved, SaveSkipped, Saving, TurnFailed
+from kvchat.chat.messages import Message, MessageState, Source
+from kvchat.engine.wire import Sampling
+from kvchat.paths import resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+from tests.e2e.home import engine_path, notes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ENGINES = ("embedded", "llama-server")
+GREEDY = Sampling(max_tokens=200, temperature=0.0, seed=1)
+
+
+class Watched:
+    """A runtime with what it tells written down, and a hook that is called with each event."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.events: list[Event] = []
+        self.hook: Callable[[Event], None] = lambda event: None
+        runtime.events.subscribe(self._hear)
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self.hook(event)
+
+    def kill_engine_at(self, kind: type[Event], when: Callable[[Event], bool] = lambda event: True) -> None:
+        """SIGKILL the engine at the first such event, once."""
+
+        def kill(event: Event) -> None:
+            if isinstance(event, kind) and when(event):
+                self.hook = lambda event: None
+                assert self.runtime.room.engine_pid is not None
+                os.kill(self.runtime.room.engine_pid, signal.SIGKILL)
+
+        self.hook = kill
+
+    async def say(self, chat: str, text: str, sampling: Sampling = GREEDY) -> Message | None:
+        reply = await self.runtime.chat.send(chat, text, sampling)
+        await self.runtime.chat.idle()
+        return reply
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def opened(home: Path, model: Path, engine: str, cache: Path | None = None) -> AsyncIterator[Watched]:
+    paths = resolve_paths({"KVCHAT_HOME": str(home)})
+    if cache:
+        paths = replace(paths, cache=cache)
+    settings = Settings(model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0)
+    runtime = await open_runtime(paths, settings)
+    try:
+        yield Watched(runtime)
+    finally:
+        await runtime.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_the_engine_is_killed_during_prefill_streaming_and_saving(
+    tmp_path: Path, smollm2: Path, engine: str
+) -> None:
+    async with opened(tmp_path / "home", smollm2, engine) as app:
+        chat = (await app.runtime.chat.new_conversation()).id
+        short = Sampling(max_tokens=8, temperature=0.0)
+
+        app.kill_engine_at(Prefilling, lambda event: isinstance(event, Prefilling) and event.done > 0)
+        assert await app.say(chat, notes(120)) is None
+        failure = app.of(TurnFailed)[0]
+        assert isinstance(failure, TurnFailed)
+        assert "killed" in str(failure.error).lower()
+        assert [m.content for m in await app.runtime.chat.messages(chat)] == [notes(120)]
+        assert await app.runtime.chat.retry(chat, short) is not None
+        await app.runtime.chat.idle()
+
+        said = len(app.of(ReplyDelta))
+        app.kill_engine_at(ReplyDelta, lambda event: len(app.of(ReplyDelta)) > said + 2)
+        assert await app.say(chat, "Count to a hundred in words.") is None
+        partial = (await app.runtime.chat.messages(chat))[-1]
+        assert partial.state is MessageState.INTERRUPTED
+        assert partial.content
+        again = await app.runtime.chat.retry(chat, short)
+        await app.runtime.chat.idle()
+        assert again is not None
+        assert again.receipt is not None
+        assert again.receipt.source is Source.DISK, "the turn before was saved, and is restored into the new engine"
+
+        app.kill_engine_at(Saving)
+        saved_before = len(app.of(Saved))
+        assert await app.say(chat, "Thank you.", short) is not None
+        assert len(app.of(Saved)) == saved_before
+        assert isinstance(app.of(SaveSkipped)[-1], SaveSkipped)
+        after = await app.say(chat, "Goodbye.", short)
+        assert after is not None
+        assert after.receipt is not None
+        assert after.receipt.source is Source.DISK
+        assert len(app.of(Saved)) == saved_before + 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_the_disk_fills_up_while_the_engine_saves(
+    tmp_path: Path, small_disk: Path, tiny_model: Callable[[str], Path], engine: str
+) -> None:
+    """The tiny llama takes about 2 KB a token: 2,700 tokens do not fit 3 MB."""
+    async with opened(tmp_path / "home", tiny_model("llama"), engine, cache=small_disk / "cache") as app:
+        await app.runtime.apply_settings(replace(app.runtime.settings, quota_bytes=1_000_000_000))
+        chat = (await app.runtime.chat.new_conversation()).id
+        short = Sampling(max_tokens=4, temperature=0.0)
+        reply = await app.say(chat, notes(150), short)
+        assert reply is not None, "the reply is not held up by the disk"
+        assert isinstance(app.of(SaveSkipped)[0], SaveSkipped)
+        assert not app.of(Saved)
+        leftovers = [f for f in (small_disk / "cache").rglob("*") if f.is_file() and f.stat().st_size > 10_000]
+        assert not leftovers, "what could not be saved does not go on filling the disk"
+        other = (await app.runtime.chat.new_conversation()).id
+        assert await app.say(other, "Hello", short) is not None
+        assert app.of(Saved), "a small conversation still fits"
+
+
+async def test_below_the_floor_nothing_is_saved_and_the_user_is_told(
+    tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    async with opened(tmp_path / "home", tiny_model("llama"), "embedded") as app:
+        await app.runtime.apply_settings(replace(app.runtime.settings, free_floor_bytes=10**18))
+        chat = (await app.runtime.chat.new_conversation()).id
+        assert await app.say(chat, "Hello", Sampling(max_tokens=4)) is not None
+        skipped = app.of(SaveSkipped)[0]
+        assert isinstance(skipped, SaveSkipped)
+        assert "free" in skipped.reason
+        assert not app.of(Saved)
+
+
+async def test_nothing_runs_on_after_close(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    async with opened(tmp_path / "home", tiny_model("llama"), "embedded") as app:
+        chat = (await app.runtime.chat.new_conversation()).id
+        await app.say(chat, "Hello", Sampling(max_tokens=4))
+    assert len(asyncio.all_tasks()) == 1
