@@ -201,6 +201,8 @@ def _check_kind(values: Mapping[str, Value]) -> None:
         )
     if not 0 < _whole(values, f"{architecture}.block_count") <= MOST_BLOCKS:
         raise NotAModel("This is not a GGUF model", "Its number of layers makes no sense.", "Download it again.")
+    if any(count < 0 for count in _per_layer(values.get(f"{architecture}.attention.head_count_kv"), MOST_BLOCKS)):
+        raise NotAModel("This is not a GGUF model", "Its number of heads makes no sense.", "Download it again.")
     if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
         raise NotAModel(
             "This is an embedding model", "It makes vectors of text and cannot chat.", "Choose a chat model."
