@@ -6,8 +6,8 @@ from __future__ import annotations
 def size(count: float) -> str:
     """Bytes in decimal units, as a file manager shows them: "136 MB", "3.1 GB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= scale:
-            value = count / scale
+        value = count / scale
+        if value >= 0.9995:  # 999,960,000 rounds to 1 GB, not to 1000 MB
             return f"{value:.0f} {unit}" if value >= 10 and unit != "GB" else f"{value:.1f} {unit}".replace(".0 ", " ")
     return f"{count:.0f} bytes"
 

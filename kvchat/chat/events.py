@@ -145,6 +145,15 @@ class TurnFailed:
 
 
 @dataclass(frozen=True)
+class QuestionNotStored:
+    """The user's words could not be put on disk, so nothing was sent: whoever took them must give them back."""
+
+    conversation_id: str
+    text: str
+    error: KvchatError
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something the user should know, not tied to a turn."""
 
@@ -167,7 +176,7 @@ TurnEvent = (
     | SaveSkipped
     | TurnFailed
 )
-Event = EngineChanged | ConversationsChanged | MessagesChanged | Notice | TurnEvent
+Event = EngineChanged | ConversationsChanged | MessagesChanged | QuestionNotStored | Notice | TurnEvent
 Listener = Callable[[Event], None]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvchat.chat.database import Database
-from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, TurnFailed
+from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Conversation, Message, MessageState, Role
 from kvchat.chat.prompt import ends_with_reply, prompt_messages, title_from
 from kvchat.chat.room import EngineRoom
@@ -156,11 +156,8 @@ class ChatService:
                 reply.set_result(message)
 
         try:
-            async with self._asking:
-                await self._store_question(turn.conversation_id, text)
-            await turn.run(done)
-        except KvchatError as error:
-            self.events.publish(TurnFailed(turn.conversation_id, error))
+            if await self._stored(turn.conversation_id, text):
+                await turn.run(done)
         finally:
             done(None)
             self._turns.remove(turn)
@@ -170,6 +167,19 @@ class ChatService:
         for turn in self._turns:
             if turn.conversation_id == conversation_id:
                 turn.supersede()
+
+    async def _stored(self, conversation_id: str, text: str | None) -> bool:
+        """Whether the question is on disk; where it is not, its words go back to whoever sent them."""
+        try:
+            async with self._asking:
+                await self._store_question(conversation_id, text)
+        except KvchatError as error:
+            if text is None:
+                self.events.publish(TurnFailed(conversation_id, error))
+            else:
+                self.events.publish(QuestionNotStored(conversation_id, text, error))
+            return False
+        return True
 
     async def _store_question(self, conversation_id: str, text: str | None) -> None:
         """The user's words are on disk before anything else happens to them."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from kvchat.chat.events import (
     Event,
-    MessagesChanged,
     Notice,
+    QuestionNotStored,
     ReplyDelta,
     ReplyFinished,
     RestoreFailed,
@@ -63,10 +63,8 @@ class _Printer:
                 _remark(f"not saved: {reason}")
             case Notice(title=title, detail=detail):
                 _remark(f"{title}. {detail}")
-            case TurnFailed(error=error):
+            case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self.error = error
-            case MessagesChanged() | _:
-                pass
 
 
 async def _ask(options: AskOptions) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvchat.kvstore.store import StoreRefused
+from kvchat.wording import size as size_in_words
 
 GB = 1_000_000_000
 DEFAULT_QUOTA = 20 * GB
@@ -67,12 +68,3 @@ def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int
             f"{size_in_words(free)} are free, and {size_in_words(floor)} must stay free.",
             "Make room on the disk, or lower the floor in the settings.",
         )
-
-
-def size_in_words(size: int) -> str:
-    """A size as a person reads it: "136 MB", "3.1 GB"."""
-    for unit, bytes_each in (("GB", GB), ("MB", 1_000_000), ("KB", 1_000)):
-        if size >= bytes_each:
-            number = size / bytes_each
-            return f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
-    return f"{size} bytes"

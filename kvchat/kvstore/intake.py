@@ -6,9 +6,9 @@ import errno
 from pathlib import Path
 
 from kvchat.kvstore import slotfile
-from kvchat.kvstore.budget import size_in_words
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.kvstore.store import StoreRefused
+from kvchat.wording import size as size_in_words
 
 
 def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvchat.kvstore import disk, slotfile
-from kvchat.kvstore.budget import size_in_words
 from kvchat.kvstore.manifest import ID_PATTERN, MAX_BYTES, Manifest, ManifestError, read_manifest, write_manifest
+from kvchat.wording import size as size_in_words
 
 SLOT_NAME = "kv.slot"
 MANIFEST_NAME = "manifest.json"  # its modification time is the save point's time of last use

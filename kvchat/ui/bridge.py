@@ -14,6 +14,7 @@ from kvchat.chat.events import (
     Event,
     MessagesChanged,
     Notice,
+    QuestionNotStored,
     ReplyDelta,
     ReplyFinished,
     Restored,
@@ -214,10 +215,23 @@ class Bridge(QObject):
             case MessagesChanged(conversation_id=id):
                 if id == self.current:
                     self._wishes.start(self._reload_messages(id))
+            case QuestionNotStored():
+                self._give_back(event)
             case Notice(title=title, detail=detail):
                 self._views.notices.tell(title, detail)
             case _:
                 self._hear_turn(event)
+
+    def _give_back(self, event: QuestionNotStored) -> None:
+        """The words were not stored: they return to the composer, or to the draft they came from."""
+        composer, here = self._views.composer, event.conversation_id == self.current
+        talk = self._talk(event.conversation_id)
+        draft = "\n".join(part for part in (event.text, composer.draft if here else talk.draft) if part)
+        if here:
+            composer.set_draft(draft)
+        else:
+            talk.draft = draft
+        self._views.notices.show_error(event.error)
 
     def _hear_turn(self, event: TurnEvent) -> None:
         id = event.conversation_id

@@ -47,7 +47,15 @@ def test_a_restore_before_send_is_named_as_not_counted() -> None:
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1_500, "1.5 KB"), (136_000_000, "136 MB"), (3.1e9, "3.1 GB")],
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (999_960_000, "1 GB"),
+        (9_960_000, "10 MB"),
+        (1_500, "1.5 KB"),
+        (136_000_000, "136 MB"),
+        (3.1e9, "3.1 GB"),
+    ],
 )
 def test_sizes(count: float, words: str) -> None:
     assert size(count) == words

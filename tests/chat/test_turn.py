@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kvchat.chat.events import (
     FirstToken,
     Prefilling,
+    QuestionNotStored,
     ReplyDelta,
     Restored,
     RestoreFailed,
@@ -336,3 +338,15 @@ async def test_no_engine_at_all_is_said_in_words(tmp_path: Path, fake_engine: Fa
         fake_engine.set(FAKE_EXIT_AT_START=None)
         reply = await stage.runtime.chat.retry(chat)
         assert reply is not None
+
+
+async def test_words_that_cannot_be_stored_come_back_and_nothing_is_sent(stage: Stage) -> None:
+    chat = await stage.chat()
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("DROP TABLE messages")
+    connection.commit()
+    connection.close()
+    assert await stage.ask(chat) is None
+    (back,) = stage.of(QuestionNotStored)
+    assert back.text == QUESTION
+    assert not stage.requests("/v1/chat/completions")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.kvstore.budget import Kept, check_room, default_quota, prune_plan, set_aside_plan, size_in_words
+from kvchat.kvstore.budget import Kept, check_room, default_quota, prune_plan, set_aside_plan
 from kvchat.kvstore.store import StoreRefused
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -50,11 +50,3 @@ def test_room_is_refused_at_the_floor_and_not_before() -> None:
         check_room(100, 101, free=200, quota=100, floor=100)
     with pytest.raises(StoreRefused, match="larger than the disk quota"):
         check_room(101, 0, free=200, quota=100, floor=100)
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1_500, "1.5 KB"), (136_000_000, "136 MB"), (3_100_000_000, "3.1 GB")],
-)
-def test_sizes_read_as_a_person_writes_them(size: int, words: str) -> None:
-    assert size_in_words(size) == words
