@@ -36,7 +36,7 @@ class UnansweredLine(QWidget):
         words = QLabel("This message has no reply yet.")
         words.setProperty("kind", "small")
         self.button = QPushButton("Try again")
-        self.button.setProperty("kind", "quiet")
+        self.button.setProperty("kind", "link")
         self.button.setAccessibleName("Answer the last message")
         self.button.clicked.connect(self.retry_requested)
         row.addWidget(words)

@@ -42,7 +42,7 @@ class Composer(QWidget):
         self.editor.setPlaceholderText("Message…")
         self.editor.setTabChangesFocus(True)
         self.editor.setFont(page_font(look.type.family, look.type.body))
-        self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.editor.send_pressed.connect(self._send)
         self.editor.textChanged.connect(self._text_changed)
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
@@ -122,6 +122,9 @@ class Composer(QWidget):
 
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()
-        lines = max(1, min(round(self.editor.document().size().height()), _MOST_LINES))
+        wanted = round(self.editor.document().size().height())  # a plain text document counts in lines
+        lines = max(1, min(wanted, _MOST_LINES))
+        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > _MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        self.editor.setVerticalScrollBarPolicy(policy)
         margins = round(2 * self.editor.document().documentMargin())
         self.editor.setFixedHeight(lines * line + margins + 1)

@@ -29,6 +29,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.ui.elided import plain_tip
 from kvchat.ui.theme import Look
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -163,7 +164,7 @@ class ConversationDelegate(QStyledItemDelegate):
     ) -> bool:
         """The whole title and what the dot means, as plain text."""
         if event.type() == QEvent.Type.ToolTip and index.isValid():
-            QToolTip.showText(event.globalPos(), str(index.data(Qt.ItemDataRole.ToolTipRole)), view)
+            QToolTip.showText(event.globalPos(), plain_tip(str(index.data(Qt.ItemDataRole.ToolTipRole))), view)
             return True
         return super().helpEvent(event, view, option, index)
 

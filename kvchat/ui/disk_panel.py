@@ -28,6 +28,7 @@ from kvchat.settings import GB
 from kvchat.ui.confirm import confirm
 from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
+from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 from kvchat.ui.wording import since, size_of
@@ -143,8 +144,7 @@ class DiskPanel(QDialog):
         area = QScrollArea()
         area.setWidgetResizable(True)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        ground = QWidget()
-        ground.setObjectName("page")
+        ground = ScrollGround("page")
         self._list = QVBoxLayout(ground)
         self._list.setContentsMargins(0, 0, 8, 0)
         self._list.setSpacing(0)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import html
+
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QWidget
+
+
+def plain_tip(text: str) -> str:
+    """A tooltip that shows `text` as it is: Qt would take what looks like HTML for HTML."""
+    return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
 class ElidedLabel(QLabel):
@@ -44,7 +51,7 @@ class ElidedLabel(QLabel):
     def _elide(self) -> None:
         shown = self.fontMetrics().elidedText(self._whole, Qt.TextElideMode.ElideRight, max(self.width(), 24))
         self.setText(shown)
-        self.setToolTip(self._whole if shown != self._whole else "")
+        self.setToolTip(plain_tip(self._whole) if shown != self._whole else "")
         self.setAccessibleName(self._whole)
         self.updateGeometry()
 
@@ -84,4 +91,4 @@ class ElidedButton(QPushButton):
         room = max(self.width() - 14 - metrics.horizontalAdvance(f" {self._tail}"), 24)
         shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
         self.setText(f"{shown} {self._tail}")
-        self.setToolTip(self._whole if shown != self._whole else "")
+        self.setToolTip(plain_tip(self._whole) if shown != self._whole else "")

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.errors import KvchatError
 from kvchat.ui.icons import app_icon
+from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.wording import size
 
 
@@ -70,8 +71,7 @@ class FirstStart(QWidget):
         across.addStretch(1)
         across.addWidget(box, 1000)
         across.addStretch(1)
-        ground = QWidget()
-        ground.setObjectName("page")
+        ground = ScrollGround("page")
         middle = QVBoxLayout(ground)
         middle.addStretch(2)
         middle.addLayout(across)

@@ -63,7 +63,7 @@ class Header(QWidget):
     def show_model(self, name: str | None, context_reason: str) -> None:
         """The model's name, and why its context is as large as it is."""
         shown = self.model.fontMetrics().elidedText(name or "No model", Qt.TextElideMode.ElideMiddle, 210)
-        self.model.setText(shown)
+        self.model.setText(shown.replace("&", "&&"))  # a lone & would mark a shortcut key
         self.model.setAccessibleName(f"Model: {name or 'none'}")
         self.model.setToolTip(name or "")
         self.model_menu.clear()

@@ -219,6 +219,7 @@ class MainWindow(QMainWindow):
             ("Ctrl+Down", lambda: self.sidebar.step(1)),
             ("Ctrl+L", self.composer.focus),
             ("Esc", self.bridge.stop),
+            ("Ctrl+Q", self.quit_requested.emit),
             ("F2", self.sidebar.begin_rename),
         ):
             shortcut = QShortcut(QKeySequence(keys), self)

@@ -71,8 +71,8 @@ def is_web_link(url: str) -> bool:
         return False
 
 
-def prose_css(theme: Theme, mono: str) -> str:
-    """The style sheet of a prose document (QTextDocument's own small subset of CSS)."""
+def prose_css(theme: Theme, mono: str, points: float) -> str:
+    """The style sheet of a prose document (QTextDocument's own small subset of CSS); code is `points` large."""
     return f"""
     p, li {{ line-height: 148%; }}
     p {{ margin-top: 0; margin-bottom: 10px; }}
@@ -82,8 +82,8 @@ def prose_css(theme: Theme, mono: str) -> str:
     h2 {{ font-size: 128%; font-weight: 600; margin-top: 16px; margin-bottom: 8px; }}
     h3, h4, h5, h6 {{ font-size: 110%; font-weight: 600; margin-top: 14px; margin-bottom: 6px; }}
     a {{ color: {theme.accent}; text-decoration: underline; }}
-    code {{ font-family: "{mono}"; background-color: {theme.code}; font-size: 92%; }}
-    pre {{ font-family: "{mono}"; background-color: {theme.code}; font-size: 92%; white-space: pre-wrap; }}
+    code {{ font-family: "{mono}"; background-color: {theme.code}; font-size: {points}pt; }}
+    pre {{ font-family: "{mono}"; background-color: {theme.code}; font-size: {points}pt; white-space: pre-wrap; }}
     """
 
 

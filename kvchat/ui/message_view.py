@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Message, MessageState
 from kvchat.ui.code_view import CodeView
-from kvchat.ui.icons import icon
 from kvchat.ui.markdown import Code, MarkdownReader, Prose, Segment, prose_css
 from kvchat.ui.receipt_view import FoldedText, ReceiptView
+from kvchat.ui.reply_footer import ReplyFooter
 from kvchat.ui.text_page import TextPage, page_font, plain_width
 from kvchat.ui.theme import Look
 
 _RENDER_MS = 80  # streaming text is gathered this long before it is drawn
 _RENDER_SHARE = 8  # drawing may take one part in so many of the time
-
-_STATE_WORDS = {
-    MessageState.STOPPED: "You stopped this reply.",
-    MessageState.INTERRUPTED: "This reply was interrupted.",
-}
 
 
 class UserView(QWidget):
@@ -69,7 +63,6 @@ class ReplyView(QWidget):
         self._parts: list[TextPage | CodeView] = []
         self._fold: FoldedText | None = None
         self._thinking_page: TextPage | None = None
-        self.receipt: ReceiptView | None = None
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self.render_now)
@@ -79,12 +72,13 @@ class ReplyView(QWidget):
         self._body = QVBoxLayout()
         self._body.setSpacing(12)
         self._column.addLayout(self._body)
-        self._footer = QVBoxLayout()
-        self._footer.setSpacing(2)
-        self._column.addLayout(self._footer)
-        self._state_row: QWidget | None = None
-        self._tools: QWidget | None = None
+        self.footer: ReplyFooter | None = None
         self.show_message(message)
+
+    @property
+    def receipt(self) -> ReceiptView | None:
+        """The receipt on show, if the reply has one."""
+        return self.footer.receipt if self.footer is not None else None
 
     def show_message(self, message: Message) -> None:
         """Show the message as it is stored. A live text is not set back by an older stored one."""
@@ -142,7 +136,7 @@ class ReplyView(QWidget):
         if isinstance(part, CodeView) and isinstance(segment, Code):
             part.show_code(segment.language, segment.text)
         elif isinstance(part, TextPage) and isinstance(segment, Prose):
-            part.set_html(segment.html, prose_css(self._look.theme, self._look.type.mono))
+            part.set_html(segment.html, prose_css(self._look.theme, self._look.type.mono, self._look.type.body - 1.25))
 
     def _new_part(self, segment: Segment) -> TextPage | CodeView:
         if isinstance(segment, Code):
@@ -163,51 +157,11 @@ class ReplyView(QWidget):
             self._thinking_page.set_plain(self.thinking)
 
     def _show_ending(self, message: Message) -> None:
-        for widget in (self._state_row, self._tools):
-            if widget is not None:
-                widget.setParent(None)
-                widget.deleteLater()
-        self._state_row = self._tools = None
-        if message.state in _STATE_WORDS:
-            self._state_row = self._ending_row(message.state)
-            self._footer.addWidget(self._state_row)
+        if self.footer is not None:
+            self.footer.setParent(None)
+            self.footer.deleteLater()
+            self.footer = None
         if message.state is not MessageState.STREAMING:
-            self._tools = self._tool_row(message)
-            self._footer.addWidget(self._tools)
-
-    def _ending_row(self, state: MessageState) -> QWidget:
-        row = QWidget()
-        layout = QHBoxLayout(row)
-        layout.setContentsMargins(0, 0, 0, 0)
-        words = QLabel(_STATE_WORDS[state])
-        words.setProperty("kind", "small")
-        layout.addWidget(words)
-        if state is MessageState.INTERRUPTED:
-            again = QPushButton("Try again")
-            again.setProperty("kind", "quiet")
-            again.setAccessibleName("Try this reply again")
-            again.clicked.connect(self.retry_requested)
-            layout.addWidget(again)
-        layout.addStretch(1)
-        return row
-
-    def _tool_row(self, message: Message) -> QWidget:
-        row = QWidget()
-        layout = QHBoxLayout(row)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(6)
-        self.receipt = None
-        if message.receipt is not None:
-            self.receipt = ReceiptView(message.receipt)
-            self.receipt.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-            layout.addWidget(self.receipt, 1)
-        else:
-            layout.addStretch(1)
-        copy = QToolButton()
-        copy.setProperty("kind", "quiet")
-        copy.setIcon(icon("copy", self._look.theme.muted))
-        copy.setToolTip("Copy the reply")
-        copy.setAccessibleName("Copy the reply")
-        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text))
-        layout.addWidget(copy, 0, Qt.AlignmentFlag.AlignTop)
-        return row
+            self.footer = ReplyFooter(self._look, message)
+            self.footer.retry_requested.connect(self.retry_requested)
+            self._column.addWidget(self.footer)

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
 
 from kvchat.engine.status import EngineState
-from kvchat.ui.elided import ElidedLabel
+from kvchat.ui.elided import ElidedLabel, plain_tip
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import Theme
 from kvchat.ui.turn_story import Piece
@@ -64,7 +64,7 @@ class Remarks(QWidget):
         if pieces != self._pieces:
             self._pieces = pieces
             self.setAccessibleName(self.text)
-            self.setToolTip("\n".join(piece.text for piece in pieces))
+            self.setToolTip(plain_tip("\n".join(piece.text for piece in pieces)))
             if QToolTip.isVisible() and self.underMouse():
                 QToolTip.hideText()
             self.updateGeometry()

@@ -65,6 +65,9 @@ def _buttons(t: Theme, small: float) -> str:
                    padding: 3px 5px 3px 0; text-align: left; }}
     QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus {{ color: {t.text}; text-decoration: underline; }}
     QPushButton[kind="quiet"][tone="warn"] {{ color: {t.warn}; }}
+    QPushButton[kind="link"] {{ background: transparent; border: none; color: {t.accent}; font-size: {small}pt;
+                   padding: 3px 0; }}
+    QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus {{ text-decoration: underline; }}
     QPushButton[kind="usage"] {{ background: transparent; border: none; border-radius: 8px; color: {t.muted};
                    font-size: {small}pt; text-align: left; padding: 6px 8px; }}
     QPushButton[kind="usage"]:hover, QPushButton[kind="usage"]:focus {{ background: {t.hover}; color: {t.text}; }}

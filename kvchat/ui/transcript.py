@@ -14,6 +14,7 @@ from kvchat.ui.cards import FailureCard, PendingLine, UnansweredLine
 from kvchat.ui.icons import icon
 from kvchat.ui.markdown import MarkdownReader
 from kvchat.ui.message_view import ReplyView, UserView
+from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.ui.theme import Look
 
 COLUMN_WIDTH = 760
@@ -123,8 +124,7 @@ class Transcript(QScrollArea):
             view.set_column_width(min(COLUMN_WIDTH, self.viewport().width() - 48))
 
     def _build_column(self) -> None:
-        ground = QWidget()
-        ground.setObjectName("transcriptColumn")
+        ground = ScrollGround("transcriptColumn")
         across = QHBoxLayout(ground)
         self._across = across
         column = QWidget()

@@ -159,17 +159,27 @@ async def test_click_switches_and_each_conversation_keeps_its_draft(
     await settled(window, furnished)
     assert replies(window)[0].text == "All about Trip to Jeju."
     assert window.composer.draft == ""
-    qtbot.keyClick(window, Qt.Key.Key_Up, Qt.KeyboardModifier.ControlModifier)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Up, Qt.KeyboardModifier.ControlModifier)
     await until(lambda: window.bridge.current == "thesis")
     assert window.composer.draft == "half a thought"
 
 
 async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    qtbot.keyClick(window, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     assert window.bridge.current is None
     assert not window.transcript.views
-    qtbot.keyClick(window, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
     await until(lambda: window.bridge.current == "thesis")
+
+
+async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRuntime, window: MainWindow) -> None:
+    title = "<b>bold</b> & <img src='file:///etc/passwd'> " * 4
+    runtime.chat.add(title, id="html")
+    await until(lambda: titles(window) == [title])
+    window.bridge.open("html")
+    window.resize(600, 420)
+    await until(lambda: "&lt;img" in window.header.title.toolTip())
+    assert window.header.title.text().startswith("<b>bold")
 
 
 async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -382,3 +392,13 @@ async def test_every_control_has_a_name(furnished: FakeRuntime, window: MainWind
     controls = [*window.findChildren(QAbstractButton), *window.findChildren(QPlainTextEdit)]
     nameless = [c for c in controls if not (c.accessibleName() or (isinstance(c, QAbstractButton) and c.text()))]
     assert not nameless
+
+
+async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    window.transcript.show_failure(KvchatError("Title", "Many words. " * 20, "Some advice. " * 10))
+    card = window.transcript.failure
+    await until(lambda: card.isVisible() and card.height() > 0)
+    ground = window.transcript.widget()
+    visible = window.transcript.viewport().height()
+    await until(lambda: ground.height() == max(visible, ground.layout().totalHeightForWidth(ground.width())))
