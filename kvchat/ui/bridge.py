@@ -86,6 +86,7 @@ class Bridge(QObject):
         self._saved: frozenset[str] = frozenset()
         self._talks: dict[str, _Talk] = {}
         self._had_model = runtime.settings.model_path
+        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self._gather = QTimer(self)
         self._gather.setSingleShot(True)
         self._gather.setInterval(_GATHER_MS)
@@ -165,12 +166,13 @@ class Bridge(QObject):
             self.model_changed.emit()
 
     async def _send(self, text: str) -> None:
-        conversation_id = self.current
-        if conversation_id is None:
-            conversation_id = (await self._runtime.chat.new_conversation()).id
-            if self.current is None:
-                self.current = conversation_id
-        self._talks.setdefault(conversation_id, _Talk(TurnStory())).draft = ""
+        self._talk().draft = ""
+        async with self._beginning:
+            conversation_id = self.current
+            if conversation_id is None:
+                conversation_id = (await self._runtime.chat.new_conversation()).id
+                if self.current is None:
+                    self.current = conversation_id
         self._views.transcript.scroll_to_end()
         self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text))
 

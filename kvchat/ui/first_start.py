@@ -36,16 +36,6 @@ class FirstStart(QWidget):
         super().__init__(parent)
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        mark = QLabel()
-        mark.setPixmap(app_icon().pixmap(QSize(64, 64)))
-        title = QLabel("Choose a model to talk to")
-        title.setProperty("kind", "hero")
-        words = QLabel(
-            "Everything stays on this computer. kvchat keeps what the model worked out about each "
-            "conversation, so that it answers at once when you come back."
-        )
-        words.setProperty("kind", "muted")
-        words.setWordWrap(True)
         self.starter = _wide_button("Fetch the starter model (98 MB)", "primary")
         self.pick = _wide_button("Pick a GGUF file…", "")
         self.back = _wide_button("Back", "flat")
@@ -54,28 +44,11 @@ class FirstStart(QWidget):
         self.starter.clicked.connect(self._start_fetch)
         self.pick.clicked.connect(self.open_file_dialog)
         self.back.clicked.connect(self.back_requested)
-        box = QWidget()
-        box.setMaximumWidth(440)
-        column = QVBoxLayout(box)
-        column.setContentsMargins(24, 24, 24, 24)
-        column.setSpacing(12)
-        for widget in (mark, title, words):
-            column.addWidget(widget)
-        column.addSpacing(8)
-        column.addWidget(self.starter)
-        column.addWidget(self.pick)
-        column.addWidget(self._build_progress())
-        column.addWidget(self._build_error())
-        column.addWidget(self.back)
-        across = QHBoxLayout()
-        across.addStretch(1)
-        across.addWidget(box, 1000)
-        across.addStretch(1)
         ground = ScrollGround("page")
-        middle = QVBoxLayout(ground)
-        middle.addStretch(2)
-        middle.addLayout(across)
-        middle.addStretch(3)
+        across = QHBoxLayout(ground)
+        across.addStretch(1)
+        across.addLayout(self._build_column(), 1000)
+        across.addStretch(1)
         area = QScrollArea()
         area.setWidgetResizable(True)
         area.setWidget(ground)
@@ -128,6 +101,23 @@ class FirstStart(QWidget):
         if fetching:
             self._error.hide()
 
+    def _build_column(self) -> QVBoxLayout:
+        box = QWidget()
+        box.setMaximumWidth(440)
+        column = QVBoxLayout(box)
+        column.setContentsMargins(24, 24, 24, 24)
+        column.setSpacing(12)
+        for label in _greeting():
+            column.addWidget(label)
+        column.addSpacing(8)
+        for widget in (self.starter, self.pick, self._build_progress(), self._build_error(), self.back):
+            column.addWidget(widget)
+        middle = QVBoxLayout()
+        middle.addStretch(2)
+        middle.addWidget(box)
+        middle.addStretch(3)
+        return middle
+
     def _build_progress(self) -> QWidget:
         self._progress = QWidget()
         self.bar = QProgressBar()
@@ -163,6 +153,20 @@ class FirstStart(QWidget):
             column.addWidget(label)
         self._error.hide()
         return self._error
+
+
+def _greeting() -> tuple[QLabel, QLabel, QLabel]:
+    mark = QLabel()
+    mark.setPixmap(app_icon().pixmap(QSize(64, 64)))
+    title = QLabel("Choose a model to talk to")
+    title.setProperty("kind", "hero")
+    words = QLabel(
+        "Everything stays on this computer. kvchat keeps what the model worked out about each "
+        "conversation, so that it answers at once when you come back."
+    )
+    words.setProperty("kind", "muted")
+    words.setWordWrap(True)
+    return mark, title, words
 
 
 def _wide_button(words: str, kind: str) -> QPushButton:

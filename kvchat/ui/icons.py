@@ -18,7 +18,6 @@ _GLYPHS = {
     "arrow-up": "M12 19V5.5M6 11l6-6 6 6",
     "arrow-down": "M12 5v13.5M6 13l6 6 6-6",
     "chevron-down": "M7 10l5 5 5-5",
-    "chevron-right": "M10 7l5 5-5 5",
     "dots": "M5.5 12h.01M12 12h.01M18.5 12h.01",
     "copy": "M9 9h10v10H9zM5 15V5h10",
     "check": "M5 12.5l4.5 4.5L19 7.5",

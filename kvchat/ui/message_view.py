@@ -26,11 +26,11 @@ class UserView(QWidget):
         super().__init__(parent)
         self.message = message
         self._page = TextPage(page_font(look.type.family, look.type.body), f"You: {message.content}")
-        self._page.set_plain(message.content)
+        self._page.set_plain(message.content.strip())
         self._bubble = QFrame()
         self._bubble.setProperty("kind", "bubble")
         inner = QVBoxLayout(self._bubble)
-        inner.setContentsMargins(16, 10, 16, 10)
+        inner.setContentsMargins(16, 12, 16, 8)  # a line has its air below it
         inner.addWidget(self._page)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -44,9 +44,6 @@ class UserView(QWidget):
         room = int(width * 0.84) - 32
         self._bubble.setFixedWidth(min(plain_width(document) + 1, room) + 32)
         document.setTextWidth(min(plain_width(document) + 1, room))
-
-    def restyle(self) -> None:
-        """The theme changed; the style sheet does the rest."""
 
 
 class ReplyView(QWidget):

@@ -19,4 +19,5 @@ class ScrollGround(QWidget):
     def minimumSizeHint(self) -> QSize:
         """No least height where the height depends on the width: then the area asks for it itself."""
         layout = self.layout()
-        return QSize(0, 0 if layout.hasHeightForWidth() else layout.totalMinimumSize().height())
+        depends = layout is not None and layout.hasHeightForWidth()
+        return QSize(0, 0 if depends else super().minimumSizeHint().height())

@@ -21,7 +21,6 @@ class Theme:
     muted: str  # receipts, captions
     accent: str
     on_accent: str
-    accent_soft: str
     warn: str
     warn_soft: str
     bad: str
@@ -47,7 +46,6 @@ LIGHT = Theme(
     muted="#5f655f",
     accent="#0c6e60",
     on_accent="#ffffff",
-    accent_soft="#dcefe9",
     warn="#8a5300",
     warn_soft="#fbf0da",
     bad="#b3261e",
@@ -73,7 +71,6 @@ DARK = Theme(
     muted="#a0a7a2",
     accent="#56c9b0",
     on_accent="#07231d",
-    accent_soft="#1d3a34",
     warn="#e8b45a",
     warn_soft="#382d18",
     bad="#f2897f",

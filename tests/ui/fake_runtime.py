@@ -66,6 +66,7 @@ class FakeChat(ChatService):
         return list(self.said.get(conversation_id, []))
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
+        await asyncio.sleep(0)  # as the database would, let others run meanwhile
         return self.add("New chat")
 
     async def rename(self, conversation_id: str, title: str) -> None:

@@ -100,6 +100,25 @@ async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window:
     assert window.header.title.whole == "Hello"
 
 
+async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
+    window.bridge.send("one")
+    window.bridge.send("two")
+    await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
+    assert len(runtime.chat.talks) == 1
+
+
+async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    runtime.chat.add("Other", id="other")
+    qtbot.keyClicks(window.composer.editor, "Hello")
+    window.bridge.open("other")
+    window.new_conversation()
+    assert window.composer.draft == "Hello"
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: len(runtime.chat.talks) == 2)
+    window.new_conversation()
+    assert window.composer.draft == ""
+
+
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.bridge.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
