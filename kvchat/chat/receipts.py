@@ -72,4 +72,4 @@ def _restore(receipt: Receipt) -> str:
 
 def _rounded(ms: float) -> str:
     """An estimate shows no more digits than it is worth."""
-    return duration(round(ms, -3) if ms > 10_000 else ms)
+    return f"{ms / 1000:.0f} s" if 10_000 <= ms < 100_000 else duration(ms)

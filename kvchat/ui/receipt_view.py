@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Receipt
+from kvchat.chat.receipts import receipt_details, receipt_line
 from kvchat.ui.elided import ElidedButton
-from kvchat.ui.wording import receipt_details, receipt_line
 
 
 class ReceiptView(QWidget):

@@ -20,7 +20,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
-from kvchat.ui.wording import proved
+from kvchat.chat.slot import HOLLOW_SHARE, PROVED_SHARE
 from kvchat.wording import duration, size
 
 _RANKS = {"ttft": 0, "speed": 1, "restore": 2}
@@ -95,17 +95,15 @@ class TurnStory:
                 self._say("restore", f"restored {size(count)} in {duration(ms)}")
             case RestoreFailed(reason=reason):
                 self._restored = None
-                self._say("restore", f"not restored: {reason}", "warn")
+                hollow = reason.startswith("hollow restore")  # told once the engine's count is in: it was restored
+                self._say("restore", reason if hollow else f"not restored: {reason}", "warn")
 
     def _tell_first_token(self, event: FirstToken) -> None:
         self._fresh()
         self._reading_ended()
         if self._restored is not None:
             words = f"restored {size(self._restored.bytes)} in {duration(self._restored.ms)}"
-            if proved(event.cached_tokens, event.prompt_tokens):
-                self._say("restore", f"{words} → warm", "good")
-            else:
-                self._say("restore", f"hollow restore: {words}, not used", "warn")
+            self._say("restore", *_judged(words, self._restored, event))
         self._say("ttft", f"first token {duration(event.ttft_ms)}")
 
     def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
@@ -147,3 +145,13 @@ class TurnStory:
         self._restored = None
         self.fraction = None
         self.pending = ""
+
+
+def _judged(words: str, restored: Restored, first: FirstToken) -> tuple[str, str]:
+    """What the engine's own count says of a restore, and the tone to say it in."""
+    share = first.cached_tokens / max(min(restored.tokens, first.prompt_tokens), 1)
+    if share >= PROVED_SHARE:
+        return f"{words} → warm", "good"
+    if share >= HOLLOW_SHARE:
+        return f"{words}, used in part", ""
+    return f"hollow restore: {words}, not used", "warn"

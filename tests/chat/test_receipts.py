@@ -24,7 +24,7 @@ WARM = Receipt(
 
 
 def test_a_restored_reply_says_what_it_saved() -> None:
-    assert receipt_line(WARM).text == "0.31 s · 5,906 of 5,918 tokens from disk · saved about 36.0 s"
+    assert receipt_line(WARM).text == "0.31 s · 5,906 of 5,918 tokens from disk · saved about 36 s"
     assert not receipt_line(WARM).fault
 
 

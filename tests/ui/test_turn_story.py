@@ -71,6 +71,21 @@ def test_a_hollow_restore_is_a_fault() -> None:
     assert story.pieces[0] == Piece("hollow restore: restored 136 MB in 21 ms, not used", "warn", 2)
 
 
+def test_a_restore_used_in_part_is_neither() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 9000, 4000, 5918))
+    assert story.pieces[0] == Piece("restored 136 MB in 21 ms, used in part", "", 2)
+
+
+def test_a_short_prompt_that_is_all_cached_is_warm() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000))
+    assert story.pieces[0].tone == "good"
+
+
+def test_a_hollow_restore_is_told_in_the_services_words() -> None:
+    story = told(*A_RESTORE, RestoreFailed("c", "hollow restore: the engine accepted 5,906 tokens and reused 0"))
+    assert story.pieces[0].text == "hollow restore: the engine accepted 5,906 tokens and reused 0"
+
+
 def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
     story = told(Prefilling("c", 2959, 5918, 0))
     assert story.fraction == 0.5
