@@ -99,6 +99,8 @@ class DiskPanel(QDialog):
         column.addWidget(self._build_list(), 1)
         column.addLayout(self._build_quota())
         column.addLayout(self._build_buttons())
+        for button in self.findChildren(QPushButton):
+            button.setAutoDefault(False)  # Enter in the quota's field sets the quota and nothing else
 
     def refresh(self) -> None:
         """Ask again and show the answer."""
@@ -166,6 +168,7 @@ class DiskPanel(QDialog):
         self.apply = QPushButton("Set")
         self.apply.setAccessibleName("Set the quota")
         self.apply.clicked.connect(lambda: self._wishes.start(self._set_quota()))
+        self.quota.lineEdit().returnPressed.connect(self.apply.click)
         words = QLabel("Quota")
         words.setBuddy(self.quota)
         hint = QLabel("When it is full, what was used longest ago goes first.")
@@ -186,7 +189,7 @@ class DiskPanel(QDialog):
         self.delete_all.clicked.connect(self._ask_delete_all)
         close = QPushButton("Close")
         close.setAccessibleName("Close the disk panel")
-        close.setDefault(True)
+        close.setProperty("kind", "primary")
         close.clicked.connect(self.close)
         row = QHBoxLayout()
         row.addWidget(self.delete_all)

@@ -70,6 +70,16 @@ async def test_set_the_quota(furnished: FakeRuntime, window: MainWindow, qtbot: 
     await until(lambda: panel.total.text() == "1 of 7.5 GB in use")
 
 
+async def test_enter_in_the_field_sets_the_quota(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    field = panel.quota.lineEdit()
+    field.selectAll()
+    qtbot.keyClicks(field, "5")
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    await until(lambda: furnished.settings.quota_bytes == 5 * GB)
+    assert panel.isVisible()
+
+
 async def test_opens_from_the_line_at_the_bottom(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.mouseClick(window.sidebar.usage_button, Qt.MouseButton.LeftButton)
     panel = window.findChild(DiskPanel)
