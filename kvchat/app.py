@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import qasync
@@ -46,7 +45,6 @@ def run(*, starter: bool, hidden: bool) -> int:
 
 
 async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, starter: bool, hidden: bool) -> int:
-    _close_generators_on(asyncio.get_running_loop())
     settings = load_settings(paths.settings_file)
     look = Look(qt, settings.theme)
     try:
@@ -61,19 +59,6 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
     finally:
         await app.close()
     return 0
-
-
-def _close_generators_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Close generators that are left half-way on the loop, as asyncio's own loops do and qasync's does not.
-
-    httpx leaves one at the end of every streamed reply; closed by the garbage collector it prints a traceback.
-    """
-
-    def close(generator: AsyncGenerator[Any, Any]) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(loop.create_task, generator.aclose())
-
-    sys.set_asyncgen_hooks(finalizer=close)
 
 
 class _Application:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 GREEDY = {"temperature": 0.0, "seed": 1}
 
 
@@ -82,14 +80,6 @@ class Home:
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
-
-
-def children_of(pid: int) -> list[psutil.Process]:
-    """Every process below `pid`."""
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def engine_arguments(kind: str) -> tuple[str, ...]:

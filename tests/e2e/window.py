@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.e2e.accessible import Gone, Node
 from tests.e2e.desktop import Desktop
+from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until
+
+KVCHAT = (sys.executable, "-m", "kvchat")
 
 _RECEIPT = "Receipt: "
 _BUG_MARKS = ("Traceback", "Error calling Python", "QObject:", "QPaint", "QBackingStore", "never awaited")
 _GLANCE = 0.3  # seconds between two looks while the application works: reading the tree costs it time
+LONG = 180.0  # seconds a busy machine may take for a prefill of 3,000 tokens
 
 
 class Window:
     """One running kvchat with its window open."""
 
-    def __init__(self, desktop: Desktop, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(self, desktop: Desktop, process: subprocess.Popen[bytes], home: Home, output: Path) -> None:
         self.desktop = desktop
         self.process = process
+        self.home = home
         self._output = output
 
     def composer(self, seconds: float = 60.0) -> Node:
@@ -64,23 +71,56 @@ class Window:
         lines = self._output.read_text("utf-8", "replace").splitlines()
         return [line for line in lines if any(mark in line for mark in _BUG_MARKS)]
 
-    def quit(self, seconds: float = 60.0) -> int:
-        """Quit from the tray's menu and return the exit code."""
+    def replies(self, count: int) -> list[dict[str, Any]]:
+        """Wait until so many replies are whole on disk, and return them, oldest first."""
+
+        def look() -> list[dict[str, Any]] | None:
+            replies = self.home.replies()
+            return replies if len(replies) >= count else None
+
+        return wait_until(look, seconds=LONG, what=f"reply number {count}")
+
+    def saved(self, count: int) -> None:
+        """Wait until so many save points are kept, and the strip has said so."""
+        wait_until(lambda: len(self.home.slot_files()) >= count, seconds=LONG, what="the save point")
+        self.strip_says("saved")
+
+    def strip_says(self, words: str) -> None:
+        """Wait until the status strip says this."""
+        wait_until(lambda: words in self.strip(), seconds=LONG, pause=_GLANCE, what=f"{words!r} in the strip")
+
+    def strip(self) -> str:
+        """Everything the status strip says."""
+        try:
+            strip = self.desktop.find(name="Status")
+            return " | ".join(node.name for node in strip.walk() if node.showing and node.name)
+        except Gone:
+            return ""
+
+    def open_conversation(self, title: str) -> None:
+        """Click the conversation in the sidebar whose title begins so."""
+        rows = self.desktop.find("list", "Conversations").find_all("list item")
+        self.desktop.click(next(row for row in rows if row.name.startswith(title)))
+
+    def quit(self, seconds: float = 60.0) -> None:
+        """Quit from the tray's menu. Nothing may stay, and nothing may have been complained of."""
         self.desktop.tray().click("Quit")
-        return self.process.wait(seconds)
+        assert self.process.wait(seconds) == 0
+        assert not left_behind(self.home)
+        assert not self.complaints()
 
 
 @contextmanager
-def open_window(desktop: Desktop, command: Sequence[str | Path], home: Path) -> Iterator[Window]:
-    """Start kvchat by `command` with its state under `home`; killed at the end if it still runs."""
-    output = home.with_suffix(".output")
-    with desktop.application(*map(str, command), output=output, KVCHAT_HOME=str(home)) as process:
-        yield Window(desktop, process, output)
+def open_window(desktop: Desktop, home: Home, *command: str | Path) -> Iterator[Window]:
+    """Start kvchat (by `command`, if given) with its state under `home`; killed at the end if it still runs."""
+    output = home.folder.with_suffix(".output")
+    with desktop.application(*map(str, command or KVCHAT), output=output, KVCHAT_HOME=str(home.folder)) as process:
+        yield Window(desktop, process, home, output)
 
 
-def left_behind(home: Path) -> list[psutil.Process]:
+def left_behind(home: Home) -> list[psutil.Process]:
     """The processes, engines included, that run with their state under `home`."""
-    return [process for process in psutil.process_iter() if _home_of(process) == str(home)]
+    return [process for process in psutil.process_iter() if _home_of(process) == str(home.folder)]
 
 
 def _home_of(process: psutil.Process) -> str | None:
