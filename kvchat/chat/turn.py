@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kvchat.chat.database import Database
@@ -31,6 +31,7 @@ from kvchat.kvstore.savepoint import Tokens
 
 R = TypeVar("R")
 
+FIRST_REPLY = "the first reply"
 DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 
 
@@ -172,6 +173,8 @@ class Turn:
             raise ConversationTooLong(len(self._prompt), engine.context_size)
         try:
             self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
+            if self._loaded.miss_reason and not any(message.role == Role.ASSISTANT.value for message in messages):
+                self._loaded = replace(self._loaded, miss_reason=FIRST_REPLY)  # there was nothing to miss
         except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
             self._parts.slot.forget()
             await self._parts.room.explain_loss(loss)

@@ -81,6 +81,11 @@ class Composer(QWidget):
         self._busy = busy
         self._show_button()
 
+    def take(self, text: str) -> None:
+        """Go on writing with this, which was typed elsewhere."""
+        self.editor.setFocus()
+        self.editor.insertPlainText(text)
+
     def focus(self) -> None:
         """Put the cursor here."""
         self.editor.setFocus()

@@ -196,6 +196,7 @@ class MainWindow(QMainWindow):
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
         self.sidebar.delete_requested.connect(self._ask_delete)
+        self.sidebar.typed.connect(self.composer.take)
         self.sidebar.disk_requested.connect(self.open_disk_panel)
         self.header.rename_requested.connect(self.sidebar.begin_rename)
         self.header.delete_requested.connect(self.sidebar.ask_delete)

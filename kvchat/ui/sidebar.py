@@ -24,14 +24,18 @@ from kvchat.ui.wording import size_of
 
 
 class _List(QListView):
-    """The list; Delete asks to delete, F2 renames in place."""
+    """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
 
     delete_pressed = Signal()
+    typed = Signal(str)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Delete is a wish, everything else is Qt's."""
+        """Delete and text are wishes, everything else is Qt's."""
+        commands = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         if event.key() == Qt.Key.Key_Delete:
             self.delete_pressed.emit()
+        elif event.text().isprintable() and event.text() and not event.modifiers() & commands:
+            self.typed.emit(event.text())
         else:
             super().keyPressEvent(event)
 
@@ -44,6 +48,7 @@ class Sidebar(QFrame):
     rename_requested = Signal(str, str)  # conversation id, title
     delete_requested = Signal(str, str)  # conversation id, title
     disk_requested = Signal()
+    typed = Signal(str)  # text typed while the list had the keyboard
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -140,6 +145,7 @@ class Sidebar(QFrame):
         view.customContextMenuRequested.connect(self._show_menu)
         view.setMouseTracking(True)
         view.delete_pressed.connect(self.ask_delete)
+        view.typed.connect(self.typed)
         view.selectionModel().currentChanged.connect(self._announce)
         return view
 

@@ -30,7 +30,7 @@ async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> N
     receipt = await stage.answered(chat)
     assert receipt.source is Source.COLD
     assert receipt.cached_tokens == 0
-    assert receipt.miss_reason == "nothing saved yet for this conversation"
+    assert receipt.miss_reason == "the first reply"
     assert [type(event) for event in stage.events if isinstance(event, (FirstToken, Saving, Saved))] == [
         FirstToken,
         Saving,

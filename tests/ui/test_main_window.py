@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPlainTextEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.events import FirstToken, Notice, Prefilling, TurnFailed
+from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
@@ -181,6 +181,24 @@ async def test_click_switches_and_each_conversation_keeps_its_draft(
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Up, Qt.KeyboardModifier.ControlModifier)
     await until(lambda: window.bridge.current == "thesis")
     assert window.composer.draft == "half a thought"
+
+
+async def test_what_is_typed_after_a_click_in_the_list_goes_into_the_message(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.sidebar.list.setFocus()
+    before = window.bridge.current
+    qtbot.keyClicks(window.sidebar.list, "Why?")
+    assert window.composer.draft == "Why?"
+    assert window.bridge.current == before
+
+
+async def test_words_that_were_not_stored_come_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    assert window.bridge.current is not None
+    error = KvchatError("Your conversations could not be read or written", "The disk is full.")
+    furnished.events.publish(QuestionNotStored(window.bridge.current, "precious", error))
+    assert window.composer.draft == "precious"
+    assert window.notices.on_show
 
 
 async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
