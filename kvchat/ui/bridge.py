@@ -40,6 +40,7 @@ from kvchat.ui.transcript import Transcript
 from kvchat.ui.turn_story import TurnStory
 
 _GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
+_EMPTY_PAGE = ""  # stands for the conversation that has not begun, which has a draft but no id
 NEW_TITLE = "New conversation"
 
 
@@ -170,7 +171,11 @@ class Bridge(QObject):
         async with self._beginning:
             conversation_id = self.current
             if conversation_id is None:
-                conversation_id = (await self._runtime.chat.new_conversation()).id
+                try:
+                    conversation_id = (await self._runtime.chat.new_conversation()).id
+                except KvchatError as error:
+                    self._give_back(_EMPTY_PAGE, text, error)
+                    return
                 if self.current is None:
                     self.current = conversation_id
         self._views.transcript.scroll_to_end()
@@ -204,7 +209,7 @@ class Bridge(QObject):
         self._talk().draft = self._views.composer.draft
 
     def _talk(self, conversation_id: str | None = None) -> _Talk:
-        key = conversation_id or self.current or ""
+        key = (self.current or _EMPTY_PAGE) if conversation_id is None else conversation_id
         return self._talks.setdefault(key, _Talk(TurnStory()))
 
     def _hear(self, event: Event) -> None:
@@ -217,23 +222,23 @@ class Bridge(QObject):
             case MessagesChanged(conversation_id=id):
                 if id == self.current:
                     self._wishes.start(self._reload_messages(id))
-            case QuestionNotStored():
-                self._give_back(event)
+            case QuestionNotStored(conversation_id=id, text=text, error=error):
+                self._give_back(id, text, error)
             case Notice(title=title, detail=detail):
                 self._views.notices.tell(title, detail)
             case _:
                 self._hear_turn(event)
 
-    def _give_back(self, event: QuestionNotStored) -> None:
+    def _give_back(self, conversation_id: str, text: str, error: KvchatError) -> None:
         """The words were not stored: they return to the composer, or to the draft they came from."""
-        composer, here = self._views.composer, event.conversation_id == self.current
-        talk = self._talk(event.conversation_id)
-        draft = "\n".join(part for part in (event.text, composer.draft if here else talk.draft) if part)
+        composer, here = self._views.composer, conversation_id == (self.current or _EMPTY_PAGE)
+        talk = self._talk(conversation_id)
+        draft = "\n".join(part for part in (text, composer.draft if here else talk.draft) if part)
         if here:
             composer.set_draft(draft)
         else:
             talk.draft = draft
-        self._views.notices.show_error(event.error)
+        self._views.notices.show_error(error)
 
     def _hear_turn(self, event: TurnEvent) -> None:
         id = event.conversation_id

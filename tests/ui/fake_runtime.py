@@ -50,6 +50,8 @@ class FakeChat(ChatService):
         self.said: dict[str, list[Message]] = {}
         self.calls: list[tuple[str, ...]] = []
         self._ids = count(1)
+        self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
+        self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
         self._running: dict[str, asyncio.Future[Message | None]] = {}
 
     @property
@@ -67,6 +69,10 @@ class FakeChat(ChatService):
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
         await asyncio.sleep(0)  # as the database would, let others run meanwhile
+        self.calls.append(("new",))
+        async with self.disk:
+            if self.refuse is not None:
+                raise self.refuse
         return self.add("New chat")
 
     async def rename(self, conversation_id: str, title: str) -> None:

@@ -201,6 +201,26 @@ async def test_words_that_were_not_stored_come_back(furnished: FakeRuntime, wind
     assert window.notices.on_show
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["still there", "gone on to another"])
+async def test_words_for_a_conversation_that_could_not_begin_come_back(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, elsewhere: bool
+) -> None:
+    runtime.chat.add("Other", id="other")
+    runtime.chat.refuse = KvchatError("Your conversations could not be read or written", "The disk is full.")
+    qtbot.keyClicks(window.composer.editor, "precious")
+    async with runtime.chat.disk:
+        qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+        await until(lambda: ("new",) in runtime.chat.calls)
+        if elsewhere:
+            window.bridge.open("other")
+    await until(lambda: window.notices.on_show)
+    if elsewhere:
+        assert window.composer.draft == ""
+        window.new_conversation()
+    assert window.composer.draft == "precious"
+    assert not [call for call in runtime.chat.calls if call[0] == "send"]
+
+
 async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     assert window.bridge.current is None
