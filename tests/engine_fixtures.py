@@ -40,7 +40,7 @@ class FakeEngine:
         fresh.replace(file)  # whole or not at all: the server reads it at any moment
 
     def launches(self) -> list[dict[str, Any]]:
-        """Each process so far: its pid and arguments."""
+        """Each process so far: its pid, its arguments and which LLAMA_* variables it saw."""
         return _lines(self.state / "launches.jsonl")
 
     def requests(self) -> list[dict[str, Any]]:

@@ -438,7 +438,8 @@ def main(arguments: list[str]) -> int:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its crashes are not worth a core file
     listen_to_signals()
-    record({"pid": os.getpid(), "arguments": arguments}, "launches.jsonl")
+    llama = sorted(name for name in os.environ if name.upper().startswith("LLAMA_"))
+    record({"pid": os.getpid(), "arguments": arguments, "environment": llama}, "launches.jsonl")
     misbehave_at_start(flags)
     stranger = has_turn_left("strangers", switch("FAKE_STRANGER_TIMES") or "0")
     server = FakeServer(flags, "" if stranger else flags.api_key)

@@ -20,6 +20,7 @@ EXIT_NOT_FOUND = 127  # as a shell has it
 EXIT_NOT_EXECUTABLE = 126
 EXIT_PARENT_GONE = 125
 
+_OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: every option may be given in the environment
 _KERNEL = "kernel"
 _PIPE = "pipe"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -96,8 +97,11 @@ def engine_environment(program: str) -> dict[str, str]:
 
     PyInstaller points LD_LIBRARY_PATH into the bundle and keeps the user's own value aside; a foreign llama-server
     must get the user's, or it loads our libraries instead of its own.
+
+    Nothing in it chooses the engine's options: LLAMA_ARG_ROPE_SCALING_TYPE or LLAMA_ARG_SWA_FULL, set for another
+    server, would change what a saved KV state means, and no fingerprint would know.
     """
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(_OPTION_PREFIX)}
     if getattr(sys, "frozen", False) and Path(program) != Path(sys.executable):
         original = environment.pop("LD_LIBRARY_PATH_ORIG", None)
         environment.pop("LD_LIBRARY_PATH", None)

@@ -71,6 +71,17 @@ async def test_start_and_stop(watched: Watched, fake_engine: FakeEngine) -> None
     assert not is_alive(pid)
 
 
+async def test_options_in_the_users_environment_do_not_reach_the_engine(
+    watched: Watched, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LLAMA_ARG_ROPE_SCALING_TYPE", "LLAMA_ARG_SWA_FULL", "LLAMA_ARG_FLASH_ATTN"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("LLAMA_CACHE", "/models")
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await watched.supervisor.ready()
+    assert fake_engine.launches()[0]["environment"] == ["LLAMA_API_KEY", "LLAMA_CACHE"]
+
+
 async def test_an_engine_that_ignores_sigterm_is_killed(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_IGNORE_SIGTERM=1)
     await watched.supervisor.start(fake_engine.location, fake_engine.plan)
