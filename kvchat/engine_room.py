@@ -70,7 +70,7 @@ class SupervisedRoom:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=_failure(error)))
                 return
             except BaseException:
-                self._set_preparing(None)
+                self._set_preparing(EngineStatus(EngineState.FAILED, failure=_BUG))
                 raise
             self.choice = choice
             self._preparing = None
@@ -90,15 +90,19 @@ class SupervisedRoom:
 
     async def ready(self) -> ReadyEngine:
         """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
-        if self.status.state in (EngineState.STOPPED, EngineState.FAILED):
-            await self.start()
-        if self._preparing and self._preparing.failure:
-            raise _error(self._preparing.failure)
-        engine = await self._supervisor.ready()
-        generation = self._supervisor.generation
-        if self._ready is None or self._ready.generation != generation:
+        while True:
+            if self._preparing or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
+                await self.start()
+            if self._preparing and self._preparing.failure:
+                raise _error(self._preparing.failure)
+            engine, generation = await self._supervisor.ready(), self._supervisor.generation
+            if self._ready and self._ready.generation == generation:
+                return self._ready
             choice = self.choice
             assert choice is not None
+            if await asyncio.to_thread(choice.model_changed):  # other weights than those it was fingerprinted by
+                await self.stop()
+                continue
             facts = await engine.facts()
             self._ready = ReadyEngine(
                 engine=engine,
@@ -109,7 +113,6 @@ class SupervisedRoom:
                 kv_bytes_per_token=choice.kv_bytes_per_token,
                 can_cut=choice.can_cut,
             )
-        return self._ready
 
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: the reason in the supervisor's words, once it has seen the process go."""
@@ -121,7 +124,12 @@ class SupervisedRoom:
         except TimeoutError:
             return error
         failure = self.status.failure
-        return _error(failure) if failure else error
+        if failure:
+            return _error(failure)
+        stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING)
+        return (
+            EngineError("The engine was stopped", "", "It starts again with your next message.") if stopped else error
+        )
 
     def _supervisor_changed(self, _: EngineStatus) -> None:
         self._told()
@@ -135,6 +143,14 @@ class SupervisedRoom:
         self._publish(self.status)
 
 
+_BUG = EngineFailure(
+    FailureKind.EXITED,
+    "The engine could not be started",
+    "Something unexpected went wrong while kvchat prepared it.",
+    "The report says what; try again, or choose another model or engine.",
+)
+
+
 def _failure(error: KvchatError) -> EngineFailure:
     kind = FailureKind.NOT_FOUND if isinstance(error, EngineNotFound) else FailureKind.BAD_MODEL
     return EngineFailure(kind, error.title, error.detail, error.advice)
@@ -142,3 +158,7 @@ def _failure(error: KvchatError) -> EngineFailure:
 
 def _error(failure: EngineFailure) -> EngineError:
     return EngineError(failure.title, failure.detail, failure.advice)
+
+
+def _stopped_on_purpose() -> EngineError:
+    return EngineError("The engine was stopped", "", "It starts again with your next message.")

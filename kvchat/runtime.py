@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from kvchat.chat.database import Database
-from kvchat.chat.events import EngineChanged, EventBus
+from kvchat.chat.events import EngineChanged, EventBus, Notice
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
 from kvchat.engine.log import EngineLog
@@ -23,6 +23,7 @@ from kvchat.library.gguf_facts import read_facts
 from kvchat.paths import Paths
 from kvchat.settings import Settings, save_settings
 
+SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
 RESTART_SETTINGS = ("model_path", "engine_path", "context_size", "kv_type")  # these need another engine process
 
 
@@ -81,12 +82,10 @@ class Runtime:
         task.add_done_callback(self._background.discard)
 
     async def stop_engine(self) -> None:
-        """Stop the running reply, save what is unsaved, then stop the engine."""
-        busy = self.chat.busy
-        if busy:
-            self.chat.stop(busy)
-        async with self.chat.slot.lock:
-            await self.room.stop()
+        """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
+        self.chat.stop_all()
+        await self._come_to_rest()
+        await self.room.stop()
 
     async def restart_engine(self) -> None:
         """Stop, then start."""
@@ -97,7 +96,7 @@ class Runtime:
         """Check that it is a GGUF, remember it in the settings and restart the engine with it. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
-        if self.engine_status.state is EngineState.STOPPED:
+        if self.engine_status.state in (EngineState.STOPPED, EngineState.FAILED):
             await self.start_engine()
 
     async def apply_settings(self, settings: Settings) -> None:
@@ -125,13 +124,23 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        await self.chat.close()
+        self.chat.close()
+        await self._come_to_rest()
         await self.room.close()
+        await self.chat.idle()
         if self._background:
             await asyncio.wait(self._background)
         await asyncio.to_thread(self._store.close)
         await self._worker.run(self._database.close)
         self._worker.close()
+
+    async def _come_to_rest(self) -> None:
+        """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
+        try:
+            async with asyncio.timeout(SAVE_PATIENCE_S):
+                await self.chat.idle()
+        except TimeoutError:
+            self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
 
     def _sampling(self) -> Sampling:
         return Sampling(self.settings.max_tokens, self.settings.temperature, self.settings.seed)
@@ -150,7 +159,16 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     await worker.run(database.mark_interrupted)
     quota, floor = store_bounds(paths, settings)
     store = await asyncio.to_thread(WholeFileStore, paths.save_points, quota, floor)
+    known = {conversation.id for conversation in await worker.run(database.conversations)}
+    await asyncio.to_thread(_drop_strangers, store, known)
     return Runtime(paths, settings, database, worker, store)
+
+
+def _drop_strangers(store: WholeFileStore, known: set[str]) -> None:
+    """Save points of conversations that are gone: another process may have saved one just after its deletion."""
+    for usage in store.usage().conversations:
+        if usage.conversation_id not in known:
+            store.delete_conversation(usage.conversation_id)
 
 
 def store_bounds(paths: Paths, settings: Settings) -> tuple[int, int]:

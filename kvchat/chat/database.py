@@ -25,11 +25,18 @@ class StorageFailed(KvchatError):
     """The conversations' database could not be read or written."""
 
 
+class ConversationGone(KvchatError):
+    """The conversation was deleted meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__("This conversation was deleted", "", "Begin a new one to go on.")
+
+
 class Database:
     """The conversations' file. Raises StorageFailed from every method when the disk or the file fails."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.file = path
         with _in_words(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -50,13 +57,13 @@ class Database:
 
     def conversations(self) -> list[Conversation]:
         """All conversations, the newest first."""
-        with _in_words(self.path):
+        with _in_words(self.file):
             rows = self._connection.execute("SELECT * FROM conversations ORDER BY updated_at DESC, rowid DESC")
             return [_conversation(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation, or None if there is none of that id."""
-        with _in_words(self.path):
+        with _in_words(self.file):
             row = self._connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
             return _conversation(row) if row else None
 
@@ -96,15 +103,33 @@ class Database:
             )
             SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
         """
-        with _in_words(self.path):
+        with _in_words(self.file):
             return [_message(row) for row in self._connection.execute(query, (conversation_id,))]
+
+    def path(self, message_id: str) -> list[Message]:
+        """The messages from the root to this one, oldest first; empty if it was deleted."""
+        query = """
+            WITH RECURSIVE up (id, depth) AS (
+                SELECT ?, 0 UNION ALL SELECT messages.parent_id, depth + 1 FROM up JOIN messages USING (id)
+            )
+            SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
+        """
+        with _in_words(self.file):
+            return [_message(row) for row in self._connection.execute(query, (message_id,))]
 
     def append(
         self, conversation_id: str, parent_id: str | None, role: Role, content: str, state: MessageState
     ) -> Message:
-        """Add a message under `parent_id` and make it the conversation's leaf."""
+        """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
         with self._transaction():
+            self._check(conversation_id)
             return self._insert(conversation_id, parent_id, role, content, state)
+
+    def append_question(self, conversation_id: str, content: str) -> Message:
+        """Add a user's message under the conversation's leaf, whoever wrote that. Raises ConversationGone."""
+        with self._transaction():
+            leaf = self._check(conversation_id)
+            return self._insert(conversation_id, leaf, Role.USER, content, MessageState.COMPLETE)
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:
         """Make one of the conversation's messages the end of its current branch."""
@@ -142,17 +167,24 @@ class Database:
             self._connection.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
             return len(orphans)
 
-    def prefill_ms_per_token(self) -> float | None:
-        """This machine's measured prefill time, from the newest reply that read 64 tokens or more. None before that."""
+    def prefill_ms_per_token(self, model: str) -> float | None:
+        """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
         query = """
             SELECT receipt ->> '$.prefill_ms' / (receipt ->> '$.prompt_tokens' - receipt ->> '$.cached_tokens')
-            FROM messages WHERE receipt IS NOT NULL
+            FROM messages WHERE receipt IS NOT NULL AND receipt ->> '$.model' = ?
             AND receipt ->> '$.prompt_tokens' - receipt ->> '$.cached_tokens' >= 64
             ORDER BY created_at DESC LIMIT 1
         """
-        with _in_words(self.path):
-            row = self._connection.execute(query).fetchone()
+        with _in_words(self.file):
+            row = self._connection.execute(query, (model,)).fetchone()
             return float(row[0]) if row else None
+
+    def _check(self, conversation_id: str) -> str | None:
+        """The conversation's leaf. Raises ConversationGone."""
+        row = self._connection.execute("SELECT leaf_id FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        if row is None:
+            raise ConversationGone
+        return row["leaf_id"]  # type: ignore[no-any-return]
 
     def _insert(
         self, conversation_id: str, parent_id: str | None, role: Role, content: str, state: MessageState
@@ -181,7 +213,7 @@ class Database:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing, and on disk when the block has ended."""
-        with _in_words(self.path):
+        with _in_words(self.file):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield

@@ -38,12 +38,13 @@ class Receipt:
     """What one reply cost, where its prefix came from and, if it missed, why. Times in milliseconds.
 
     `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `restored_ahead`: then the
-    restore was over before Send, while the user looked at the conversation. Waiting for an engine that had to be
-    started first is no part of it: that is `engine_wait_ms`.
+    restore was over before Send, while the user looked at the conversation. `queue_wait_ms` of it went by while another
+    conversation had the slot. Waiting for an engine that had to be started first is no part of it: that is
+    `engine_wait_ms`.
     """
 
     ttft_ms: float
-    restore_ms: float  # 0 when nothing was restored
+    restore_ms: float  # what of the restore lay after Send, or all of it if `restored_ahead`; 0: nothing restored
     prefill_ms: float  # the engine's own prompt_ms
     first_token_ms: float  # the rest of ttft_ms: templates, the wire, the first decode
     prompt_tokens: int
@@ -56,6 +57,8 @@ class Receipt:
     restored_ahead: bool = False
     restored_bytes: int = 0
     engine_wait_ms: float = 0.0
+    queue_wait_ms: float = 0.0
+    model: str = ""  # identity of the weights: a rate measured with one model says nothing of another
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
 

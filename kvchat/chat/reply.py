@@ -50,6 +50,7 @@ class ReplyWriter:
         self.message = message
         self.draft = Draft()
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
+        self.locked_at = sent_at  # time.perf_counter() when the slot was ours
         self._sent_at = sent_at  # time.perf_counter() at Send
         self._database = database
         self._worker = worker
@@ -74,20 +75,22 @@ class ReplyWriter:
         await self._worker.run(self._database.update_reply, self.message)
         return self.message
 
-    def receipt(self, loaded: Loaded, verdict: Verdict, prefill_rate: float | None) -> Receipt | None:
+    def receipt(self, loaded: Loaded, verdict: Verdict, model: str, prefill_rate: float | None) -> Receipt | None:
         """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown."""
         draft = self.draft
         if draft.ttft_ms is None or draft.timings is None:
             return None
         restore = loaded.restore
-        restore_ms = restore.ms if restore else 0.0
-        in_ttft = restore_ms if loaded.restored_now else 0.0
+        in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
+        ahead = restore is not None and restore.finished_at <= self._sent_at
+        while_queued = in_ttft if restore and restore.finished_at <= self.locked_at else 0.0
+        queued = max(0.0, 1000 * (self.locked_at - self._sent_at) - while_queued)
         cached = draft.timings.cache_n
         return Receipt(
             ttft_ms=draft.ttft_ms,
-            restore_ms=restore_ms,
+            restore_ms=restore.ms if restore and ahead else in_ttft,
             prefill_ms=draft.prefill_ms,
-            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms),
+            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms - queued),
             prompt_tokens=draft.timings.prompt_tokens,
             cached_tokens=cached,
             predicted_tokens=draft.timings.predicted_n,
@@ -95,10 +98,12 @@ class ReplyWriter:
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
-            restored_ahead=restore is not None and not loaded.restored_now,
+            restored_ahead=ahead,
             restored_bytes=restore.save_point.size if restore else 0,
-            engine_wait_ms=1000 * self.engine_wait_s,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
+            engine_wait_ms=1000 * self.engine_wait_s,
+            queue_wait_ms=queued,
+            model=model,
         )
 
     def _take(self, chunk: ChatChunk) -> None:
@@ -137,6 +142,7 @@ class ReplyWriter:
             self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
 
     async def _flush_regularly(self) -> None:
+        warned = False
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             if not self._unwritten:
@@ -146,5 +152,8 @@ class ReplyWriter:
             try:
                 await self._worker.run(self._database.update_reply, partial)
             except StorageFailed as error:
-                self._events.publish(Notice(error.title, f"{error.detail} The reply goes on, but only on the screen."))
-                return
+                self._unwritten = True  # the next round tries again: the other process may only have been slow
+                if not warned:
+                    warned = True
+                    words = f"{error.detail} The reply goes on; kvchat keeps trying to write it down."
+                    self._events.publish(Notice(error.title, words))

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
-from kvchat.chat.messages import Conversation, Message, MessageState, Role
+from kvchat.chat.messages import Conversation, Message, Role
 from kvchat.chat.prompt import ends_with_reply, prompt_messages, title_from
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
@@ -24,6 +24,13 @@ NEW_TITLE = "New chat"
 
 class NothingToAnswer(KvchatError):
     """There is no user message to answer."""
+
+
+class StillAnswering(KvchatError):
+    """A conversation answers one message at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("The last message is still being answered", "", "Wait for the reply, or stop it.")
 
 
 class ChatService:
@@ -47,7 +54,6 @@ class ChatService:
         self._room = room
         self._sampling = sampling
         self._turns: list[Turn] = []  # running or waiting, until their save is over
-        self._asking = asyncio.Lock()  # one question at a time finds its place in the tree
         self._selected: str | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -90,12 +96,10 @@ class ChatService:
         self._end_settling(conversation_id)
         if self._selected == conversation_id:
             self._selected = None
-        async with self.slot.lock:
-            await self._worker.run(self._database.delete, conversation_id)
-            await asyncio.to_thread(self._store.delete_conversation, conversation_id)
-            if self.slot.holds() == conversation_id:
-                self.slot.forget()
+        await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
+        await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+        self._spawn(self._forget(conversation_id))  # what a running turn still saves of it goes when the turn is over
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
@@ -128,23 +132,25 @@ class ChatService:
             if turn.conversation_id == conversation_id:
                 turn.stop()
 
+    def stop_all(self) -> None:
+        """Stop every reply, those included that still wait for the slot."""
+        for turn in self._turns:
+            turn.stop()
+
     async def idle(self) -> None:
         """Wait until every turn, its save included, and every restore ahead is over."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def close(self) -> None:
-        """Stop what is being said, finish what is being saved."""
+    def close(self) -> None:
+        """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
         self._selected = None
-        for turn in self._turns:
-            turn.stop()
-        await self.idle()
+        self.stop_all()
 
     def _parts(self) -> TurnParts:
         return TurnParts(self._database, self._worker, self._room, self.slot, self.events)
 
     def _begin(self, turn: Turn, text: str | None) -> asyncio.Future[Message | None]:
-        self._end_settling(turn.conversation_id)
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._spawn(self._run(turn, text, reply))
@@ -156,7 +162,8 @@ class ChatService:
                 reply.set_result(message)
 
         try:
-            if await self._stored(turn.conversation_id, text):
+            turn.question_id = await self._stored(turn, text)
+            if turn.question_id is not None:
                 await turn.run(done)
         finally:
             done(None)
@@ -165,41 +172,48 @@ class ChatService:
     def _end_settling(self, conversation_id: str) -> None:
         """The next message makes the pending settle step of this conversation pointless."""
         for turn in self._turns:
-            if turn.conversation_id == conversation_id:
+            if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    async def _stored(self, conversation_id: str, text: str | None) -> bool:
-        """Whether the question is on disk; where it is not, its words go back to whoever sent them."""
+    async def _stored(self, turn: Turn, text: str | None) -> str | None:
+        """The id of the question, on disk; None where it could not be stored: its words go back to the sender."""
+        conversation_id = turn.conversation_id
         try:
-            async with self._asking:
-                await self._store_question(conversation_id, text)
+            if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
+                raise StillAnswering
+            self._end_settling(conversation_id)
+            return await self._store_question(conversation_id, text)
         except KvchatError as error:
             if text is None:
                 self.events.publish(TurnFailed(conversation_id, error))
             else:
                 self.events.publish(QuestionNotStored(conversation_id, text, error))
-            return False
-        return True
+            return None
 
-    async def _store_question(self, conversation_id: str, text: str | None) -> None:
-        """The user's words are on disk before anything else happens to them."""
+    async def _store_question(self, conversation_id: str, text: str | None) -> str:
+        """The user's words are on disk before anything else happens to them. Without text, the last ones again."""
         branch = await self._worker.run(self._database.branch, conversation_id)
         if text is None:
-            await self._drop_unfinished(branch)
+            question = await self._last_question(branch)
         else:
-            leaf = branch[-1].id if branch else None
-            await self._worker.run(self._database.append, conversation_id, leaf, Role.USER, text, MessageState.COMPLETE)
+            question = await self._worker.run(self._database.append_question, conversation_id, text)
             if not any(message.role is Role.USER for message in branch):
                 await self._worker.run(self._database.rename, conversation_id, title_from(text), by_user=False)
             self.events.publish(ConversationsChanged())
         self.events.publish(MessagesChanged(conversation_id))
+        return question.id
 
-    async def _drop_unfinished(self, branch: list[Message]) -> None:
+    async def _last_question(self, branch: list[Message]) -> Message:
         """Before a retry: the leaf becomes the last user message; the unfinished reply stays in the tree beside it."""
         questions = [message for message in branch if message.role is Role.USER]
         if not questions:
             raise NothingToAnswer("There is nothing to answer yet", "", "Write a message first.")
         await self._worker.run(self._database.set_leaf, questions[-1].conversation_id, questions[-1].id)
+        return questions[-1]
+
+    async def _forget(self, conversation_id: str) -> None:
+        async with self.slot.lock:
+            await self.slot.discard(conversation_id)
 
     async def _restore_ahead(self, conversation_id: str) -> None:
         """Restore while the user still reads. Any fault only means that the next turn restores or prefills itself."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.chat.events import EventBus, Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
@@ -19,11 +19,13 @@ from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.room import ReadyEngine
 from kvchat.engine.client import EngineGone, EngineRefused
 from kvchat.engine.wire import ChatMessage
-from kvchat.kvstore.savepoint import Miss, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Miss, SavePoint, StagedFile, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
+
+DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 
 CANNOT_GO_BACK = "the conversation was changed before its save point, and this model cannot go back"
 
@@ -34,6 +36,11 @@ class RestoreRecord:
 
     save_point: SavePoint
     ms: float  # verification and restore together
+    finished_at: float  # time.perf_counter()
+
+    def ms_since(self, moment: float) -> float:
+        """How much of it lay after `moment` (time.perf_counter())."""
+        return max(0.0, min(self.ms, 1000 * (self.finished_at - moment)))
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,6 @@ class Loaded:
 
     expected_cached: int  # tokens the engine should now take from its cache
     restore: RestoreRecord | None  # what the next cache_n has to prove
-    restored_now: bool  # the restore belongs to this turn, not to an earlier switch
     miss_reason: str | None
 
 
@@ -90,43 +96,44 @@ class SlotKeeper:
         """
         held = self._held(room, prompt)
         contents = self._contents
-        if contents and held and held == len(contents.tokens):
-            return Loaded(held, contents.unproved, restored_now=False, miss_reason=None)  # nothing can leave less
+        unproved = contents.unproved if contents and held else None
+        if contents and contents.exact and contents.conversation_id == conversation_id and held == len(contents.tokens):
+            return Loaded(held, unproved, miss_reason=None)  # its own turn boundary: nothing can leave less
         found = await asyncio.to_thread(self._store.find, conversation_id, room.fingerprint, prompt)
         if isinstance(found, Miss):
-            return Loaded(held, None, restored_now=False, miss_reason=None if held else found.reason)
+            return Loaded(held, unproved, miss_reason=None if held else found.reason)
         usable = _usable(found.tokens, prompt, room.can_cut, exact=True)
         if usable <= held:
-            reason = (
-                None if held else "the conversation was changed before its save point, and this model cannot go back"
-            )
-            return Loaded(held, None, restored_now=False, miss_reason=reason)
+            return Loaded(held, unproved, miss_reason=None if held else CANNOT_GO_BACK)
         outcome = await self._restore(room, conversation_id, found)
         if isinstance(outcome, Miss):
             self._events.publish(RestoreFailed(conversation_id, outcome.reason))
-            return Loaded(0, None, restored_now=False, miss_reason=outcome.reason)
-        return Loaded(usable, outcome, restored_now=True, miss_reason=None)
+            return Loaded(0, None, miss_reason=outcome.reason)
+        return Loaded(usable, outcome, miss_reason=None)
 
-    async def prove(self, conversation_id: str, loaded: Loaded, cached_tokens: int) -> Verdict:
-        """Judge a load by the cache_n of the request that followed; a hollow restore is set aside."""
-        contents, self._contents = self._contents, None
-        if contents:
-            self._contents = replace(contents, unproved=None)
+    async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
+        """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache.
+
+        A hollow restore is set aside.
+        """
+        if self._contents:
+            self._contents = replace(self._contents, unproved=None)
+        expected = loaded.expected_cached
+        if cached < HOLLOW_SHARE * (expected or prompt):
+            return await self._disproved(conversation_id, loaded, cached)
+        source = Source.DISK if loaded.restore else Source.HOT
+        if cached >= PROVED_SHARE * expected:
+            return Verdict(source, hollow=False, miss_reason=None)
+        return Verdict(source, hollow=False, miss_reason=f"the engine reused {cached:,} of {expected:,} tokens it had")
+
+    async def _disproved(self, conversation_id: str, loaded: Loaded, cached: int) -> Verdict:
+        """The engine read (nearly) everything again."""
         if loaded.restore is None:
-            if cached_tokens and loaded.expected_cached:
-                return Verdict(Source.HOT, hollow=False, miss_reason=None)
             reason = loaded.miss_reason or "the engine did not reuse what was in its slot"
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
-        if cached_tokens >= HOLLOW_SHARE * loaded.expected_cached:
-            reused = None
-            if cached_tokens < PROVED_SHARE * loaded.expected_cached:
-                reused = f"the engine reused {cached_tokens:,} of {loaded.expected_cached:,} restored tokens"
-            return Verdict(Source.DISK, hollow=False, miss_reason=reused)
-        hollow = (
-            f"hollow restore: the engine accepted {loaded.restore.save_point.n_tokens:,} tokens"
-            f" and then reused {cached_tokens:,} of them"
-        )
-        await asyncio.to_thread(self._store.set_aside, loaded.restore.save_point, hollow)
+        point = loaded.restore.save_point
+        hollow = f"hollow restore: the engine accepted {point.n_tokens:,} tokens and then reused {cached:,} of them"
+        await asyncio.to_thread(self._store.set_aside, point, hollow)
         self._events.publish(RestoreFailed(conversation_id, hollow))
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
 
@@ -152,7 +159,8 @@ class SlotKeeper:
         contents = self._contents
         if contents and contents.exact and contents.tokens == boundary and contents.generation == room.generation:
             return boundary
-        self.forget()  # cancelled from here on, nobody knows how far the engine came
+        if contents:  # cancelled from here on, this much is still there
+            self.note(room, conversation_id, boundary[: common_prefix(contents.tokens, boundary)])
         await room.engine.prefill(boundary)
         self.note(room, conversation_id, boundary, exact=True)
         return boundary
@@ -173,7 +181,7 @@ class SlotKeeper:
             point = await asyncio.to_thread(
                 self._store.absorb, path, conversation_id, room.fingerprint, boundary, answer.n_written
             )
-        except (StoreRefused, EngineRefused) as refusal:
+        except (StoreRefused, EngineRefused, OSError) as refusal:
             self._events.publish(SaveSkipped(conversation_id, str(refusal)))
             return None
         finally:
@@ -182,6 +190,12 @@ class SlotKeeper:
         elapsed = 1000 * (time.perf_counter() - started)
         self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
         return point
+
+    async def discard(self, conversation_id: str) -> None:
+        """The conversation is gone: nothing of it stays in the store."""
+        await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+        if self.holds() == conversation_id:
+            self.forget()
 
     def _held(self, room: ReadyEngine, prompt: Tokens) -> int:
         """How many of the prompt's tokens the slot can serve as it is."""
@@ -195,32 +209,41 @@ class SlotKeeper:
         """Stage, restore, and note what the slot should hold now. A failed restore leaves an empty slot."""
         self._events.publish(Restoring(conversation_id, point.size, point.n_tokens))
         started = time.perf_counter()
-        staged = await asyncio.to_thread(self._store.stage, point, room.slot_path)
-        if isinstance(staged, Miss):
-            return staged
-        self.forget()
-        try:
-            answer = await room.engine.restore_slot(staged.path.name)
-        except EngineRefused as refusal:
-            reason = f"the engine refused the save point: {refusal.message}"
-            await asyncio.to_thread(self._store.set_aside, point, reason)
-            return Miss(reason)
-        except EngineGone:
-            reason = "the engine died while it loaded the save point"
-            await asyncio.to_thread(self._store.set_aside, point, reason)
-            raise
-        finally:
-            await asyncio.to_thread(self._store.unstage, staged)
+        async with self._staged(room, point) as staged:
+            if isinstance(staged, Miss):
+                return staged
+            self.forget()
+            try:
+                answer = await room.engine.restore_slot(staged.path.name)
+            except EngineRefused as refusal:
+                reason = f"the engine refused the save point: {refusal.message}"
+                await asyncio.to_thread(self._store.set_aside, point, reason)
+                return Miss(reason)
+            except EngineGone:
+                await asyncio.to_thread(self._store.set_aside, point, DIED_OVER_RESTORE)
+                raise
         if answer.n_restored != point.n_tokens:
             reason = f"the engine restored {answer.n_restored:,} of {point.n_tokens:,} tokens"
             await asyncio.to_thread(self._store.set_aside, point, reason)
             await room.engine.erase_slot()
             return Miss(reason)
-        elapsed = 1000 * (time.perf_counter() - started)
-        record = RestoreRecord(point, elapsed)
+        finished = time.perf_counter()
+        elapsed = 1000 * (finished - started)
+        record = RestoreRecord(point, elapsed, finished)
         self._contents = SlotContents(room.generation, conversation_id, point.tokens, exact=True, unproved=record)
         self._events.publish(Restored(conversation_id, point.size, point.n_tokens, elapsed))
         return record
+
+    @contextlib.asynccontextmanager
+    async def _staged(self, room: ReadyEngine, point: SavePoint) -> AsyncIterator[StagedFile | Miss]:
+        """The save point's file in the slot folder, gone again at the end, even if this is cancelled half-way."""
+        staging = asyncio.ensure_future(asyncio.to_thread(self._store.stage, point, room.slot_path))
+        try:
+            yield await asyncio.shield(staging)
+        finally:
+            staged = await staging
+            if not isinstance(staged, Miss):
+                await asyncio.to_thread(self._store.unstage, staged)
 
 
 def _usable(state: Tokens, prompt: Tokens, can_cut: bool, *, exact: bool) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvchat.chat.database import Database
+from kvchat.chat.database import ConversationGone, Database, StorageFailed
 from kvchat.chat.events import (
     EventBus,
     MessagesChanged,
+    Notice,
     ReplyFinished,
     RestoreFailed,
     SaveSkipped,
@@ -19,10 +20,10 @@ from kvchat.chat.events import (
     WaitingForEngine,
 )
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
-from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.prompt import ends_with_reply, prompt_messages
 from kvchat.chat.reply import ReplyWriter
 from kvchat.chat.room import EngineRoom, ReadyEngine
-from kvchat.chat.slot import Loaded, SlotKeeper
+from kvchat.chat.slot import DIED_OVER_RESTORE, Loaded, SlotKeeper
 from kvchat.chat.worker import Worker
 from kvchat.engine.client import EngineError, EngineGone, EngineRefused
 from kvchat.engine.wire import ChatMessage, Sampling
@@ -32,7 +33,6 @@ from kvchat.kvstore.savepoint import Tokens
 R = TypeVar("R")
 
 FIRST_REPLY = "the first reply"
-DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 
 
 class ConversationTooLong(KvchatError):
@@ -82,24 +82,28 @@ class TurnParts:
 
 
 class Turn:
-    """One answer to a conversation whose last message is the user's."""
+    """The answer to one question. It reads the path to that question, whatever else is said meanwhile."""
 
     def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling, *, keep: bool = True) -> None:
-        """With `keep` false the turn ends after the reply, unsettled and unsaved: that is for measuring."""
+        """The question is set before `run`. With `keep` false the turn ends after the reply, unsettled and unsaved.
+
+        That is for measuring.
+        """
         self.conversation_id = conversation_id
+        self.question_id: str | None = None
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
         self._settling = Interruption()
         self._stopped = False
         self._superseded = False
-        self._sent_at = time.perf_counter()
+        self._sent_at = self._locked_at = time.perf_counter()
         self._sampling = sampling
         self._keeps = keep
         self._parts = parts
         self._reply: ReplyWriter | None = None
         self._engine: ReadyEngine | None = None
         self._prompt: Tokens = ()
-        self._loaded = Loaded(0, None, restored_now=False, miss_reason=None)
+        self._loaded = Loaded(0, None, miss_reason=None)
 
     def stop(self) -> None:
         """End the reply now, or before it begins; what has come of it is kept."""
@@ -122,17 +126,18 @@ class Turn:
         Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
         """
         async with self._parts.slot.lock:
+            self._locked_at = time.perf_counter()
             reply: Message | None = None
             try:
                 reply = await self._answer()
             except KvchatError as error:
-                await self._close_reply(MessageState.INTERRUPTED)
                 self._parts.events.publish(TurnFailed(self.conversation_id, error))
+                await self._close_interrupted()
             finally:
                 self.answered = True
                 done(reply)
             if reply is not None and self._keeps:
-                await self._keep()
+                await self._keep(reply)
 
     async def _answer(self) -> Message | None:
         """The reply, whole or as far as Stop let it come."""
@@ -148,10 +153,12 @@ class Turn:
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
 
     async def _stream(self) -> Message | None:
-        """From the stored user message to the whole reply on disk."""
-        branch = await self._branch()
-        messages = prompt_messages(branch)
-        reply = await self._open_reply(branch[-1].id)
+        """From the stored question to the whole reply on disk."""
+        assert self.question_id is not None
+        messages = prompt_messages(await self._path(self.question_id))
+        if not messages:
+            raise ConversationGone
+        reply = await self._open_reply(self.question_id)
         engine = await self._prepare(messages)
         await reply.consume(engine.engine.chat(messages, self._sampling))
         return await self._close_reply(MessageState.COMPLETE)
@@ -162,6 +169,7 @@ class Turn:
             parts.database.append, self.conversation_id, parent_id, Role.ASSISTANT, "", MessageState.STREAMING
         )
         self._reply = ReplyWriter(message, self._sent_at, parts.database, parts.worker, parts.events)
+        self._reply.locked_at = self._locked_at
         parts.events.publish(MessagesChanged(self.conversation_id))
         return self._reply
 
@@ -179,7 +187,7 @@ class Turn:
             self._parts.slot.forget()
             await self._parts.room.explain_loss(loss)
             self._parts.events.publish(RestoreFailed(self.conversation_id, DIED_OVER_RESTORE))
-            self._loaded = Loaded(0, None, restored_now=False, miss_reason=DIED_OVER_RESTORE)
+            self._loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
             engine = await self._ready()
         return engine
 
@@ -207,6 +215,13 @@ class Turn:
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
         return message
 
+    async def _close_interrupted(self) -> None:
+        """After a failure: what came is kept if the disk lets us; why it does not was told already."""
+        try:
+            await self._close_reply(MessageState.INTERRUPTED)
+        except StorageFailed as error:
+            self._parts.events.publish(Notice(error.title, f"{error.detail} {error.advice}"))
+
     def _note_slot(self, reply: ReplyWriter) -> None:
         """The slot holds what was read of the prompt, and a reply whose tokens only the engine knows."""
         if self._engine and reply.draft.prompt_done:
@@ -215,33 +230,43 @@ class Turn:
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
         timings = reply.draft.timings
-        if timings is None:
+        if timings is None or self._engine is None:
             return None
-        verdict = await self._parts.slot.prove(self.conversation_id, self._loaded, timings.cache_n)
-        rate = await self._parts.worker.run(self._parts.database.prefill_ms_per_token)
-        return reply.receipt(self._loaded, verdict, rate)
+        parts, model = self._parts, self._engine.fingerprint.model
+        verdict = await parts.slot.prove(self.conversation_id, self._loaded, timings.cache_n, timings.prompt_tokens)
+        rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
+        return reply.receipt(self._loaded, verdict, model, rate)
 
-    async def _keep(self) -> None:
+    async def _keep(self, reply: Message) -> None:
         """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
-        engine, parts = self._engine, self._parts
-        assert engine is not None
-        history = prompt_messages(await self._branch())
+        parts = self._parts
         try:
-            boundary = None
-            if not self._superseded:
-                boundary = await self._settling.run(parts.slot.settle(engine, self.conversation_id, history))
-            if boundary is None:
-                parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
-            else:
-                await parts.slot.save(engine, self.conversation_id, boundary)
+            path = await self._path(reply.id)
+            if ends_with_reply(path):
+                await self._settle_and_save(prompt_messages(path))
+            if not await self._path(reply.id):  # deleted meanwhile, perhaps by another process
+                await parts.slot.discard(self.conversation_id)
         except EngineGone as loss:
             parts.slot.forget()
             parts.events.publish(SaveSkipped(self.conversation_id, str(await parts.room.explain_loss(loss))))
         except EngineRefused as refusal:
             parts.events.publish(SaveSkipped(self.conversation_id, refusal.message))
+        except KvchatError as error:
+            parts.events.publish(SaveSkipped(self.conversation_id, str(error)))
 
-    async def _branch(self) -> list[Message]:
-        return await self._parts.worker.run(self._parts.database.branch, self.conversation_id)
+    async def _settle_and_save(self, history: list[ChatMessage]) -> None:
+        engine, slot = self._engine, self._parts.slot
+        assert engine is not None
+        boundary = None
+        if not self._superseded:
+            boundary = await self._settling.run(slot.settle(engine, self.conversation_id, history))
+        if boundary is None:
+            self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
+        else:
+            await slot.save(engine, self.conversation_id, boundary)
+
+    async def _path(self, message_id: str) -> list[Message]:
+        return await self._parts.worker.run(self._parts.database.path, message_id)
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if refusal.kind == "exceed_context_size_error" and self._engine:

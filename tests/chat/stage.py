@@ -46,6 +46,10 @@ class Stage:
         await self.runtime.chat.idle()
         return reply
 
+    async def ask_while_busy(self, chat: str, text: str) -> Message | None:
+        """Send and wait for this reply alone."""
+        return await self.runtime.chat.send(chat, text)
+
     async def answered(self, chat: str, text: str = QUESTION) -> Receipt:
         """Like `ask`, for a reply that must come."""
         reply = await self.ask(chat, text)

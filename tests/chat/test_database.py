@@ -29,6 +29,7 @@ RECEIPT = Receipt(
     tokens_per_second=41.0,
     source=Source.COLD,
     miss_reason="nothing saved yet",
+    model="m",
 )
 
 
@@ -98,12 +99,13 @@ def test_an_empty_reply_is_taken_back(database: Database) -> None:
 
 
 def test_the_prefill_rate_comes_from_the_newest_long_prefill(database: Database) -> None:
-    assert database.prefill_ms_per_token() is None
+    assert database.prefill_ms_per_token("m") is None
     chat = database.create_conversation("New chat")
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
         reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
-    assert database.prefill_ms_per_token() == 2.0
+    assert database.prefill_ms_per_token("m") == 2.0
+    assert database.prefill_ms_per_token("another") is None
 
 
 WRITER = """
@@ -121,7 +123,7 @@ time.sleep(60)
 
 
 def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(database: Database) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.path)], stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.file)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     try:
         chat = writer.stdout.readline().strip()
@@ -136,8 +138,8 @@ def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(d
 
 
 def test_the_file_is_private(database: Database) -> None:
-    assert database.path.stat().st_mode & 0o777 == 0o600
-    assert database.path.parent.stat().st_mode & 0o777 == 0o700
+    assert database.file.stat().st_mode & 0o777 == 0o600
+    assert database.file.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,262 @@
+"""What happens when two things happen at once: each of these once went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat import runtime as runtime_module
+from kvchat.chat.events import (
+    Prefilling,
+    QuestionNotStored,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    Restoring,
+    SaveSkipped,
+    Saving,
+    TurnFailed,
+)
+from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.engine.status import EngineState
+from tests.chat.stage import QUESTION, Stage
+
+SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
+
+
+async def test_sending_while_the_engine_is_being_chosen_waits_for_it(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.runtime.start_engine()
+    await asyncio.sleep(0)
+    assert await stage.ask(chat) is not None
+    await stage.runtime.restart_engine()
+    assert await stage.ask(chat, "And now?") is not None
+    assert not stage.errors()
+
+
+async def test_a_short_prefix_of_another_chat_in_the_slot_does_not_hide_the_save_point(stage: Stage) -> None:
+    first, second = await stage.chat(SYSTEM), await stage.chat(SYSTEM)
+    await stage.answered(first, "A long story. " * 60)
+    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    future = stage.runtime.chat.send(second, "Another story. " * 60)
+    await stage.until(lambda: stage.of(Prefilling) and stage.of(Prefilling)[-1].conversation_id == second)
+    stage.runtime.chat.stop(second)
+    await future
+    stage.fake.set(FAKE_BATCH_DELAY=None)
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.source is Source.DISK
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+
+
+async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, "A long story. " * 60)
+    stage.fake.set(FAKE_BATCH_DELAY=0.3)
+    before = len(stage.of(Saving))
+    await stage.runtime.chat.send(chat, "More of it. " * 60)
+    await stage.until(lambda: len(stage.of(Saving)) > before)
+    second = await stage.runtime.chat.send(chat, "And the end?")
+    await stage.runtime.chat.idle()
+    assert second is not None
+    assert second.receipt is not None
+    assert not stage.of(Restoring), "nothing is restored over a live slot"
+    assert second.receipt.source is Source.HOT
+    assert second.receipt.cached_tokens > 0.9 * second.receipt.prompt_tokens
+
+
+@pytest.mark.parametrize("phase", ["save", "prefill"])
+async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 0.2)
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
+    await asyncio.wait_for(stage.runtime.stop_engine(), 20)
+    assert stage.runtime.engine_status.state is EngineState.STOPPED
+    await future
+    await stage.runtime.chat.idle()
+    stage.fake.set(FAKE_HANG_DURING=None)
+    assert await stage.ask(chat, "Are you back?") is not None
+
+
+async def test_a_database_that_fails_in_the_middle_of_a_reply_is_said_and_no_bug(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    bugs: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+    future = stage.runtime.chat.send(chat, "word " * 60)
+    await stage.until(lambda: len(stage.of(ReplyDelta)) > 3)
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("ALTER TABLE messages RENAME TO lost")
+    connection.commit()
+    assert await future is None
+    await stage.runtime.chat.idle()
+    assert stage.of(TurnFailed)
+    assert not bugs
+    connection.execute("ALTER TABLE lost RENAME TO messages")
+    connection.commit()
+    connection.close()
+    assert await stage.ask(chat, "And now?") is not None
+
+
+async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> None:
+    talking, dropped = await stage.chat(), await stage.chat()
+    await stage.answered(dropped)
+    stage.fake.set(FAKE_TOKEN_DELAY=0.05)
+    future = stage.runtime.chat.send(talking, "word " * 100)
+    await stage.until(lambda: len([e for e in stage.of(ReplyDelta) if e.conversation_id == talking]) > 2)
+    await stage.runtime.chat.delete(dropped)
+    assert stage.runtime.chat.busy == talking
+    assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
+    assert not stage.slot_files()
+    assert await stage.ask_while_busy(dropped, "Hello?") is None
+    assert stage.of(QuestionNotStored)[0].text == "Hello?"
+    stage.runtime.chat.stop(talking)
+    await future
+
+
+async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_restarts_by_itself(
+    stage: Stage, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(str(stage.settings.model_path), model)
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
+    chat = await stage.chat()
+    await stage.answered(chat)
+    data = bytearray(model.read_bytes())
+    data[-200_000:] = bytes(200_000)
+    model.unlink()
+    model.write_bytes(data)
+    stage.fake.set(FAKE_DIE_DURING="prefill")
+    assert await stage.ask(chat, "Still you?") is None
+    reply = await stage.runtime.chat.retry(chat)
+    await stage.runtime.chat.idle()
+    assert reply is not None
+    assert reply.receipt is not None
+    assert reply.receipt.source is Source.COLD
+    assert not stage.of(Restored)
+
+
+async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.start_engine()
+        await again.until(lambda: again.runtime.room.is_ready())
+        again.runtime.chat.select(chat)
+        await again.runtime.chat.idle()
+        assert len(again.of(Restored)) == 1
+        reply = await again.runtime.chat.retry(chat)  # its prompt is shorter than what was restored
+        await again.runtime.chat.idle()
+        assert reply is not None
+        assert reply.receipt is not None
+        assert reply.receipt.hollow
+        assert reply.receipt.restored_ahead
+
+
+async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    first = stage.runtime.chat.send(chat, "one " * 50)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    assert await stage.runtime.chat.send(chat, "two") is None
+    assert stage.of(QuestionNotStored)[0].text == "two"
+    assert await first is not None
+    await stage.runtime.chat.idle()
+    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT]
+
+
+async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    future = stage.runtime.chat.send(chat, "one " * 30)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("DELETE FROM conversations")
+    connection.commit()
+    connection.close()
+    await future
+    await stage.runtime.chat.idle()
+    assert not stage.slot_files()
+
+
+async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.05)
+    one = stage.runtime.chat.send(first, "word " * 100)
+    two = stage.runtime.chat.send(second, "word " * 100)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    await stage.runtime.stop_engine()
+    assert (await one) is not None
+    assert (await two) is None
+    assert [m.role for m in await stage.runtime.chat.messages(second)] == [Role.USER]
+
+
+async def test_stop_during_a_restore_leaves_no_link_behind(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        future = again.runtime.chat.send(chat, "And then?")
+        await again.until(lambda: again.of(Restoring))
+        again.runtime.chat.stop(chat)
+        await future
+        await again.runtime.chat.idle()
+        slots = stage.home / "cache" / "savepoints" / "staging"
+        assert not [file for file in slots.rglob("*") if file.is_file()]
+
+
+async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    one = stage.runtime.chat.send(first, "word " * 20)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    two = stage.runtime.chat.send(second, "Hello there, second conversation.")
+    await one
+    reply = await two
+    assert reply is not None
+    assert reply.receipt is not None
+    receipt = reply.receipt
+    assert receipt.queue_wait_ms > 100
+    parts = receipt.queue_wait_ms + receipt.restore_ms + receipt.prefill_ms + receipt.first_token_ms
+    assert parts == pytest.approx(receipt.ttft_ms, rel=0.02)
+
+
+async def test_an_empty_reply_is_not_saved_and_spoils_nothing(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    kept = stage.slot_files()
+    stage.fake.set(FAKE_REPLY=" ")
+    await stage.ask(chat, "Say nothing.")
+    assert stage.slot_files() == kept
+    stage.fake.set(FAKE_REPLY=None)
+    assert await stage.ask(chat, "Say something.") is not None
+
+
+async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(stage: Stage, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"half a model")
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
+    await stage.runtime.start_engine()
+    await stage.until(lambda: stage.runtime.engine_status.state is EngineState.FAILED)
+    shutil.copyfile(str(stage.settings.model_path), model)
+    await stage.runtime.use_model(model)
+    await stage.until(lambda: stage.runtime.engine_status.state is EngineState.READY)
+
+
+async def test_the_reply_is_on_disk_when_it_is_said_to_be_finished(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.ask(chat)
+    finished = stage.of(ReplyFinished)[0]
+    stored = (await stage.runtime.chat.messages(chat))[-1]
+    assert stored.id == finished.message_id
+    assert stored.state is MessageState.COMPLETE
+    assert not stage.of(SaveSkipped)
