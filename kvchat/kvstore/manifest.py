@@ -20,6 +20,7 @@ from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
 
 FORMAT = 1
 MAX_BYTES = 64_000_000  # a manifest of ten million tokens is shorter
+_SINCE_ADDED = {"rope": ""}  # facts of a fingerprint that the first manifests lack: they match where it is of no matter
 ID_PATTERN = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}-[0-9a-f]{16}")
 
 
@@ -119,7 +120,7 @@ def read_manifest(data: bytes) -> Manifest:
 
 def _from_facts(facts: dict[str, Any]) -> Manifest:
     """The manifest out of its JSON object; TypeError, ValueError or KeyError where a fact is missing or odd."""
-    fingerprint = Fingerprint(**facts.pop("fingerprint"))
+    fingerprint = Fingerprint(**(_SINCE_ADDED | facts.pop("fingerprint")))
     created_at = datetime.fromisoformat(facts.pop("created_at"))
     manifest = Manifest(fingerprint=fingerprint, created_at=created_at, **facts)
     for value in (manifest, fingerprint):

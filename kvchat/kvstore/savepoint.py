@@ -19,6 +19,7 @@ class Fingerprint:
     kv_type_v: str
     flash_attention: str  # "auto", "on" or "off", as asked of the engine
     streams: int  # KV streams; 1 with a unified cache
+    rope: str  # which RoPE factors the context size picks, "short" or "long"; "" where the model has one set
 
     def differences(self, other: Fingerprint) -> list[str]:
         """The names of the fields that differ, in words for the user."""
@@ -28,6 +29,7 @@ class Fingerprint:
             "kv_type_v": "KV type of V",
             "flash_attention": "flash attention",
             "streams": "number of KV streams",
+            "rope": "context size, which changes how this model counts positions",
         }
         mine, theirs = asdict(self), asdict(other)
         return [words[name] for name in mine if mine[name] != theirs[name]]

@@ -99,6 +99,7 @@ class GgufFacts:
     quantisation: str  # e.g. "Q4_K_M"
     size: int  # all parts together
     trained_context: int
+    original_context: int  # before RoPE scaling stretched it; a longer one is counted otherwise. 0: the file is silent
     block_count: int
     embedding_length: int
     heads: int
@@ -245,6 +246,7 @@ def _facts(path: Path, header: GgufHeader, parts: tuple[Path, ...]) -> GgufFacts
         quantisation=_quantisation(header),
         size=sum(part.stat().st_size for part in parts),
         trained_context=number("context_length"),
+        original_context=number("rope.scaling.original_context_length"),
         block_count=blocks,
         embedding_length=width,
         heads=heads,

@@ -12,7 +12,7 @@ from kvchat.kvstore.savepoint import Fingerprint, Miss, SavePoint, StagedFile, T
 from kvchat.kvstore.whole_file_store import WholeFileStore
 
 MAGIC = b"qsgg"  # 'ggsq' as a little-endian u32
-FINGERPRINT = Fingerprint("smollm2:abc", "f16", "f16", "auto", 1)
+FINGERPRINT = Fingerprint("smollm2:abc", "f16", "f16", "auto", 1, "")
 BYTES_PER_TOKEN = 64
 
 

@@ -56,7 +56,7 @@ def test_a_flood_stays_packed() -> None:
     st.integers(0, 2**60),
 )
 def test_a_manifest_comes_back(conversation: str, tokens: list[int], size: int) -> None:
-    fingerprint = Fingerprint("m", "q8_0", "f16", "on", 2)
+    fingerprint = Fingerprint("m", "q8_0", "f16", "on", 2, "long")
     written = replace(
         EXAMPLE,
         id=manifest.new_id(conversation, fingerprint),
@@ -107,6 +107,15 @@ def test_a_sealed_manifest_with_odd_facts_is_refused(change: dict[str, object]) 
     sealed = json.dumps(facts | {"check": manifest.checksum(facts)}).encode()
     with pytest.raises(ManifestError):
         read_manifest(sealed)
+
+
+@pytest.mark.parametrize("rope", ["", "long"])
+def test_a_manifest_from_before_the_rope_factors_matches_a_model_without_them(rope: str) -> None:
+    facts = json.loads(write_manifest(EXAMPLE))
+    del facts["check"], facts["fingerprint"]["rope"]
+    sealed = json.dumps(facts | {"check": manifest.checksum(facts)}).encode()
+    same = read_manifest(sealed).fingerprint == replace(FINGERPRINT, rope=rope)
+    assert same == (rope == "")
 
 
 def test_an_id_tells_conversation_and_engine_apart() -> None:

@@ -25,6 +25,7 @@ def test_smollm2_facts(smollm2: Path) -> None:
     assert facts.quantisation == "Q4_1"
     assert facts.size == smollm2.stat().st_size
     assert (facts.trained_context, facts.block_count, facts.embedding_length) == (8192, 30, 576)
+    assert facts.original_context == 0
     assert (facts.heads, facts.kv_heads) == (9, (3,) * 30)
     assert (facts.key_length, facts.value_length) == (64, 64)
     assert facts.vocabulary_size == 49_152
