@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory, kv_bytes_per_token
 from kvchat.library.model_identity import model_identity
 from kvchat.settings import Settings
+
+FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
 
 
 class NoModel(KvchatError):
@@ -33,6 +36,11 @@ class EngineChoice:
     context: ContextChoice
     fingerprint: Fingerprint
     kv_bytes_per_token: float
+    model_stamp: FileStamps  # of the weights when they were fingerprinted
+
+    def model_changed(self) -> bool:
+        """Whether the files have been replaced since. Looks at the disk."""
+        return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
     def can_cut(self) -> bool:
@@ -49,6 +57,7 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
         raise NoModel
     model = Path(settings.model_path)
     facts = read_facts(model)
+    stamp = file_stamps(facts.parts)
     location = find_engine(settings.engine_path)
     context = choose_context_size(facts, memory_for(location), settings.kv_type, settings.context_size)
     plan = LaunchPlan(
@@ -67,7 +76,7 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
         rope=rope_factors(facts, plan.context_size),
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
-    return EngineChoice(location, plan, facts, context, fingerprint, per_token)
+    return EngineChoice(location, plan, facts, context, fingerprint, per_token, stamp)
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:
@@ -86,3 +95,16 @@ def memory_for(location: EngineLocation) -> MemoryFacts:
         return available_memory()
     devices = list_devices(location)
     return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
+
+
+def file_stamps(files: Sequence[Path]) -> FileStamps:
+    """What changes when a file is replaced or written to; zeros for one that is gone."""
+    return tuple(_stamp(file) for file in files)
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_size, found.st_mtime_ns, found.st_ino)
