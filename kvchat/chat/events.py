@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -192,6 +193,20 @@ class EventBus:
         return lambda: self._listeners.remove(listener)
 
     def publish(self, event: Event) -> None:
-        """Tell every listener."""
+        """Tell every listener. What one raises goes to the loop's exception handler: no turn ends for a bad listener.
+
+        Where no loop runs there is no handler, and it is raised.
+        """
         for listener in tuple(self._listeners):
-            listener(event)
+            try:
+                listener(event)
+            except Exception as error:
+                _report(error, event)
+
+
+def _report(error: Exception, event: Event) -> None:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise error from None
+    loop.call_exception_handler({"message": f"A listener broke over {type(event).__name__}", "exception": error})
