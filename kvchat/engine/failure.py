@@ -27,6 +27,7 @@ _BAD_MODEL = re.compile(
     r"|corrupted or incomplete|gguf_init_from_\w+: failed",
     re.IGNORECASE,
 )
+_NO_FLASH_ATTENTION = re.compile(r"V cache.* requires flash[_ ]att", re.IGNORECASE)  # src/llama-context.cpp
 _ASSERTION = re.compile(r"GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
 
 _Rule = tuple[re.Pattern[str], Callable[[str], EngineFailure]]
@@ -133,6 +134,7 @@ def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> Engine
     starting: tuple[_Rule, ...] = (
         (_PORT_TAKEN, _port_taken),
         (_BAD_ARGUMENT, _bad_argument),
+        (_NO_FLASH_ATTENTION, _no_flash_attention),
         (_BAD_MODEL, _bad_model),
     )
     for pattern, failure in dying if was_ready else dying + starting:
@@ -187,6 +189,15 @@ def _bad_argument(line: str) -> EngineFailure:
         "This engine does not fit kvchat",
         line,
         'Install a newer llama-server, or set the engine path in the settings to "embedded" to use kvchat\'s own.',
+    )
+
+
+def _no_flash_attention(line: str) -> EngineFailure:
+    return EngineFailure(
+        FailureKind.INCOMPATIBLE,
+        "This KV type does not work here",
+        line,
+        'The model is fine. Set the KV type in the settings to "f16", or use an engine with flash attention.',
     )
 
 

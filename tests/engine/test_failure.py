@@ -31,6 +31,19 @@ Failed to init server, please check the input params."""
 PORT = """\
 0.00.002.800 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 45674
 0.00.002.914 E srv          init: exiting due to HTTP server error"""
+QUANTISED_V = """\
+0.00.182.488 E llama_init_from_model: quantized V cache requires flash_attn to be enabled
+0.00.200.891 E common_fit_params: encountered an error while trying to fit params to free device memory: failed to \
+create llama_context from model
+0.00.345.301 E llama_init_from_model: quantized V cache requires flash_attn to be enabled
+0.00.345.324 E cmn  common_init_: failed to create context with model '/m/SmolLM2.gguf'
+0.00.345.334 E srv    load_model: failed to create_context with model '/m/SmolLM2.gguf'
+0.00.346.348 E srv  llama_server: exiting due to model loading error"""
+# The same, from libllama's strings: said when "auto" finds that a device has no flash attention.
+QUANTISED_V_AUTO = (
+    "E llama_init_from_model: failed to initialize the context: quantized V cache was requested, but this requires "
+    "Flash Attention"
+)
 # The wordings of CUDA, Vulkan and Metal, of the C++ runtime, of ld.so and dyld are from their sources.
 CUDA = (
     "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8192.00 MiB on device 0: cudaMalloc failed: out of memory"
@@ -62,6 +75,8 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
         (126, "/opt/llama-server: cannot execute: [Errno 8] Exec format error", FailureKind.NOT_FOUND),
         (embedded.EXIT_NOT_INSTALLED, "cannot import xllamacpp: No module named 'x'", FailureKind.NOT_FOUND),
         (1, "error: invalid argument: --kv-unified", FailureKind.INCOMPATIBLE),
+        (1, QUANTISED_V, FailureKind.INCOMPATIBLE),
+        (1, f"{QUANTISED_V_AUTO}\nE srv load_model: failed to load model, 'm.gguf'", FailureKind.INCOMPATIBLE),
         (-4, "", FailureKind.UNSUPPORTED_CPU),
         (-6, "/src/llama-kv-cache.cpp:99: GGML_ASSERT(n > 0) failed", FailureKind.CRASHED),
         (-11, "", FailureKind.CRASHED),
@@ -84,6 +99,14 @@ def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
     assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
     port = failure.explain(Outcome(1, tuple(PORT.splitlines())))
     assert port.detail == "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 45674"
+
+
+@pytest.mark.parametrize("log", [QUANTISED_V, QUANTISED_V_AUTO], ids=["off", "auto"])
+def test_a_kv_type_without_flash_attention_is_not_blamed_on_the_model(log: str) -> None:
+    told = failure.explain(Outcome(1, tuple(log.splitlines())))
+    assert "KV type" in told.title
+    assert "quantized V cache" in told.detail
+    assert '"f16"' in told.advice
 
 
 def test_a_kill_is_out_of_memory_only_when_the_system_counted_one() -> None:
