@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 GB = 1_000_000_000
+KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
+THEMES = frozenset(("system", "light", "dark"))
+HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Settings:
 
 
 def load_settings(path: Path) -> Settings:
-    """The settings in `path`; defaults for what is missing, unknown or of the wrong type.
+    """The settings in `path`; defaults for what is missing, unknown, of the wrong type or out of range.
 
     A file that is not JSON is set aside as `settings.json.bad` so that nothing the user wrote is lost.
     """
@@ -57,17 +62,31 @@ def save_settings(path: Path, settings: Settings) -> None:
 
 
 def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `raw` that are settings and have a setting's type."""
-    types: dict[str, tuple[type, ...]] = {
-        "model_path": (str,),
-        "engine_path": (str,),
-        "context_size": (int,),
-        "kv_type": (str,),
-        "quota_bytes": (int,),
-        "free_floor_bytes": (int,),
-        "theme": (str,),
-        "temperature": (float, int),
-        "max_tokens": (int,),
-        "seed": (int,),
-    }
-    return {k: v for k, v in raw.items() if k in types and isinstance(v, types[k]) and not isinstance(v, bool)}
+    """The entries of `raw` that are settings, have a setting's type and a value that makes sense."""
+    return {k: v for k, v in raw.items() if k in _MAKES_SENSE and _MAKES_SENSE[k](v)}
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_temperature(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
+
+
+_MAKES_SENSE: dict[str, Callable[[Any], bool]] = {
+    "model_path": _is_path,
+    "engine_path": _is_path,
+    "context_size": _whole(1),
+    "kv_type": lambda value: isinstance(value, str) and value in KV_TYPE_NAMES,
+    "quota_bytes": _whole(1),
+    "free_floor_bytes": _whole(0),
+    "theme": lambda value: isinstance(value, str) and value in THEMES,
+    "temperature": _is_temperature,
+    "max_tokens": _whole(1),
+    "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
+}
