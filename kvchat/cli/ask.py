@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, field
+from typing import TextIO
 
 from kvchat.chat.events import (
     Event,
@@ -48,12 +50,12 @@ class _Printer:
     def hear(self, event: Event) -> None:
         match event:
             case ReplyDelta(text=text) if not self.as_json:
-                print(text, end="", flush=True)
+                _say(text, end="")
             case ReplyFinished(receipt=receipt):
                 if receipt:
                     self.receipts.append(receipt)
                 if not self.as_json:
-                    print(flush=True)
+                    _say()
                     _remark(receipt_line(receipt).text if receipt else "stopped")
             case RestoreFailed(reason=reason):
                 _remark(f"the save point was not used: {reason}")
@@ -83,7 +85,7 @@ async def _ask(options: AskOptions) -> int:
     if printer.error:
         raise printer.error
     if options.as_json and reply:
-        print(json.dumps(_answer(chat_id, reply), ensure_ascii=False))
+        _say(json.dumps(_answer(chat_id, reply), ensure_ascii=False))
     return 0 if reply else 1
 
 
@@ -121,6 +123,23 @@ def _answer(chat_id: str, reply: Message) -> dict[str, object]:
     }
 
 
+def _say(text: str = "", end: str = "\n") -> None:
+    """The reply goes to standard output."""
+    _write(text + end, sys.stdout)
+
+
 def _remark(text: str) -> None:
     """What is not the reply goes to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    _write(text + "\n", sys.stderr)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Print at once. When the reader has gone (`| head`) nobody hears the rest, and the reply is still saved."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        # What is left in the buffer has to go somewhere too: Python flushes it again at the very end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

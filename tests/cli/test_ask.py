@@ -1,0 +1,47 @@
+"""`kvchat ask` in a process of its own, on the fake engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.home import Home
+from tests.engine_fixtures import FakeEngine
+
+LONG_REPLY = "word " * 400
+
+
+@pytest.fixture
+def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.write_settings(
+        model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=8192, free_floor_bytes=0
+    )
+    return home
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="speaks of pipes as POSIX has them")
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: FakeEngine, as_json: bool) -> None:
+    fake_engine.set(FAKE_REPLY=LONG_REPLY, FAKE_TOKEN_DELAY=0.002)
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvchat", "ask", "--new", *(["--json"] if as_json else []), "Tell me a long story"],
+        env=os.environ | {"KVCHAT_HOME": str(home.folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asking:
+        assert asking.stdout is not None
+        assert asking.stderr is not None
+        if not as_json:
+            assert asking.stdout.read(12) == b"word word wo"
+        asking.stdout.close()
+        said = asking.stderr.read().decode()
+        assert asking.wait() == 0
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+    assert [reply["content"].strip() for reply in home.replies()] == [LONG_REPLY.strip()]
+    assert home.slot_files()
