@@ -27,6 +27,7 @@ from kvchat.engine.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
 from kvchat.wording import size as size_in_words
 
 
@@ -77,8 +78,7 @@ async def _ask(options: AskOptions) -> int:
     try:
         runtime.events.subscribe(printer.hear)
         chat_id = await _conversation(runtime, options)
-        sampling = Sampling(options.max_tokens, options.temperature, options.seed)
-        reply = await runtime.chat.send(chat_id, options.prompt, sampling)
+        reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options, settings))
         await runtime.chat.idle()
     finally:
         await runtime.close()
@@ -87,6 +87,15 @@ async def _ask(options: AskOptions) -> int:
     if options.as_json and reply:
         _say(json.dumps(_answer(chat_id, reply), ensure_ascii=False))
     return 0 if reply else 1
+
+
+def _sampling(options: AskOptions, settings: Settings) -> Sampling:
+    """What was given on the command line, and for the rest what the user's settings say."""
+    return Sampling(
+        settings.max_tokens if options.max_tokens is None else options.max_tokens,
+        settings.temperature if options.temperature is None else options.temperature,
+        settings.seed if options.seed is None else options.seed,
+    )
 
 
 async def _conversation(runtime: Runtime, options: AskOptions) -> str:

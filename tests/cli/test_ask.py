@@ -16,11 +16,20 @@ LONG_REPLY = "word " * 400
 
 
 @pytest.fixture
-def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Home:
+def chosen(fake_engine: FakeEngine, smollm2: Path) -> dict[str, object]:
+    """Settings that suit the fake engine."""
+    return {
+        "model_path": str(smollm2),
+        "engine_path": str(fake_engine.path),
+        "context_size": 8192,
+        "free_floor_bytes": 0,
+    }
+
+
+@pytest.fixture
+def home(tmp_path: Path, chosen: dict[str, object]) -> Home:
     home = Home(tmp_path / "home")
-    home.write_settings(
-        model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=8192, free_floor_bytes=0
-    )
+    home.write_settings(**chosen)
     return home
 
 
@@ -45,3 +54,13 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
     assert "BrokenPipe" not in said
     assert [reply["content"].strip() for reply in home.replies()] == [LONG_REPLY.strip()]
     assert home.slot_files()
+
+
+def test_an_option_overrides_its_setting_and_no_other(
+    home: Home, fake_engine: FakeEngine, chosen: dict[str, object]
+) -> None:
+    home.write_settings(**chosen, temperature=0.7, max_tokens=5, seed=11)
+    done = home.run("ask", "--new", "--temperature", "0", "Hello")
+    assert done.returncode == 0, done.stderr
+    bodies = [request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"]]
+    assert [(body["temperature"], body["max_tokens"], body["seed"]) for body in bodies] == [(0, 5, 11)]
