@@ -29,12 +29,16 @@ def run(*, starter: bool, hidden: bool) -> int:
     `starter` fetches the starter model without asking if there is no model; `hidden` starts in the tray.
     """
     paths = resolve_paths()
-    paths.ensure()
     qt = QApplication(sys.argv[:1])
     qt.setApplicationName("kvchat")
     qt.setApplicationVersion(__version__)
     qt.setDesktopFileName("kvchat")
     qt.setQuitOnLastWindowClosed(False)
+    try:
+        paths.ensure()
+    except KvchatError as error:
+        qasync.run(_say(error))
+        return 1
     instance = SingleInstance(paths.data)
     if not instance.claim():
         return 0

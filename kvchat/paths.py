@@ -8,6 +8,19 @@ from pathlib import Path
 
 import platformdirs
 
+from kvchat.errors import KvchatError
+
+
+class NoFolder(KvchatError):
+    """One of kvchat's own folders cannot be made."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            "A folder that kvchat needs cannot be made",
+            f"{folder}: {error.strerror}.",
+            "Check that you may write there, or set KVCHAT_HOME to another folder.",
+        )
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -44,9 +57,12 @@ class Paths:
         return self.state / "engine.log"
 
     def ensure(self) -> None:
-        """Make the folders, private to the user (mode 0700). Raises OSError where that is impossible."""
+        """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible."""
         for folder in (self.config, self.data, self.cache, self.state):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise NoFolder(folder, error) from error
 
 
 def resolve_paths(environment: dict[str, str] | None = None) -> Paths:

@@ -60,6 +60,45 @@ def test_a_model_that_is_not_there_ends_in_words(headless: dict[str, str], tmp_p
     assert ended.stdout == ""
 
 
+@pytest.mark.parametrize("command", [("ask", "--new"), ("bench",), ("ask", "--starter")])
+def test_a_home_that_cannot_be_made_ends_in_words(
+    headless: dict[str, str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    arguments = [*command] if "--starter" in command else [*command, "--model", str(tmp_path / "any.gguf")]
+    question = ["Hello"] if "ask" in command else []
+    ended = run_kvchat(*arguments, *question, environment=headless | {"KVCHAT_HOME": str(tmp_path / "file")})
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("kvchat: A folder that kvchat needs cannot be made\n")
+    assert str(tmp_path / "file") in ended.stderr
+
+
+BOX = """
+import sys
+from PySide6.QtWidgets import QMessageBox
+from kvchat import app
+open_box = QMessageBox.open
+def read_and_close(box):
+    open_box(box)
+    print(box.text(), box.informativeText(), box.isVisible(), flush=True)
+    box.done(0)
+QMessageBox.open = read_and_close
+sys.exit(app.run(starter=False, hidden=False))
+"""
+
+
+def test_the_window_says_so_in_a_box(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    environment = os.environ | {"KVCHAT_HOME": str(tmp_path / "file"), "QT_QPA_PLATFORM": "offscreen"}
+    command = [sys.executable, "-c", BOX]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout.startswith("A folder that kvchat needs cannot be made")
+    assert str(tmp_path / "file") in ended.stdout
+    assert ended.stdout.rstrip().endswith("True")
+
+
 def test_the_engine_child_imports_nothing_of_the_app(headless: dict[str, str]) -> None:
     ended = run_kvchat("--embedded-engine", "not JSON", environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 64

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.memory import KV_TYPES
-from kvchat.paths import resolve_paths
+from kvchat.paths import NoFolder, resolve_paths
 from kvchat.settings import KV_TYPE_NAMES, Settings, load_settings, save_settings
 
 
@@ -78,3 +78,12 @@ def test_kvchat_home_moves_everything(tmp_path: Path) -> None:
     for folder in (paths.config, paths.data, paths.cache, paths.state):
         assert folder.is_relative_to(tmp_path / "home")
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_that_cannot_be_made_are_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "file")})
+    with pytest.raises(NoFolder) as refused:
+        paths.ensure()
+    assert str(paths.config) in refused.value.detail
+    assert "KVCHAT_HOME" in refused.value.advice

@@ -56,7 +56,7 @@ def run(options: BenchOptions) -> int:
 async def _bench(options: BenchOptions) -> int:
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine)
-    paths.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    paths.ensure()
     # On the disk the real save points are on, in a folder of its own: the user's conversations are not touched.
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         home = Path(folder)

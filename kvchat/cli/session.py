@@ -38,6 +38,7 @@ async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None,
         return settings
     if not starter:
         raise NoModelForCommand
+    paths.ensure()
     path = str(await fetch_starter(paths.models, _show_progress))
     save_settings(paths.settings_file, dataclasses.replace(load_settings(paths.settings_file), model_path=path))
     return dataclasses.replace(settings, model_path=path)
