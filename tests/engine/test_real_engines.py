@@ -40,8 +40,8 @@ def location(request: pytest.FixtureRequest) -> EngineLocation:
 
 
 @pytest.fixture
-def plan(real_model: Path, tmp_path: Path) -> LaunchPlan:
-    return LaunchPlan(real_model, 1024, tmp_path)
+def plan(smollm2: Path, tmp_path: Path) -> LaunchPlan:
+    return LaunchPlan(smollm2, 1024, tmp_path)
 
 
 @pytest.fixture
