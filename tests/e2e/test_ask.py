@@ -142,6 +142,7 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
         "disk_bytes",
         "last_reply_bytes_written",
         "outputs_agree",
+        "cold_output_agrees",
     }
     assert figures["outputs_agree"] is True
     assert figures["cached_tokens"] >= 0.95 * figures["prompt_tokens"] > 500
