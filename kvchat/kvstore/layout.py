@@ -47,7 +47,7 @@ class Header:
 
 @dataclass(frozen=True)
 class CellRun:
-    """Cells that follow each other in the file and in the conversation: row `first_row + i` is of token `position + i`."""
+    """Cells in a row, in the file and in the conversation: row `first_row + i` is of token `position + i`."""
 
     first_row: int
     position: int

@@ -8,8 +8,9 @@ After the header (see slotfile.py) come the caches, each saying nothing of what 
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
   recurrent   n_cells u32 | pos i32, n_seq u32 | s_trans, n_layer u32
               | per recurrent layer: type i32, row_size u64, R row | the same for S
-Order: plain one; sliding window base, window; indexers (DSA, MSA) the indexed cache, then the indexer; hybrids attention,
-then recurrent. Newer servers append their context checkpoints, the same state version notwithstanding (from files of b11549):
+Order: plain one; sliding window base, window; indexers (DSA, MSA) the indexed cache, then the indexer; hybrids
+attention, then recurrent. Which of two caches is the window is seen by its rows: they do not reach back to token 0.
+Newer servers append their context checkpoints under the same state version (seen in files of b11549):
   "SCKP" u32, 1 u32, count u32 | per checkpoint: n_tokens i64, pos_min i32, pos_max i32
               | three times (target, draft, speculation): size u64, bytes
 Whether cells are long, and whether V follows, is not said either: each way is tried, and only one may lead to the end.
@@ -17,6 +18,7 @@ Whether cells are long, and whether V follows, is not said either: each way is t
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -317,9 +319,7 @@ def _runs(positions: npt.NDArray[np.int32]) -> tuple[CellRun, ...]:
     if len(breaks) >= MOST_RUNS:
         raise UnknownLayout("its cells are scattered")
     edges = [0, *breaks.tolist(), len(positions)]
-    return tuple(
-        CellRun(first, int(positions[first]), last - first) for first, last in zip(edges, edges[1:], strict=False)
-    )
+    return tuple(CellRun(first, int(positions[first]), last - first) for first, last in itertools.pairwise(edges))
 
 
 def _end_of(cache: Cache) -> int:
