@@ -160,37 +160,38 @@ class _Parser:
         try:
             end = self._end(offset)
         except UnknownLayout as failure:
-            self._note(offset, failure)
+            failure.at = offset
+            self._note(failure)
             return
         if end is not None:
             if before:
                 yield before, end
             return
         if len(before) == MOST_CACHES or any(isinstance(cache, RecurrentState) for cache in before):
-            self._note(offset, UnknownLayout("there is more than the caches known of"))
+            self._note(UnknownLayout("there is more than the caches known of"))
             return
         for cache in self._caches(offset):
             yield from self._chains(_end_of(cache), (*before, cache))
 
     def _caches(self, offset: int) -> Iterator[Cache]:
         """All ways to read one cache from here."""
-        ways: list[Callable[[], Cache]] = [partial(self._recurrent, offset)]
+        ways: list[Callable[[], Cache]] = []
         for cell_size in (SHORT_CELL, LONG_CELL):
             ways += [partial(self._attention, offset, cell_size, with_v) for with_v in (True, False)]
+        ways.append(partial(self._recurrent, offset))
         seen: list[Cache] = []
         for way in ways:
             try:
                 cache = way()
             except UnknownLayout as failure:
-                self._note(offset, failure)
+                self._note(failure)
                 continue
             if cache not in seen:  # a cache without layers has no V either way
                 seen.append(cache)
                 yield cache
 
-    def _note(self, offset: int, failure: UnknownLayout) -> None:
-        """Keep the reason of the way that led farthest."""
-        failure.at = max(offset, failure.at)
+    def _note(self, failure: UnknownLayout) -> None:
+        """Keep the reason of the way that led farthest; of those that led nowhere, the first."""
         if self._failure is None or failure.at > self._failure.at:
             self._failure = failure
 
