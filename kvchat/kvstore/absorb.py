@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +26,9 @@ from kvchat.kvstore.recipe import (
     residue_parts,
     row_parts,
 )
+from kvchat.kvstore.residue import pack_residue
 
-RAW, DEFLATED = b"\0", b"\1"  # the first byte of a block of residue
 _CHUNK = 1 << 20
-_SAMPLE = 1 << 16
-_WORTH_DEFLATING = 0.8
 
 
 @dataclass(frozen=True)
@@ -180,20 +177,12 @@ def _take_residue(
     known_layout = row_map != RowMap()
     for chunk in residue_chunks(extents, row_map.breaks):
         raw = b"".join(_read(file, residue_parts(extents, chunk.offset, chunk.length)))
-        packed = zlib.compress(raw, 1) if known_layout and _shrinks(raw) else raw
-        mark = RAW if packed is raw else DEFLATED
+        mark, packed = pack_residue(raw, deflate=known_layout)
         hasher = blake3(mark)
         hasher.update(packed)
         block, size = hasher.digest(), 1 + len(packed)
         new = 0 if blocks.claim(block, size) else blocks.put(block, (mark, packed))
         yield BlockUse(block, size, RESIDUE, chunk.offset, chunk.length, 0, 0), new
-
-
-def _shrinks(raw: bytes) -> bool:
-    """Whether deflating is worth the time, judged by a sample from the middle."""
-    middle = max(0, len(raw) // 2 - _SAMPLE // 2)
-    sample = raw[middle : middle + _SAMPLE]
-    return len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample)
 
 
 def _hash_parts(file: BinaryIO, parts: Sequence[Extent]) -> bytes:

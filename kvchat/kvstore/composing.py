@@ -10,8 +10,9 @@ from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.compose import CannotCompose, OlderSave, complete_windows, cut, window_reach
 from kvchat.kvstore.layout import Layout, UnknownLayout
 from kvchat.kvstore.layout_parser import parse
-from kvchat.kvstore.rebuild import compose, read_residue
+from kvchat.kvstore.rebuild import compose
 from kvchat.kvstore.recipe import RESIDUE, BlockUse, Extent, Recipe, residue_extents, residue_parts
+from kvchat.kvstore.residue import read_residue
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def compose_windows(
 
 
 def _layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
-    """The layout of a stored slot file, read from its residue alone. Raises CannotCompose, rebuild.DamagedBlock."""
+    """The layout of a stored slot file, read from its residue alone. Raises CannotCompose, residue.DamagedBlock."""
     if not recipe.row_map.caches:
         raise CannotCompose("its layout is unknown")
     residue = _Residue(recipe, blocks)

@@ -104,6 +104,7 @@ class Index:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the newest save points, no more
+            connection.execute("PRAGMA wal_autocheckpoint = 100")  # pages; the log is part of what the store takes
             connection.execute("PRAGMA secure_delete = ON")  # tokens of a deleted conversation are gone, not hidden
             migrate(connection, self.path, MIGRATIONS, TOO_NEW)
         except BaseException:

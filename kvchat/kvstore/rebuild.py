@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import zlib
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import FileIO
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.kvstore import disk
-from kvchat.kvstore.absorb import DEFLATED, RAW
 from kvchat.kvstore.blocks import BlockFiles, write_all
+from kvchat.kvstore.file_order import BlockReader, stretches
 from kvchat.kvstore.pieces import Inline, Plan
 from kvchat.kvstore.recipe import (
     RESIDUE,
-    RESIDUE_CHUNK,
     BlockUse,
     CacheRows,
     Extent,
@@ -30,8 +29,9 @@ from kvchat.kvstore.recipe import (
     residue_parts,
     row_parts,
 )
+from kvchat.kvstore.residue import DamagedBlock, read_residue
 
-_BUFFER = 1 << 20
+_BUFFER, _BUFFERS = 1 << 20, 3
 
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
 
@@ -60,9 +60,7 @@ def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path) -> None:
     is left.
     """
     with _new_file(target, (recipe,), blocks) as out:
-        out.truncate(recipe.file_size)
-        _put(recipe, Placement([(Extent(0, recipe.file_size), 0)]), blocks, out, prove=False)
-        if bytes.fromhex(disk.hash_file(target)) != recipe.file_hash:
+        if _write_in_order(recipe, blocks, out) != recipe.file_hash:
             raise DamagedBlock
 
 
@@ -115,6 +113,32 @@ class Placement:
             yield None, end - at
 
 
+def _write_in_order(recipe: Recipe, blocks: BlockFiles, out: FileIO) -> bytes:
+    """Write the file from beginning to end; returns its BLAKE3.
+
+    One thread reads, one hashes and one writes, each a buffer apart: writing takes as long as all the rest.
+    """
+    hasher = blake3()
+    with ExitStack() as opened:
+        reader = BlockReader(recipe, blocks, opened)
+        hashing, writing = (opened.enter_context(ThreadPoolExecutor(1)) for _ in range(2))
+        busy: deque[tuple[Future[blake3], Future[int]]] = deque()
+        buffers = cycle([memoryview(bytearray(_BUFFER)) for _ in range(_BUFFERS)])
+        for filled in reader.fill(stretches(recipe), buffers):
+            busy.append((hashing.submit(hasher.update, filled), writing.submit(write_all, out.fileno(), filled)))
+            if len(busy) == _BUFFERS:  # the next one to be filled is the one that has been busy longest
+                _wait(busy.popleft())
+        for jobs in busy:
+            _wait(jobs)
+    return hasher.digest()
+
+
+def _wait(jobs: tuple[Future[blake3], Future[int]]) -> None:
+    hashed, written = jobs
+    hashed.result()
+    written.result()
+
+
 @contextmanager
 def _new_file(target: Path, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[FileIO]:
     """A new private file; whatever goes wrong it is deleted, and damage is looked into."""
@@ -148,10 +172,6 @@ def _put(recipe: Recipe, placement: Placement, blocks: BlockFiles, out: FileIO, 
             _copy_rows(use, recipe.row_map.caches[use.cache], goals, blocks, out, prove=prove)
         written += wanted
     return written
-
-
-class DamagedBlock(Exception):
-    """A block is missing, cut, or does not hold what its name says."""
 
 
 def bad_blocks(uses: Sequence[BlockUse], blocks: BlockFiles) -> tuple[BadBlock, ...]:
@@ -214,26 +234,6 @@ def _fill(block: FileIO, buffer: memoryview, hasher: blake3 | None) -> int:
     if hasher:
         hasher.update(buffer[:count])
     return count
-
-
-def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
-    """The bytes of a block of residue, proved by its name. Raises DamagedBlock."""
-    try:
-        with blocks.path(use.block).open("rb") as file:
-            stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)
-    except OSError as error:
-        raise DamagedBlock from error
-    if blake3(stored).digest() != use.block:
-        raise DamagedBlock
-    if stored[:1] == RAW:
-        raw = stored[1:]
-    elif stored[:1] == DEFLATED:
-        raw = zlib.decompressobj().decompress(stored[1:], use.rows + 1)
-    else:
-        raise DamagedBlock
-    if len(raw) != use.rows:
-        raise DamagedBlock
-    return raw
 
 
 def _scatter_bytes(data: bytes, goals: Sequence[_Goals], out: FileIO) -> None:

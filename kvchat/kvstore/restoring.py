@@ -13,8 +13,9 @@ from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
 from kvchat.kvstore.parts import DELETED_MEANWHILE, INDEX_LOST, Parts
-from kvchat.kvstore.rebuild import DamagedBlock, Unusable, bad_blocks, rebuild
+from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
+from kvchat.kvstore.residue import DamagedBlock
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 
 MOST_OLDER = 16  # save points looked through for older window rows
