@@ -126,11 +126,16 @@ def remove_stale(folder: Path) -> None:
     Our own process id with another mark is a process of the past too: in a container every run may have the same id.
     """
     for entry in listing(folder):
-        match = _TEMPORARY.match(entry.name)
-        if match is None or entry.name.startswith(process_prefix()):
-            continue
-        if int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1])):
+        if is_stale(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def is_stale(name: str) -> bool:
+    """Whether `name` was made by `temporary_name` in a process that is gone."""
+    match = _TEMPORARY.match(name)
+    if match is None or name.startswith(process_prefix()):
+        return False
+    return int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))
 
 
 def tree_size(folder: Path) -> int:

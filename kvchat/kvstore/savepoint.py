@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 
 Tokens = tuple[int, ...]
@@ -46,11 +47,34 @@ class SavePoint:
     size: int  # bytes of the slot file
     created_at: datetime
     last_used_at: datetime
+    prefill_ms: float = 0.0  # estimate: how long reading these tokens takes on this machine
 
     @property
     def n_tokens(self) -> int:
         """The token position of this save point."""
         return len(self.tokens)
+
+
+class Tier(Enum):
+    """Where a save point's slot file comes from."""
+
+    WARM = "warm"  # it lies whole in the staging folder
+    DISK = "disk"  # it is put together from blocks
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """The save point that leaves the least of a prompt to prefill, and how much of it the prompt can use."""
+
+    save_point: SavePoint
+    tokens_used: int  # at most the save point's; less only where the engine can cut a state back
+    tier: Tier
+    bytes: int  # of the slot file that would be read; an estimate where it is composed for a part
+
+    @property
+    def whole(self) -> bool:
+        """Whether the prompt goes on from exactly this save point."""
+        return self.tokens_used == self.save_point.n_tokens
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,8 @@ class StagedFile:
     save_point: SavePoint
     path: Path  # path.name is what the engine is told
     verify_ms: float
+    n_tokens: int = 0  # how many the engine must say it restored
+    tier: Tier = Tier.DISK
 
 
 @dataclass(frozen=True)
@@ -71,12 +97,18 @@ class Miss:
 
 @dataclass(frozen=True)
 class ConversationUsage:
-    """What one conversation costs on disk."""
+    """What one conversation costs on disk, and what that is good for. Sizes in bytes."""
 
     conversation_id: str
-    bytes: int
+    bytes: int  # of all its blocks: exclusive and shared together
     save_points: int
     last_used_at: datetime
+    exclusive_bytes: int = 0  # what deleting it would free
+    shared_bytes: int = 0  # what other conversations keep as well
+    prefill_seconds: float = 0.0  # estimate: reading its longest save point's tokens again
+    seconds_saved: float = 0.0  # prefill its restores have spared so far
+    pinned: bool = False
+    never_save: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +121,68 @@ class StoreUsage:
     quota_bytes: int
     free_bytes: int
     free_floor_bytes: int
+    save_points: int = 0
+    logical_bytes: int = 0  # of all slot files, had each been kept whole
+    physical_bytes: int = 0  # on disk: blocks and index
+    unique_rows_bytes: int = 0  # of the blocks of KV rows, or, where the layout is unknown, of the plain bytes
+    bytes_written: int = 0  # ever
+    bytes_written_today: int = 0
+    warm_bytes: int = 0  # slot files kept in memory
+
+
+@dataclass(frozen=True)
+class PrunedConversation:
+    """What a prune takes from one conversation."""
+
+    conversation_id: str
+    save_points: int
+    bytes_freed: int
+    prefill_seconds: float  # estimate: what re-reading it would cost
+    save_points_left: int  # 0: it will be cold
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """Which save points a prune would remove, and at what price. Nothing is removed by making it."""
+
+    save_point_ids: tuple[str, ...]  # in the order they go
+    bytes_freed: int
+    prefill_seconds: float
+    conversations: tuple[PrunedConversation, ...]
+    bytes_left: int
+
+
+@dataclass(frozen=True)
+class AbsorbReport:
+    """What absorbing the waiting slot files came to."""
+
+    save_points: int
+    bytes_written: int
+    refused: tuple[str, ...]  # why some could not be kept, in words
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Save points that turned out bad: the user is told once."""
+
+    conversation_id: str
+    save_points: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What looking at every block has found."""
+
+    blocks: int
+    bytes: int
+    bad_blocks: int
+    losses: tuple[Loss, ...]  # what went with them, by conversation
+
+    @property
+    def clean(self) -> bool:
+        """Whether every block is what its name says."""
+        return self.bad_blocks == 0
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

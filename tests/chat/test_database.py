@@ -16,7 +16,7 @@ import pytest
 from kvchat.chat import migrations
 from kvchat.chat.database import Database, StorageFailed
 from kvchat.chat.messages import Message, MessageState, Receipt, Role, Source
-from kvchat.chat.migrations import DatabaseTooNew
+from kvchat.migrations import DatabaseTooNew
 
 RECEIPT = Receipt(
     ttft_ms=310.0,

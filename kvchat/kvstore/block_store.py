@@ -1,0 +1,213 @@
+"""The store that keeps every KV row once, whoever needs it.
+
+Its folder:
+    index.db                 every save point: tokens, recipe, use (SQLite)
+    blocks/ab/abcdef...      a block, named by the BLAKE3 of its content
+    staging/<process>/       slot files of live processes, where there is no memory for them
+    set-aside/               bad blocks, kept for a look
+Where there is memory to spare, staging lies under /dev/shm instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvchat.kvstore import disk, index_points
+from kvchat.kvstore.blocks import BlockFiles
+from kvchat.kvstore.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.keeping import Keeping
+from kvchat.kvstore.parts import BadFiles, Parts
+from kvchat.kvstore.recipe import RowMap
+from kvchat.kvstore.restoring import Restoring
+from kvchat.kvstore.row_map import read_row_map
+from kvchat.kvstore.savepoint import (
+    AbsorbReport,
+    Fingerprint,
+    Loss,
+    Miss,
+    PrunePlan,
+    RestorePlan,
+    SavePoint,
+    StagedFile,
+    StoreUsage,
+    Tokens,
+    VerifyReport,
+)
+from kvchat.kvstore.saving import Saving
+from kvchat.kvstore.staging import MEMORY_FOLDER, Staging
+from kvchat.kvstore.store import Bounds, StoreRefused
+
+
+class BlockStore:
+    """Keeps KV rows as blocks. See store.KvStore for the contract; raises StoreRefused where that says nothing else."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bounds: Bounds,
+        memory_budget: int = 0,
+        *,
+        sync: bool = True,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        free_bytes: Callable[[], int] | None = None,
+        memory_folder: Path = MEMORY_FOLDER,
+        row_map: Callable[[Path], RowMap] = read_row_map,
+    ) -> None:
+        """Open the store in `folder`, making it if need be. Raises StoreRefused, and migrations.DatabaseTooNew.
+
+        `memory_budget` is how many bytes slot files may take in memory; 0 keeps them on disk.
+        """
+        self._closing = threading.Lock()
+        self._closed = False
+        try:
+            disk.private_folder(folder)
+            bad_files = BadFiles(folder / "set-aside")
+            self._parts = Parts(
+                index=Index(folder / "index.db", bad_files.take),
+                blocks=BlockFiles(folder / "blocks", sync=sync),
+                staging=Staging(folder / "staging", memory_budget, memory_folder),
+                bad_files=bad_files,
+                clock=clock,
+                free_bytes=free_bytes or (lambda: disk.free_bytes(folder)),
+                read_row_map=row_map,
+                bounds=bounds,
+            )
+            self._saving, self._restoring = Saving(self._parts), Restoring(self._parts)
+            self._keeping = Keeping(self._parts)
+            self._keeping.recover()
+        except (OSError, IndexFailed, IndexLost) as error:
+            title = "The folder for save points cannot be used."
+            advice = "Check that the folder is yours and the disk is not full."
+            raise StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice) from error
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether slot files are staged in memory."""
+        return self._parts.staging.in_memory
+
+    def staging_folder(self) -> Path:
+        """A fresh private folder where one engine of this process saves and restores. Raises OSError."""
+        return self._parts.staging.slot_folder()
+
+    def close(self) -> None:
+        """Absorb what waits and delete this process's staging folder. Call it when the engines have ended."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            with contextlib.suppress(StoreRefused):
+                self._saving.absorb_pending()
+            self._parts.staging.close()
+            self._parts.index.close()
+
+    def find(
+        self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
+    ) -> RestorePlan | Miss:
+        """The plan that leaves the least of the prompt to prefill, or why there is none."""
+        return self._restoring.find(fingerprint, prompt, can_cut=can_cut, conversation_id=conversation_id)
+
+    def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
+        """Put the plan's slot file, verified, into the engine's slot folder."""
+        return self._restoring.stage(plan, slot_path, older_window_rows=older_window_rows)
+
+    def unstage(self, staged: StagedFile) -> None:
+        """Drop the engine's name for the file. One that is held open (Windows) goes when its slot folder does."""
+        with contextlib.suppress(OSError):
+            staged.path.unlink()
+
+    def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
+        """Raise StoreRefused if a slot file of about that size cannot be saved."""
+        self._saving.check_room(expected_bytes, conversation_id)
+
+    def take(
+        self,
+        slot_file: Path,
+        conversation_id: str,
+        fingerprint: Fingerprint,
+        expected: Tokens,
+        expected_size: int | None = None,
+        prefill_ms: float = 0.0,
+    ) -> SavePoint:
+        """Make a file the engine has just saved a save point, at once, in the warm tier alone."""
+        return self._saving.take(slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms)
+
+    def absorb_pending(self) -> AbsorbReport:
+        """Take apart the files that wait, and keep to the bounds. For a background thread."""
+        with _in_words():
+            staged = self._saving.newest_staged()
+            report = self._saving.absorb_pending()
+            if report.save_points:
+                self._keeping.enforce(protected=staged)
+        return report
+
+    def set_aside(self, save_point: SavePoint, reason: str) -> None:
+        """Take a save point out of use, because the engine refused it or its restore proved hollow."""
+        with _in_words():
+            self._parts.lose(save_point.id, reason, tell=False)
+
+    def usage(self) -> StoreUsage:
+        """What is kept, by conversation, the largest first."""
+        with _in_words():
+            return self._keeping.usage()
+
+    def plan_prune(self, target_bytes: int) -> PrunePlan:
+        """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
+        with _in_words():
+            return self._keeping.plan_prune(target_bytes)
+
+    def prune(self, plan: PrunePlan) -> int:
+        """Carry a plan out; returns the bytes freed."""
+        with _in_words():
+            return self._keeping.prune(plan)
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Put new bounds into force, and prune to them at once."""
+        with _in_words():
+            self._keeping.set_bounds(bounds)
+
+    def pin(self, conversation_id: str, pinned: bool) -> None:
+        """Never prune a conversation, or allow it again."""
+        with _in_words(), self._parts.index.write() as db:
+            index_points.set_flag(db, conversation_id, pinned=pinned, never=None)
+
+    def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
+        with _in_words(), self._parts.index.write() as db:
+            index_points.set_flag(db, conversation_id, pinned=None, never=never)
+
+    def delete_conversation(self, conversation_id: str) -> int:
+        """Delete all that is kept of a conversation; returns the bytes freed."""
+        with _in_words():
+            return self._keeping.delete(conversation_id)
+
+    def delete_all(self) -> int:
+        """Delete every save point and everything set aside; returns the bytes freed."""
+        with _in_words():
+            return self._keeping.delete(None)
+
+    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
+        """Hash every block and set aside what is bad."""
+        with _in_words():
+            return self._keeping.verify(progress)
+
+    def losses(self) -> tuple[Loss, ...]:
+        """What turned out bad since this was last asked: tell the user once."""
+        with _in_words():
+            return self._keeping.losses()
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Turn faults of the index and the disk into what the user is told."""
+    try:
+        yield
+    except IndexLost as error:
+        title = "The index of save points was damaged."
+        raise StoreRefused(title, "It was set aside, and a new one begun: conversations start cold once.") from error
+    except (IndexFailed, OSError) as error:
+        raise StoreRefused("The save points could not be read or written.", f"{error}.") from error

@@ -1,0 +1,117 @@
+"""Block files: each named by the BLAKE3 of its content, whole under that name or absent, whoever dies when."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvchat.kvstore import disk
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_TEMPORARY = "temporary"
+
+
+class Changed(Exception):
+    """What was to become a block is not what it was when it was hashed."""
+
+
+class BlockFiles:
+    """The folder of block files: `<first two digits>/<64 digits>`. Raises OSError from every method."""
+
+    def __init__(self, folder: Path, *, sync: bool = True) -> None:
+        """`sync` False leaves it to the system when blocks reach the disk; a power cut may then cost save points."""
+        self._folder = disk.private_folder(folder)
+        self._temporary = disk.private_folder(folder / _TEMPORARY)
+        self._sync = sync
+
+    def path(self, block: bytes) -> Path:
+        """Where the block lies, whether it is there or not."""
+        name = block.hex()
+        return self._folder / name[:2] / name
+
+    def claim(self, block: bytes, size: int) -> bool:
+        """Whether the block is there with that size; if so it counts as new, so that no sweep takes it for a leftover.
+
+        Its content is not read: that is done whenever it is used.
+        """
+        path = self.path(block)
+        try:
+            if path.stat().st_size != size:
+                return False
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put(self, block: bytes, content: Iterable[bytes | memoryview]) -> int:
+        """Write a block; returns its size. Replaces a file of that name. Raises Changed if `content` is not `block`."""
+        temporary = disk.private_folder(self._temporary) / disk.temporary_name()
+        hasher = blake3()
+        size = 0
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for part in content:
+                    hasher.update(part)
+                    size += write_all(file.fileno(), part)
+                if hasher.digest() != block:
+                    raise Changed("the file was changed while it was taken apart")
+                if self._sync:
+                    os.fsync(file.fileno())
+            path = self.path(block)
+            if not path.parent.is_dir():
+                disk.private_folder(path.parent)
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        return size
+
+    def fault(self, block: bytes, size: int) -> str | None:
+        """What is wrong with a block, None when it is whole and its content is what its name says."""
+        path = self.path(block)
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return "truncated" if found < size else "longer than it was"
+            return None if disk.hash_file(path) == block.hex() else "hash differs"
+        except FileNotFoundError:
+            return "missing"
+        except OSError as error:
+            return f"the disk cannot read it ({error.strerror})"
+
+    def remove(self, block: bytes) -> None:
+        """Delete a block; one that is gone already is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path(block).unlink()
+
+    def leftovers(self, older_than_s: float) -> Iterator[bytes]:
+        """The blocks last written or claimed longer ago than that; the caller knows which of them are in use."""
+        limit = time.time() - older_than_s
+        for folder in disk.listing(self._folder):
+            for path in disk.listing(folder):
+                with contextlib.suppress(OSError):
+                    if _NAME.fullmatch(path.name) and path.stat().st_mtime <= limit:
+                        yield bytes.fromhex(path.name)
+
+    def sweep_temporary(self) -> None:
+        """Delete what processes that are gone left half-written."""
+        for path in disk.listing(self._temporary):
+            if disk.is_stale(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> int:
+    """Write all of `data`; returns its length. Raises OSError."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done:])
+    return len(view)

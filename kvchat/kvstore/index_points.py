@@ -1,0 +1,264 @@
+"""Save points in the index: each function works within the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from kvchat.kvstore import token_tree
+from kvchat.kvstore.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
+from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
+
+
+@dataclass(frozen=True)
+class NewPoint:
+    """What is known of a save point when its file has just been taken."""
+
+    conversation_id: str
+    fingerprint: Fingerprint
+    tokens: Tokens
+    size: int  # bytes of the slot file
+    prefill_ms: float
+    created_at: datetime
+
+
+def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
+    """The number of a fingerprint, None if nothing was ever saved under it."""
+    row = db.execute("SELECT id FROM fingerprints WHERE facts = ?", (_facts(fingerprint),)).fetchone()
+    return int(row[0]) if row else None
+
+
+def conversation_key(db: sqlite3.Connection, conversation_id: str) -> int:
+    """The number of a conversation, a new one if need be."""
+    db.execute("INSERT OR IGNORE INTO conversations (name) VALUES (?)", (conversation_id,))
+    row = db.execute("SELECT id FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
+    return int(row[0])
+
+
+def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
+    """Whether the user chose never to save a conversation."""
+    row = db.execute("SELECT never_save FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
+    return bool(row and row[0])
+
+
+def add_staged(db: sqlite3.Connection, new: NewPoint, owner: str) -> SavePoint:
+    """Add a save point whose only copy is the slot file in `owner`'s staging folder."""
+    db.execute("INSERT OR IGNORE INTO fingerprints (facts) VALUES (?)", (_facts(new.fingerprint),))
+    kind = fingerprint_id(db, new.fingerprint)
+    assert kind is not None
+    conversation = conversation_key(db, new.conversation_id)
+    node_id = token_tree.add_tokens(db, kind, new.tokens)
+    now = new.created_at.timestamp()
+    point_id = db.execute(
+        "INSERT INTO save_points (conversation_id, fingerprint_id, node_id, n_tokens, owner, file_size, prefill_ms,"
+        " created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (conversation, kind, node_id, len(new.tokens), owner, new.size, new.prefill_ms, now, now),
+    ).lastrowid
+    db.execute("DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, kind))
+    return SavePoint(
+        str(point_id),
+        new.conversation_id,
+        new.fingerprint,
+        new.tokens,
+        new.size,
+        new.created_at,
+        new.created_at,
+        new.prefill_ms,
+    )
+
+
+def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
+    """A save point by its number, None when it is gone."""
+    row = db.execute(
+        "SELECT conversations.name, facts, node_id, file_size, created_at, last_used_at, prefill_ms FROM save_points"
+        " JOIN conversations ON conversations.id = conversation_id JOIN fingerprints ON fingerprints.id ="
+        " fingerprint_id WHERE save_points.id = ?",
+        (point_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    name, facts, node_id, size, created_at, used_at, prefill_ms = row
+    tokens = token_tree.tokens_of(db, node_id)
+    fingerprint = Fingerprint(**json.loads(facts))
+    return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
+
+
+def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe) -> bool:
+    """Make a staged save point an absorbed one; False when it was deleted meanwhile."""
+    facts = (recipe.file_size, recipe.file_hash, pack_row_map(recipe.row_map), recipe.seal(), point_id)
+    changed = db.execute(
+        "UPDATE save_points SET owner = NULL, file_size = ?, file_hash = ?, row_map = ?, seal = ? WHERE id = ?", facts
+    ).rowcount
+    if not changed:
+        return False
+    db.executemany(
+        "INSERT OR IGNORE INTO blocks (name, size, residue) VALUES (?, ?, ?)",
+        {(use.block, use.size, use.cache == RESIDUE) for use in recipe.uses},
+    )
+    db.executemany(
+        "INSERT INTO block_uses SELECT ?, ?, id, ?, ?, ?, ?, ? FROM blocks WHERE name = ?",
+        [
+            (point_id, number, p.cache, p.row, p.rows, p.skip, p.position, p.block)
+            for number, p in enumerate(recipe.uses)
+        ],
+    )
+    return True
+
+
+def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
+    """The recipe of an absorbed save point, None without. Raises RecipeError if it is not what was stored."""
+    row = db.execute(
+        "SELECT file_size, file_hash, row_map, seal FROM save_points WHERE id = ? AND owner IS NULL", (point_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    uses = db.execute(
+        "SELECT name, size, cache, first_row, n_rows, skip, position FROM block_uses"
+        " JOIN blocks ON blocks.id = block_id WHERE save_point_id = ? ORDER BY number",
+        (point_id,),
+    )
+    recipe = Recipe(row[0], row[1], unpack_row_map(row[2]), tuple(BlockUse(*use) for use in uses))
+    if recipe.seal() != row[3]:
+        raise RecipeError("its recipe was changed")
+    return recipe
+
+
+def mark_used(db: sqlite3.Connection, point_id: int, now: datetime, spared_ms: float) -> None:
+    """Count a use, and the prefill it spared its conversation."""
+    db.execute("UPDATE save_points SET last_used_at = ?, uses = uses + 1 WHERE id = ?", (now.timestamp(), point_id))
+    db.execute(
+        "UPDATE conversations SET saved_ms = saved_ms + ?"
+        " WHERE id = (SELECT conversation_id FROM save_points WHERE id = ?)",
+        (spared_ms, point_id),
+    )
+
+
+def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
+    """Delete save points with their recipes. Blocks nothing uses any more are left for `unused_blocks`."""
+    for point_id in point_ids:
+        row = db.execute("SELECT node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
+        db.execute("DELETE FROM block_uses WHERE save_point_id = ?", (point_id,))
+        db.execute("DELETE FROM save_points WHERE id = ?", (point_id,))
+        if row:
+            token_tree.drop_unused(db, row[0])
+
+
+def lose(
+    db: sqlite3.Connection, point_ids: Sequence[int], reason: str, now: datetime, *, tell: bool, block: bytes | None
+) -> None:
+    """Delete save points and remember why: `find` answers with the reason, and the user is told once if `tell`."""
+    for point_id in point_ids:
+        db.execute(
+            "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, block, lost_at, told)"
+            " SELECT save_points.id, name, fingerprint_id, ?, ?, ?, ? FROM save_points"
+            " JOIN conversations ON conversations.id = conversation_id WHERE save_points.id = ?",
+            (reason, block, now.timestamp(), not tell, point_id),
+        )
+    delete(db, point_ids)
+
+
+def staged_by(db: sqlite3.Connection, owner: str) -> list[int]:
+    """The save points whose only copy lies in this staging folder, the oldest first."""
+    return [int(row[0]) for row in db.execute("SELECT id FROM save_points WHERE owner = ? ORDER BY id", (owner,))]
+
+
+def owners(db: sqlite3.Connection) -> list[str]:
+    """The staging folders that alone hold save points."""
+    return [str(row[0]) for row in db.execute("SELECT DISTINCT owner FROM save_points WHERE owner IS NOT NULL")]
+
+
+def loss_of(db: sqlite3.Connection, point_id: int) -> str | None:
+    """Why a save point was taken out of use, None if it was not."""
+    row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
+    return str(row[0]) if row else None
+
+
+def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> str | None:
+    """Why a conversation has no save point for a fingerprint, None if it never had one."""
+    row = db.execute(
+        "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1",
+        (conversation_id, kind),
+    ).fetchone()
+    return str(row[0]) if row else None
+
+
+def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Fingerprint]:
+    """The fingerprints under which a conversation has save points, the newest last."""
+    rows = db.execute(
+        "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
+        " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)",
+        (conversation_id,),
+    )
+    return [Fingerprint(**json.loads(facts)) for (facts,) in rows]
+
+
+def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
+    """The save points of a conversation, or all."""
+    query = (
+        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE ?1 IS NULL OR name = ?1"
+    )
+    return [int(row[0]) for row in db.execute(query, (conversation_id,))]
+
+
+def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
+    """The other absorbed save points of the same conversation at the same node: newer ones make them needless."""
+    query = (
+        "SELECT o.id FROM save_points o JOIN save_points s ON o.node_id = s.node_id AND o.conversation_id ="
+        " s.conversation_id WHERE s.id = ?1 AND o.id < ?1 AND o.owner IS NULL"
+    )
+    return [int(row[0]) for row in db.execute(query, (point_id,))]
+
+
+def forget(db: sqlite3.Connection, conversation_id: str | None) -> frozenset[str]:
+    """Drop what is remembered of a conversation's losses, or all, and a conversation nothing is left of.
+
+    Returns the file names of bad blocks that held some of it.
+    """
+    query = "SELECT block FROM losses WHERE block IS NOT NULL AND (?1 IS NULL OR conversation = ?1)"
+    bad = frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
+    db.execute("DELETE FROM losses WHERE ?1 IS NULL OR conversation = ?1", (conversation_id,))
+    db.execute(
+        "DELETE FROM conversations WHERE (?1 IS NULL OR name = ?1) AND NOT pinned AND NOT never_save"
+        " AND NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)",
+        (conversation_id,),
+    )
+    return bad
+
+
+def set_flag(db: sqlite3.Connection, conversation_id: str, *, pinned: bool | None, never: bool | None) -> None:
+    """Pin a conversation, or never save it; None leaves a flag as it is."""
+    key = conversation_key(db, conversation_id)
+    db.execute(
+        "UPDATE conversations SET pinned = coalesce(?, pinned), never_save = coalesce(?, never_save) WHERE id = ?",
+        (pinned, never, key),
+    )
+
+
+def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
+    """The save points that use a block."""
+    query = "SELECT DISTINCT save_point_id FROM block_uses JOIN blocks ON blocks.id = block_id WHERE name = ?"
+    return [int(row[0]) for row in db.execute(query, (block,))]
+
+
+def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
+    """Blocks no save point uses: id, name, size."""
+    unused = "NOT EXISTS (SELECT 1 FROM block_uses WHERE block_id = blocks.id)"
+    query = f"SELECT id, name, size FROM blocks WHERE {unused} LIMIT ?"
+    return db.execute(query, (limit,)).fetchall()
+
+
+def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
+    """Add to the bytes written on a day."""
+    db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
+
+
+def moment(seconds: float) -> datetime:
+    """A stored time as a datetime."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _facts(fingerprint: Fingerprint) -> str:
+    return json.dumps(asdict(fingerprint), sort_keys=True)

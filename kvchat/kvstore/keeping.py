@@ -1,0 +1,162 @@
+"""Keeping house: usage, pruning, deleting, verifying, and what a process that died has left."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+
+from kvchat.kvstore import disk, eviction, index_points, index_usage
+from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.rebuild import BadBlock
+from kvchat.kvstore.recipe import RecipeError
+from kvchat.kvstore.savepoint import Loss, PrunePlan, StoreUsage, VerifyReport
+from kvchat.kvstore.store import Bounds
+
+PRUNED = "its save point was deleted to stay within the disk quota"
+PRUNED_BY_USER = "its save point was deleted to make room"
+EXPIRED = "its save point was deleted because it had not been used for long"
+NOT_FINISHED = "kvchat ended before its save point was stored"
+
+
+class Keeping:
+    """The store's housekeeping. Safe for threads and processes; raises IndexLost and IndexFailed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def recover(self) -> None:
+        """Take over, or give up, what processes that are gone had not absorbed; sweep their folders."""
+        staging = self._parts.staging
+        with self._parts.index.write() as db:
+            for owner in index_points.owners(db):
+                if not disk.is_stale(owner):
+                    continue
+                for point_id in index_points.staged_by(db, owner):
+                    point = index_points.load(db, point_id)
+                    if point and staging.adopt(owner, point.id, point.size):
+                        db.execute("UPDATE save_points SET owner = ? WHERE id = ?", (staging.owner, point_id))
+                    else:
+                        index_points.lose(db, [point_id], NOT_FINISHED, self._parts.clock(), tell=False, block=None)
+        staging.sweep()
+
+    def usage(self) -> StoreUsage:
+        """What is kept, by conversation, the largest first."""
+        parts = self._parts
+        with parts.index.read() as db:
+            conversations = tuple(index_usage.by_conversation(db))
+            totals = index_usage.totals(db, parts.today())
+            plain = index_usage.plain_bytes(db)
+        physical = totals.blocks + parts.index.size()
+        if not parts.staging.in_memory:
+            physical += parts.staging.bytes()
+        return StoreUsage(
+            conversations=conversations,
+            total_bytes=physical,
+            set_aside_bytes=parts.bad_files.size(),
+            quota_bytes=parts.bounds.quota,
+            free_bytes=parts.free_bytes(),
+            free_floor_bytes=parts.bounds.free_floor,
+            save_points=totals.save_points,
+            logical_bytes=totals.logical,
+            physical_bytes=physical,
+            unique_rows_bytes=totals.blocks - totals.residue + plain,
+            bytes_written=totals.written,
+            bytes_written_today=totals.written_today,
+            warm_bytes=parts.staging.bytes() if parts.staging.in_memory else 0,
+        )
+
+    def plan_prune(self, target_bytes: int, protected: str | None = None) -> PrunePlan:
+        """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
+        with self._parts.index.read() as db:
+            found, sizes = index_usage.candidates(db, int(protected) if protected else None)
+        return eviction.plan_prune(found, sizes, sum(sizes.values()), target_bytes, self._parts.clock())
+
+    def prune(self, plan: PrunePlan, reason: str = PRUNED_BY_USER) -> int:
+        """Carry a plan out, as far as its save points are still there; returns the bytes freed."""
+        return self._give_up(plan.save_point_ids, reason)
+
+    def enforce(self, protected: str | None = None) -> int:
+        """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable."""
+        parts, bounds = self._parts, self._parts.bounds
+        freed = 0
+        if bounds.max_age_days is not None:
+            with parts.index.read() as db:
+                found, _ = index_usage.candidates(db, int(protected) if protected else None)
+            limit = parts.clock() - timedelta(days=bounds.max_age_days)
+            freed += self._give_up(eviction.expired(found, limit), EXPIRED)
+        parts.bad_files.trim(bounds.quota)
+        with parts.index.read() as db:
+            used = index_usage.totals(db, parts.today()).blocks
+        if used + parts.bad_files.size() > bounds.quota:
+            parts.bad_files.delete()
+        if used > bounds.quota:
+            freed += self.prune(self.plan_prune(bounds.quota, protected), PRUNED)
+        return freed
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Put new bounds into force at once."""
+        self._parts.bounds = bounds
+        self.enforce()
+
+    def delete(self, conversation_id: str | None) -> int:
+        """Delete all that is kept of a conversation, or of all; returns the bytes freed."""
+        parts = self._parts
+        with parts.index.write() as db:
+            ids = index_points.points_of(db, conversation_id)
+            index_points.delete(db, ids)
+            bad = index_points.forget(db, conversation_id)
+        for point_id in ids:
+            parts.staging.drop(str(point_id))
+        return parts.collect() + parts.bad_files.delete(None if conversation_id is None else bad)
+
+    def verify(self, progress: Callable[[int, int], None]) -> VerifyReport:
+        """Hash every block, and set the bad ones aside with every save point that needs them.
+
+        `progress` is told the bytes done and in all.
+        """
+        parts = self._parts
+        parts.index.check()
+        with parts.index.read() as db:
+            blocks = db.execute("SELECT name, size FROM blocks").fetchall()
+            wrong = list(_wrong_recipes(db, index_points.points_of(db, None)))
+        total = sum(size for _, size in blocks)
+        done = 0
+        bad: list[BadBlock] = []
+        for name, size in blocks:
+            fault = parts.blocks.fault(name, size)
+            if fault:
+                bad.append(BadBlock(name, size, fault))
+            done += size
+            progress(done, total)
+        parts.put_aside(bad)
+        for point_id, reason in wrong:
+            parts.lose(point_id, reason, tell=True)
+        parts.sweep()
+        return VerifyReport(len(blocks), total, len(bad) + len(wrong), self.losses())
+
+    def losses(self) -> tuple[Loss, ...]:
+        """What turned out bad since this was last asked: the user is told once."""
+        with self._parts.index.write() as db:
+            return index_usage.untold_losses(db)
+
+    def _give_up(self, point_ids: Iterable[str], reason: str) -> int:
+        """Delete save points and remember why; returns the bytes freed."""
+        parts = self._parts
+        ids = [int(one) for one in point_ids]
+        if not ids:
+            return 0
+        with parts.index.write() as db:
+            index_points.lose(db, ids, reason, parts.clock(), tell=False, block=None)
+        for point_id in ids:
+            parts.staging.drop(str(point_id))
+        return parts.collect()
+
+
+def _wrong_recipes(db: sqlite3.Connection, point_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """The save points whose recipe is not what was stored, each with the reason."""
+    for point_id in point_ids:
+        try:
+            index_points.load_recipe(db, point_id)
+        except RecipeError as error:
+            yield str(point_id), str(error)

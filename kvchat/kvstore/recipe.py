@@ -1,0 +1,203 @@
+"""Recipes: which blocks a slot file is put together from, and where their rows go. Pure values and arithmetic.
+
+A row map says where the rows of each KV cache lie in the file; whatever is no row is the residue. A block of rows holds
+`rows` consecutive rows of one cache: those of the cache's first region, then those of the second, and so on. A block of
+residue holds up to 4 MiB of the residue's bytes, in file order. A file of unknown layout is residue from end to end.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from blake3 import blake3
+
+BLOCK_ROWS = 256
+RESIDUE = -1  # the `cache` of a block of residue
+RESIDUE_CHUNK = 4 << 20
+_MAX_MAP_BYTES = 64_000_000
+
+
+class RecipeError(Exception):
+    """The numbers do not describe a file: regions overlap, blocks leave a hole, or bytes were changed."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """One layer's K or V rows, one after the other. Bytes."""
+
+    offset: int
+    row_size: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of a cache that stand for consecutive token positions."""
+
+    row: int  # the first one's place among the cache's rows
+    position: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class CacheRows:
+    """Where the rows of one KV cache lie."""
+
+    kind: str  # "full" or "swa"
+    regions: tuple[Region, ...]  # in file order
+    runs: tuple[Run, ...]  # in row order, without gaps
+
+    @property
+    def rows(self) -> int:
+        """Rows in each region."""
+        return sum(run.rows for run in self.runs)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token position in all regions together."""
+        return sum(region.row_size for region in self.regions)
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """Where all rows of a slot file lie; without caches the layout is unknown, or there are no rows."""
+
+    caches: tuple[CacheRows, ...] = ()
+    breaks: tuple[int, ...] = ()  # offsets where a part of the residue begins or ends that may come back by itself
+
+
+@dataclass(frozen=True)
+class BlockUse:
+    """A part of a slot file that comes out of one block."""
+
+    block: bytes  # BLAKE3 of the block file
+    size: int  # bytes of the block file
+    cache: int  # index in the row map, or RESIDUE
+    row: int  # first row in the file; of residue: first byte in the residue
+    rows: int  # how many; of residue: bytes
+    skip: int  # rows of the block before them
+    position: int  # token position of the first row; of residue: 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All it takes to rebuild a slot file byte for byte."""
+
+    file_size: int
+    file_hash: bytes
+    row_map: RowMap
+    uses: tuple[BlockUse, ...]
+
+    def seal(self) -> bytes:
+        """A hash over the whole recipe: an index that was damaged must not put rows in the wrong place."""
+        facts = [self.file_size, self.file_hash.hex(), [_use_facts(use) for use in self.uses]]
+        return blake3(pack_row_map(self.row_map) + json.dumps(facts).encode()).digest(length=16)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Consecutive bytes of a file."""
+
+    offset: int
+    length: int
+
+
+def runs_of(positions: Sequence[int]) -> tuple[Run, ...]:
+    """The maximal runs of consecutive positions, in row order."""
+    runs: list[Run] = []
+    start = 0
+    for row in range(1, len(positions) + 1):
+        if row == len(positions) or positions[row] != positions[row - 1] + 1:
+            runs.append(Run(start, positions[start], row - start))
+            start = row
+    return tuple(runs)
+
+
+def residue_extents(row_map: RowMap, file_size: int) -> tuple[Extent, ...]:
+    """What of the file is no row. Raises RecipeError where regions overlap or reach beyond the file."""
+    if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
+        raise RecipeError("a cache without rows")
+    taken = sorted(
+        (region.offset, region.row_size * cache.rows) for cache in row_map.caches for region in cache.regions
+    )
+    extents: list[Extent] = []
+    end = 0
+    for offset, length in taken:
+        if offset < end:
+            raise RecipeError("regions overlap")
+        if offset > end:
+            extents.append(Extent(end, offset - end))
+        end = offset + length
+    if end > file_size:
+        raise RecipeError("a region reaches beyond the file")
+    if end < file_size:
+        extents.append(Extent(end, file_size - end))
+    return tuple(extents)
+
+
+def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Extent, ...]:
+    """Where some rows lie in the file, region by region: the content of their block, in order."""
+    return tuple(Extent(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
+
+
+def residue_parts(extents: Sequence[Extent], start: int, length: int) -> Iterator[Extent]:
+    """Where bytes `start` to `start + length` of the residue lie in the file."""
+    place = 0
+    for extent in extents:
+        first = max(start, place)
+        last = min(start + length, place + extent.length)
+        if first < last:
+            yield Extent(extent.offset + first - place, last - first)
+        place += extent.length
+
+
+def residue_chunks(extents: Sequence[Extent], breaks: Sequence[int]) -> Iterator[Extent]:
+    """The residue in chunks, as offsets within it: none crosses a break, none is longer than 4 MiB."""
+    starts = {0}
+    place = 0
+    for extent in extents:
+        starts |= {place + at - extent.offset for at in breaks if extent.offset <= at < extent.offset + extent.length}
+        place += extent.length
+    edges = [*sorted(starts), place]
+    for first, last in pairwise(edges):
+        for start in range(first, last, RESIDUE_CHUNK):
+            yield Extent(start, min(RESIDUE_CHUNK, last - start))
+
+
+def cut_at_blocks(run: Run) -> Iterator[Run]:
+    """The run in parts of at most 256 rows, cut at token positions that are multiples of 256."""
+    done = 0
+    while done < run.rows:
+        position = run.position + done
+        rows = min(run.rows - done, BLOCK_ROWS - position % BLOCK_ROWS)
+        yield Run(run.row + done, position, rows)
+        done += rows
+
+
+def pack_row_map(row_map: RowMap) -> bytes:
+    """The row map as compressed JSON."""
+    facts = [
+        [cache.kind, [[r.offset, r.row_size] for r in cache.regions], [[r.row, r.position, r.rows] for r in cache.runs]]
+        for cache in row_map.caches
+    ]
+    return zlib.compress(json.dumps([facts, row_map.breaks], separators=(",", ":")).encode(), 6)
+
+
+def unpack_row_map(packed: bytes) -> RowMap:
+    """The row map out of `pack_row_map`. Raises RecipeError."""
+    try:
+        facts, breaks = json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES))
+        caches = [
+            CacheRows(str(kind), tuple(Region(*pair) for pair in regions), tuple(Run(*run) for run in runs))
+            for kind, regions, runs in facts
+        ]
+    except (ValueError, TypeError, zlib.error) as error:
+        raise RecipeError("its recipe was changed") from error
+    return RowMap(tuple(caches), tuple(breaks))
+
+
+def _use_facts(use: BlockUse) -> list[int | str]:
+    return [use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position]

@@ -1,0 +1,210 @@
+"""From a prompt to a verified slot file: find the best save point, and put its file into the engine's slot folder."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+import time
+from pathlib import Path
+
+from kvchat.kvstore import disk, index_points, token_tree
+from kvchat.kvstore.compose import CannotCompose
+from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
+from kvchat.kvstore.index import IndexFailed, IndexLost
+from kvchat.kvstore.parts import DELETED_MEANWHILE, INDEX_LOST, Parts
+from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
+from kvchat.kvstore.recipe import Recipe, RecipeError
+from kvchat.kvstore.residue import DamagedBlock
+from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+
+MOST_OLDER = 16  # save points looked through for older window rows
+WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
+NOTHING_SAVED = "nothing saved yet for this conversation"
+CANNOT_GO_BACK = "the conversation was changed before its save point, and this model cannot go back"
+
+
+class Restoring:
+    """Finds and stages. Safe for threads and processes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def find(
+        self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
+    ) -> RestorePlan | Miss:
+        """The plan that leaves the least of the prompt to prefill, from any conversation, or why there is none."""
+        try:
+            with self._parts.index.read() as db:
+                kind = index_points.fingerprint_id(db, fingerprint)
+                places = token_tree.places(db, kind, prompt) if kind is not None else []
+                for place in places:
+                    point = self._point_at(db, place, len(prompt), can_cut=can_cut)
+                    if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
+                        return self._plan(point, place.shared)
+                shared = places[0].shared if places else 0
+                return Miss(_why_nothing(db, conversation_id, fingerprint, kind, shared))
+        except IndexLost:
+            return Miss(INDEX_LOST)
+        except IndexFailed as error:
+            return Miss(f"the save points could not be read ({error})")
+
+    def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
+        """Put the plan's slot file into `slot_path` under a random name, verified."""
+        started = time.perf_counter()
+        target = slot_path / f"restore-{secrets.token_hex(8)}.slot"
+        try:
+            n_tokens, tier = self._put(plan, target, older_window_rows)
+            with self._parts.index.write() as db:
+                spared = plan.save_point.prefill_ms * plan.tokens_used / max(plan.save_point.n_tokens, 1)
+                index_points.mark_used(db, int(plan.save_point.id), self._parts.clock(), spared)
+        except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
+            with contextlib.suppress(OSError):
+                target.unlink(missing_ok=True)
+            return Miss(self._why_not(plan, error))
+        return StagedFile(plan.save_point, target, 1000 * (time.perf_counter() - started), n_tokens, tier)
+
+    def _point_at(
+        self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, *, can_cut: bool
+    ) -> SavePoint | None:
+        """A save point for a place in the token tree: exactly there, else beyond it if it can be cut back.
+
+        A state that cannot be cut must leave the engine a token to evaluate.
+        """
+        owner = self._parts.staging.owner
+        ids = token_tree.at(db, place.node_id, owner) if place.whole and (can_cut or place.shared < prompt) else []
+        ids.sort(key=lambda one: self._parts.staging.warm(str(one)) is None)
+        beyond = token_tree.below(db, place.node_id, owner) if can_cut and not ids else None
+        chosen = ids[0] if ids else beyond
+        return index_points.load(db, chosen) if chosen is not None else None
+
+    def _plan(self, point: SavePoint, shared: int) -> RestorePlan:
+        warm = self._parts.staging.warm(point.id) is not None and 2 * shared >= point.n_tokens
+        size = point.size if warm else point.size * shared // point.n_tokens
+        return RestorePlan(point, shared, Tier.WARM if warm else Tier.DISK, size)
+
+    def _put(self, plan: RestorePlan, target: Path, older_window_rows: int) -> tuple[int, Tier]:
+        """Make the file at `target`; returns how many tokens it holds and where it came from."""
+        parts, point = self._parts, plan.save_point
+        warm = parts.staging.warm(point.id)
+        if warm and (plan.tier is Tier.WARM or plan.whole) and not older_window_rows:
+            disk.link_or_copy(warm, target)
+            return point.n_tokens, Tier.WARM
+        with parts.index.read() as db:
+            recipe = index_points.load_recipe(db, int(point.id))
+            older = _older(db, point) if older_window_rows else []
+        if recipe is None:
+            if warm:  # not absorbed yet: the engine itself cuts it back
+                disk.link_or_copy(warm, target)
+                return point.n_tokens, Tier.WARM
+            raise _Gone
+        return self._make(plan, recipe, older, older_window_rows, target), Tier.DISK
+
+    def _make(
+        self, plan: RestorePlan, recipe: Recipe, older: list[OlderRecipe], older_window_rows: int, target: Path
+    ) -> int:
+        """Put the file together; returns how many tokens it holds. What cannot be composed is given as it was saved."""
+        blocks = self._parts.blocks
+        try:
+            if not plan.whole:
+                compose_prefix(recipe, plan.tokens_used, blocks, target)
+                return plan.tokens_used
+            if older_window_rows:
+                compose_windows(recipe, older, older_window_rows, blocks, target)
+                return plan.save_point.n_tokens
+        except CannotCompose:
+            pass  # the engine cuts it back itself, or reads what it misses
+        except DamagedBlock as damage:
+            used = [recipe, *(one.recipe for one in older)]
+            raise Unusable(bad_blocks([use for one in used for use in one.uses], blocks)) from damage
+        self._rebuild(plan.save_point, recipe, target)
+        return plan.save_point.n_tokens
+
+    def _rebuild(self, point: SavePoint, recipe: Recipe, target: Path) -> None:
+        """The whole file, which then stays warm if there is memory for it."""
+        staging = self._parts.staging
+        staging.trim(self._unabsorbed(), recipe.file_size)
+        rebuild(recipe, self._parts.blocks, target)
+        if staging.in_memory and staging.warm(point.id) is None:
+            with contextlib.suppress(OSError):
+                disk.link_or_copy(target, staging.place(point.id))
+                staging.keep(point.id)
+                staging.trim(self._unabsorbed())
+
+    def _unabsorbed(self) -> frozenset[str]:
+        with self._parts.index.read() as db:
+            return frozenset(str(one) for one in index_points.staged_by(db, self._parts.staging.owner))
+
+    def _why_not(self, plan: RestorePlan, error: Exception) -> str:
+        """Why the plan came to nothing; what is bad is set aside."""
+        try:
+            if isinstance(error, OSError):
+                return f"its file could not be put into the engine's slot folder ({error.strerror})"
+            if isinstance(error, IndexLost):
+                return INDEX_LOST
+            if isinstance(error, IndexFailed):
+                return f"the save points could not be read ({error})"
+            with self._parts.index.read() as db:
+                there = index_points.load(db, int(plan.save_point.id)) is not None
+                reason = index_points.loss_of(db, int(plan.save_point.id))
+            if not there or isinstance(error, _Gone):
+                return reason or DELETED_MEANWHILE
+            return self._set_aside(plan.save_point, error)
+        except (IndexLost, IndexFailed) as second:
+            return f"the save points could not be read ({second})"
+
+    def _set_aside(self, point: SavePoint, error: Exception) -> str:
+        """Take the bad blocks of a save point out of use, or the save point itself where its recipe is wrong."""
+        if isinstance(error, Unusable) and error.bad:
+            self._parts.put_aside(error.bad)
+            with self._parts.index.read() as db:
+                reason = index_points.loss_of(db, int(point.id))
+            return reason or f"a block of its save point was damaged ({error}) and has been written anew"
+        return self._parts.lose(point.id, str(error), tell=True)
+
+
+def _older(db: sqlite3.Connection, point: SavePoint) -> list[OlderRecipe]:
+    """The absorbed save points that share most leading tokens with this one, and may hold its older window rows."""
+    kind = index_points.fingerprint_id(db, point.fingerprint)
+    assert kind is not None
+    older: list[OlderRecipe] = []
+    for place in token_tree.places(db, kind, point.tokens):
+        for one in token_tree.at(db, place.node_id, token_tree.NOBODY):
+            if len(older) == MOST_OLDER:
+                return older
+            with contextlib.suppress(RecipeError):
+                recipe = index_points.load_recipe(db, one) if str(one) != point.id else None
+                older += [OlderRecipe(recipe, place.shared)] if recipe else []
+    return older
+
+
+class _Gone(Exception):
+    """The save point was deleted since it was found."""
+
+
+def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
+    """Whether a save point of `saved` tokens is worth reading back for `shared` leading tokens of the prompt.
+
+    Fewer than 32 tokens are only worth it where one of the two is itself so short that they are half of it.
+    """
+    return shared >= WORTH_RESTORING or (shared > 0 and 2 * shared >= min(saved, prompt))
+
+
+def _why_nothing(
+    db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, shared: int
+) -> str:
+    """Why no save point can be used, in words for the receipt."""
+    note = index_points.newest_loss(db, conversation_id, kind)
+    if note is not None:
+        return note
+    others = index_points.fingerprints_of(db, conversation_id)
+    if fingerprint in others:
+        if shared >= WORTH_RESTORING:
+            return CANNOT_GO_BACK
+        return f"what is saved begins differently ({shared} tokens in common)"
+    if others:
+        differences = others[-1].differences(fingerprint)
+        if "model" in differences:
+            return "saved with another model"
+        return f"saved with other engine settings ({', '.join(differences)})"
+    return NOTHING_SAVED

@@ -1,0 +1,198 @@
+"""From a slot file the engine has just saved to a save point: taken at once, absorbed in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from kvchat.kvstore import budget, disk, index_points, token_tree
+from kvchat.kvstore.absorb import Absorbed, take_apart
+from kvchat.kvstore.blocks import Changed
+from kvchat.kvstore.index import IndexFailed, IndexLost
+from kvchat.kvstore.index_points import NewPoint
+from kvchat.kvstore.intake import check_saved, not_written
+from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.recipe import Recipe, RecipeError
+from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, SavePoint, Tokens
+from kvchat.kvstore.store import StoreRefused
+
+_TRIES = 3  # another process may delete a block just when we begin to rely on it
+
+
+class Saving:
+    """Takes and absorbs. Safe for threads and processes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._absorbing = threading.Lock()
+
+    def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
+        """Raise StoreRefused if saving about that much would pass a bound, or the conversation is never to be saved.
+
+        Makes room among the warm files if need be.
+        """
+        parts, bounds = self._parts, self._parts.bounds
+        with _in_words(), parts.index.read() as db:
+            if conversation_id is not None and index_points.never_save(db, conversation_id):
+                raise StoreRefused("Not saved: you chose never to save this conversation.")
+        budget.check_room(expected_bytes, expected_bytes, parts.free_bytes(), bounds.quota, bounds.free_floor)
+        if not parts.staging.in_memory:
+            return
+        parts.staging.trim(self._staged(), expected_bytes)
+        if parts.staging.free() < expected_bytes:
+            self.absorb_pending()
+            parts.staging.trim(self._staged(), parts.staging.budget)
+            if parts.staging.free() < expected_bytes:
+                size = budget.size_in_words(expected_bytes)
+                raise StoreRefused("Not saved: too little memory is free.", f"The engine's file takes {size}.")
+
+    def take(
+        self,
+        slot_file: Path,
+        conversation_id: str,
+        fingerprint: Fingerprint,
+        expected: Tokens,
+        expected_size: int | None,
+        prefill_ms: float,
+    ) -> SavePoint:
+        """Check the file, and make it a save point that is warm, and nothing but warm until it is absorbed."""
+        parts = self._parts
+        try:
+            size = check_saved(slot_file, expected, expected_size)
+            budget.check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
+            new = NewPoint(conversation_id, fingerprint, expected, size, prefill_ms, parts.clock())
+            with _in_words(), parts.index.write() as db:
+                if index_points.never_save(db, conversation_id):
+                    raise StoreRefused("Not saved: you chose never to save this conversation.")
+                point = index_points.add_staged(db, new, parts.staging.owner)
+                disk.move(slot_file, parts.staging.place(point.id))
+                parts.staging.keep(point.id)
+                if not parts.staging.in_memory:
+                    index_points.count_written(db, parts.today(), size)
+        except OSError as error:
+            raise not_written(error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                slot_file.unlink(missing_ok=True)
+        parts.staging.trim(self._staged())
+        return point
+
+    def newest_staged(self) -> str | None:
+        """The last save point that waits to be absorbed."""
+        return max(self._staged(), key=int, default=None)
+
+    def absorb_pending(self) -> AbsorbReport:
+        """Take apart every file that waits. Save points that cannot be kept are lost, with the reason in the report."""
+        absorbed = written = 0
+        refused: list[str] = []
+        with self._absorbing:
+            for point_id in sorted(self._staged(), key=int):
+                try:
+                    new = self._absorb(point_id)
+                except (StoreRefused, OSError, Changed) as error:
+                    refusal = not_written(error) if isinstance(error, OSError) else error
+                    refused.append(str(refusal))
+                    self._parts.lose(point_id, str(refusal), tell=False)
+                else:
+                    absorbed += new is not None
+                    written += new or 0
+        if absorbed:
+            self._parts.staging.trim(self._staged())
+        return AbsorbReport(absorbed, written, tuple(refused))
+
+    def _absorb(self, point_id: str) -> int | None:
+        """Absorb one; the bytes written, None if it was deleted meanwhile. Raises StoreRefused, OSError, Changed."""
+        parts = self._parts
+        slot_file = parts.staging.warm(point_id)
+        with _in_words(), parts.index.read() as db:
+            point = index_points.load(db, int(point_id))
+            before = _predecessor(db, point) if point else None
+        if point is None:
+            parts.staging.drop(point_id)
+            return None
+        if slot_file is None:
+            raise Changed("its file was changed before it was absorbed")
+        self._check_disk(point, before.shared if before else 0)
+        row_map = parts.read_row_map(slot_file)
+        written = 0
+        for _ in range(_TRIES):
+            result = take_apart(
+                slot_file, row_map, before.recipe if before else None, before.shared if before else 0, parts.blocks
+            )
+            written += result.written
+            outcome = self._commit(point, result, written)
+            if outcome is not _Outcome.BLOCK_GONE:
+                return written if outcome is _Outcome.DONE else None
+        raise StoreRefused("Not saved: its blocks were deleted again and again while they were written.")
+
+    def _commit(self, point: SavePoint, result: Absorbed, written: int) -> _Outcome:
+        """Record the recipe, unless one of its blocks has gone since."""
+        parts = self._parts
+        with _in_words(), parts.index.write() as db:
+            sizes = {use.block: use.size for use in result.recipe.uses}
+            if not all(parts.blocks.claim(block, size) for block, size in sizes.items()):
+                return _Outcome.BLOCK_GONE
+            index_points.count_written(db, parts.today(), written)
+            if not index_points.store_recipe(db, int(point.id), result.recipe):
+                return _Outcome.DELETED
+            index_points.delete(db, index_points.same_place(db, int(point.id)))
+        return _Outcome.DONE
+
+    def _check_disk(self, point: SavePoint, shared: int) -> None:
+        new = point.size * (point.n_tokens - shared) // point.n_tokens
+        bounds = self._parts.bounds
+        budget.check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
+
+    def _staged(self) -> frozenset[str]:
+        with _in_words(), self._parts.index.read() as db:
+            return frozenset(str(one) for one in index_points.staged_by(db, self._parts.staging.owner))
+
+
+class _Outcome(Enum):
+    """How a commit went."""
+
+    DONE = auto()
+    DELETED = auto()
+    BLOCK_GONE = auto()
+
+
+@dataclass(frozen=True)
+class _Predecessor:
+    """An absorbed save point that begins with the same tokens."""
+
+    recipe: Recipe
+    shared: int
+
+
+def _predecessor(db: sqlite3.Connection, point: SavePoint) -> _Predecessor | None:
+    """The absorbed save point that shares most leading tokens, None if there is none of use."""
+    kind = index_points.fingerprint_id(db, point.fingerprint)
+    assert kind is not None
+    for place in token_tree.places(db, kind, point.tokens):
+        before = token_tree.below(db, place.node_id, token_tree.NOBODY)
+        if before is None:
+            continue
+        try:
+            recipe = index_points.load_recipe(db, before)
+        except RecipeError:
+            continue
+        if recipe is not None:
+            return _Predecessor(recipe, place.shared)
+    return None
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Turn faults of the index into what the user is told."""
+    try:
+        yield
+    except IndexLost as error:
+        raise StoreRefused("Not saved: the index of save points was damaged.", "A new one was begun.") from error
+    except IndexFailed as error:
+        raise StoreRefused("Not saved: the index of save points could not be written.", f"{error}.") from error

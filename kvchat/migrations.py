@@ -1,0 +1,68 @@
+"""Numbered steps for a SQLite schema: append-only, each applied once, atomically with its record."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+
+
+class DatabaseTooNew(KvchatError):
+    """The database was written by a newer kvchat."""
+
+    def __init__(self, title: str, path: Path, found: int, known: int) -> None:
+        super().__init__(
+            title,
+            f"{path} has format {found}; this version knows formats up to {known}.",
+            "Install the newer version again. Nothing was changed.",
+        )
+
+
+def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str) -> None:
+    """Bring the database to the newest format, with a copy of it beside it first if it already holds something.
+
+    `connection` must be in autocommit mode (isolation_level None). Raises DatabaseTooNew, titled `too_new`.
+    """
+    if _version(connection) < len(steps):
+        _apply_missing(connection, path, steps)
+    if _version(connection) > len(steps):
+        raise DatabaseTooNew(too_new, path, _version(connection), len(steps))
+
+
+def back_up(connection: sqlite3.Connection, target: Path) -> None:
+    """A consistent copy of a live database, by SQLite's own backup."""
+    copy = sqlite3.connect(target)
+    try:
+        connection.backup(copy)
+    finally:
+        copy.close()
+    target.chmod(0o600)
+
+
+def _apply_missing(connection: sqlite3.Connection, path: Path, steps: Sequence[str]) -> None:
+    if _version(connection) > 0:
+        back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
+    connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
+    try:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
+        )
+        for number in range(_version(connection) + 1, len(steps) + 1):
+            for statement in steps[number - 1].split(";"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """The number of the last migration applied; 0 for an empty database."""
+    exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
+    if not exists:
+        return 0
+    return int(connection.execute("SELECT coalesce(max(number), 0) FROM migrations").fetchone()[0])

@@ -1,0 +1,72 @@
+"""Absorbs and rebuilds a slot file of 1 GB: `python -m tests.kvstore.one_gigabyte FOLDER` prints what memory it took.
+
+In a process of its own, since only that has a peak of its own. Rows repeat, which the store must not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
+from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.true_files import F16, Bench, Model
+
+TOKENS, MODEL = 8_192, Model(layers=32, row_size=2_048)
+_PART = 1 << 20
+
+
+def main(folder: Path) -> None:
+    """Do it, and print the figures in MB."""
+    bench = Bench(folder / "store", MODEL)
+    tokens = tuple(range(1, TOKENS + 1))
+    saved = bench.slots / "saved.slot"
+    write(saved, tokens)
+    size = saved.stat().st_size
+    (folder / "original.slot").hardlink_to(saved)
+    before = peak_mb()
+    point = bench.store.take(saved, "thesis", FINGERPRINT, tokens, size)
+    assert not bench.store.absorb_pending().refused
+    absorbed = peak_mb()
+    staged = bench.store.stage(RestorePlan(point, TOKENS, Tier.DISK, size), bench.slots)
+    assert isinstance(staged, StagedFile), staged
+    rebuilt = peak_mb()
+    exact = same(staged.path, folder / "original.slot")
+    bench.store.unstage(staged)
+    cut = bench.store.stage(RestorePlan(point, TOKENS - 100, Tier.DISK, size), bench.slots)
+    assert isinstance(cut, StagedFile), cut
+    assert cut.n_tokens == TOKENS - 100
+    figures = {"absorb_mb": absorbed - before, "rebuild_mb": rebuilt - before, "compose_mb": peak_mb() - before}
+    print(json.dumps(figures | {"size_mb": size / 1e6, "exact": exact}))
+
+
+def write(path: Path, tokens: tuple[int, ...]) -> None:
+    """The slot file, written region by region."""
+    small = Model(layers=MODEL.layers, row_size=0).slot_file(tokens)
+    with path.open("wb") as file:
+        file.write(small[: -12 * 2 * MODEL.layers])
+        for region in range(2 * MODEL.layers):
+            file.write(struct.pack("<iQ", F16, MODEL.row_size))
+            for start in range(0, TOKENS, 256):
+                file.write(struct.pack("<II", region, start) * (256 * MODEL.row_size // 8))
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files hold the same bytes."""
+    with one.open("rb") as a, other.open("rb") as b:
+        while part := a.read(_PART):
+            if part != b.read(_PART):
+                return False
+        return not b.read(1)
+
+
+def peak_mb() -> float:
+    """The most memory this process has had so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1000
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

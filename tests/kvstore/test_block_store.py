@@ -1,0 +1,276 @@
+"""What the block store promises: every row once, every file back byte for byte, the longest known prefix."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
+from kvchat.kvstore.store import Bounds, KvStore, StoreRefused
+from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store")
+
+
+def text(length: int, start: int = 1) -> Tokens:
+    return tuple(range(start, start + length))
+
+
+def plan_of(result: RestorePlan | Miss) -> RestorePlan:
+    assert isinstance(result, RestorePlan), result
+    return result
+
+
+def test_it_is_a_kv_store(bench: Bench) -> None:
+    store: KvStore = bench.store
+    assert store.usage().save_points == 0
+
+
+@pytest.mark.parametrize("model", [FULL, WINDOW, HYBRID, Model(layers=1, row_size=8)])
+def test_every_turn_comes_back_byte_for_byte(tmp_path: Path, model: Model) -> None:
+    bench = Bench(tmp_path / "store", model)
+    turns = [text(length) for length in (30, 255, 256, 300, 301, 700)]
+    for tokens in turns:
+        bench.save("thesis", tokens)
+    for tokens in turns:
+        assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
+    bench.reopen()
+    for tokens in turns:
+        assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
+    assert bench.store.verify().clean
+
+
+def test_a_file_of_unknown_layout_comes_back_too(bench: Bench) -> None:
+    tokens = text(100)
+    data = bench.model.slot_file(tokens) + b"something new"
+    path = bench.slots / "saved.slot"
+    path.write_bytes(data)
+    bench.store.take(path, "thesis", FINGERPRINT, tokens, len(data))
+    assert bench.store.absorb_pending().save_points == 1
+    assert bench.restored(text(120)) == data
+    bench.reopen()
+    assert bench.restored(text(120)) == data
+
+
+def test_the_file_is_warm_before_it_is_absorbed_and_found_by_nobody_else(bench: Bench) -> None:
+    point = bench.take("thesis", text(100))
+    plan = plan_of(bench.find(text(120)))
+    assert (plan.save_point, plan.tokens_used, plan.tier) == (point, 100, Tier.WARM)
+    assert bench.restored(text(120)) == bench.model.slot_file(text(100))
+    other = bench.open()
+    assert isinstance(other.find(FINGERPRINT, text(120), can_cut=True, conversation_id="thesis"), Miss)
+    bench.store.absorb_pending()
+    found = other.find(FINGERPRINT, text(120), can_cut=True, conversation_id="thesis")
+    assert plan_of(found).save_point.id == point.id
+    other.close()
+
+
+def test_closing_absorbs_what_waits(bench: Bench) -> None:
+    bench.take("thesis", text(100))
+    bench.reopen()
+    assert bench.restored(text(120)) == bench.model.slot_file(text(100))
+
+
+def test_in_memory_files_stay_warm_within_the_budget(tmp_path: Path) -> None:
+    size = len(FULL.slot_file(text(300)))
+    bench = Bench(tmp_path / "store", memory=2 * size + size // 2)
+    for number in range(4):
+        bench.save(f"chat {number}", text(300, start=1000 * number + 1))
+    tiers = [plan_of(bench.find(text(310, start=1000 * number + 1))).tier for number in range(4)]
+    assert tiers == [Tier.DISK, Tier.DISK, Tier.WARM, Tier.WARM]
+    assert bench.store.usage().warm_bytes == 2 * size
+    # What is rebuilt is warm afterwards, and the longest unused makes room for it.
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+    assert plan_of(bench.find(text(310))).tier is Tier.WARM
+    assert plan_of(bench.find(text(310, start=2001))).tier is Tier.DISK
+    bench.store.close()
+    assert list((tmp_path / "memory").glob("*/*")) == []
+
+
+def test_a_warm_file_someone_touched_is_not_given_to_the_engine(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save("thesis", text(300))
+    (warm,) = (tmp_path / "memory").glob("*/*/*.slot")
+    warm.write_bytes(bytes(warm.stat().st_size))
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+def test_twenty_chats_share_a_system_prompt(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", Model(layers=4, row_size=384))
+    for chat in range(20):
+        bench.save(f"chat {chat}", text(1800) + text(200, start=10_000 * (chat + 1)))
+    usage = bench.store.usage()
+    unique = (1800 + 20 * 200) * bench.model.row_bytes
+    print(f"blocks / unique rows: {usage.unique_rows_bytes / unique:.3f}")
+    assert usage.unique_rows_bytes == unique
+    shared = usage.conversations[0]
+    assert shared.exclusive_bytes >= 200 * bench.model.row_bytes
+    assert shared.shared_bytes >= 1800 * bench.model.row_bytes
+    # And a new chat starts with exactly the shared prompt.
+    assert bench.restored(text(1800) + (7,) * 50) == bench.model.slot_file(text(1800))
+
+
+def test_the_longest_known_prefix_wins_whosever_it_is(bench: Bench) -> None:
+    bench.save("thesis", text(300))
+    bench.save("letter", text(200) + text(200, start=5000))
+    plan = plan_of(bench.find(text(200) + text(150, start=5000)))
+    assert (plan.save_point.conversation_id, plan.tokens_used) == ("letter", 350)
+    assert plan_of(bench.find(text(290))).tokens_used == 290
+    assert plan_of(bench.find(text(400))).tokens_used == 300
+    assert plan_of(bench.find(text(240) + (1,) * 90)).tokens_used == 240
+
+
+def test_what_cannot_be_cut_restores_the_longest_whole_save_point(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", HYBRID)
+    for length in (100, 300, 500):
+        bench.save("thesis", text(length))
+    assert plan_of(bench.find(text(499), can_cut=False)).tokens_used == 300
+    assert plan_of(bench.find(text(300), can_cut=False)).tokens_used == 100  # a token must be left to evaluate
+    assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
+    changed = bench.find(text(90) + (7,) * 50, can_cut=False)
+    assert changed == Miss("the conversation was changed before its save point, and this model cannot go back")
+
+
+@pytest.mark.parametrize("length", [33, 255, 256, 257, 400])
+def test_a_part_is_composed_for_exactly_the_shared_prefix(bench: Bench, length: int) -> None:
+    for turn in (100, 300, 500):
+        bench.save("thesis", text(turn))
+    plan = plan_of(bench.find(text(length) + (7777,) * 40))
+    staged = bench.store.stage(plan, bench.slots)
+    assert isinstance(staged, StagedFile)
+    assert (plan.tokens_used, staged.n_tokens) == (length, length)
+    assert bench.read(staged) == FULL.slot_file(text(length))
+
+
+def test_older_window_rows_come_from_the_save_points_before(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", WINDOW)
+    for length in (70, 90, 120):
+        bench.save("thesis", text(length))
+    wider = replace(WINDOW, window=70)  # has more rows of the same tokens
+    given = bench.restored(text(130), older_window_rows=30)
+    assert isinstance(given, bytes)
+    assert len(given) == len(wider.slot_file(text(120)))
+    assert sorted(rows_of(given)) == sorted(rows_of(wider.slot_file(text(120))))
+    assert bench.restored(text(130), older_window_rows=0) == WINDOW.slot_file(text(120))
+
+
+def rows_of(slot_file: bytes) -> list[bytes]:
+    """The file in words: composed rows may stand in another order."""
+    return [slot_file[place : place + 4] for place in range(0, len(slot_file), 4)]
+
+
+def test_every_miss_says_why(bench: Bench) -> None:
+    def reason(prompt: Tokens, conversation: str = "thesis", **changes: str) -> str:
+        fingerprint = replace(FINGERPRINT, **changes) if changes else FINGERPRINT
+        result = bench.store.find(fingerprint, prompt, can_cut=True, conversation_id=conversation)
+        assert isinstance(result, Miss)
+        return result.reason
+
+    assert reason(text(100)) == "nothing saved yet for this conversation"
+    point = bench.save("thesis", text(100))
+    assert reason(text(100), model="qwen:1") == "saved with another model"
+    assert reason(text(100), kv_type_k="q8_0") == "saved with other engine settings (KV type of K)"
+    assert reason(text(5) + text(95, start=500)) == "what is saved begins differently (5 tokens in common)"
+    bench.store.set_aside(point, "hollow restore")
+    assert reason(text(100)) == "its save point was set aside: hollow restore"
+    assert bench.block_files() == []
+
+
+def test_never_save_and_pin(bench: Bench) -> None:
+    bench.store.never_save("secret", True)
+    with pytest.raises(StoreRefused, match="never to save"):
+        bench.store.check_room(1, "secret")
+    with pytest.raises(StoreRefused, match="never to save"):
+        bench.save("secret", text(100))
+    bench.store.never_save("secret", False)
+    bench.save("secret", text(100))
+    bench.store.pin("secret", True)
+    assert bench.store.plan_prune(0).save_point_ids == ()
+    assert bench.store.usage().conversations[0].pinned
+
+
+def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
+    for name, start in (("a", 1), ("b", 1000), ("c", 2000)):
+        for length in (100, 200):
+            bench.save(name, text(length, start=start))
+        bench.clock.now += timedelta(days=20)
+    before = bench.store.usage()
+    blocks = sum(path.stat().st_size for path in bench.block_files())
+    plan = bench.store.plan_prune(blocks // 2)
+    assert bench.store.usage() == before
+    assert bench.store.prune(plan) == plan.bytes_freed
+    assert sum(path.stat().st_size for path in bench.block_files()) == blocks - plan.bytes_freed <= blocks // 2
+    assert {one.conversation_id for one in bench.store.usage().conversations} == {"b", "c"}
+    assert bench.store.verify().clean
+
+
+def test_the_quota_is_kept_and_the_newest_spared(bench: Bench) -> None:
+    bench.save("a", text(300))
+    used = sum(path.stat().st_size for path in bench.block_files())
+    bench.store.set_bounds(Bounds(2 * used + used // 2, 0))
+    for number in range(5):
+        bench.save(f"chat {number}", text(300, start=1000 * (number + 1)))
+    assert [one.conversation_id for one in bench.store.usage().conversations] == ["chat 3", "chat 4"]
+    gone = bench.find(text(300), conversation="a")
+    assert gone == Miss("its save point was deleted to stay within the disk quota")
+
+
+def test_what_was_not_used_for_long_goes(bench: Bench) -> None:
+    bench.save("old", text(300))
+    bench.clock.now = bench.clock.now.replace(year=2027)
+    bench.save("new", text(300, start=1000))
+    bench.store.set_bounds(Bounds(bench.quota, 0, max_age_days=30))
+    assert [one.conversation_id for one in bench.store.usage().conversations] == ["new"]
+
+
+def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:
+    bench.save("thesis", text(300, start=54321))
+    bench.save("letter", text(300))
+    freed = bench.store.delete_conversation("thesis")
+    assert freed > 300 * bench.model.row_bytes
+    bench.store.close()
+    secret = (54400).to_bytes(4, "little") + (54401).to_bytes(4, "little")
+    for path in bench.folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert b"thesis" not in data, path
+            assert secret not in data, path
+
+
+def test_deleting_all_leaves_no_block(bench: Bench) -> None:
+    bench.save("thesis", text(300))
+    assert bench.store.delete_all() > 0
+    assert bench.block_files() == []
+    assert bench.store.usage().save_points == 0
+
+
+def test_everything_is_private(bench: Bench) -> None:
+    bench.save("thesis", text(300))
+    bench.take("thesis", text(310))
+    assert isinstance(bench.store.stage(plan_of(bench.find(text(305))), bench.slots), StagedFile)
+    for path in bench.folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_crashed_process_that_staged_in_memory_costs_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.take("thesis", text(300))
+    owner = bench.store._parts.staging.owner
+    dead = owner.replace(owner.split("-")[1], "00000000")  # our process id in an earlier life
+    (own,) = (tmp_path / "memory").glob("*/" + owner)
+    own.rename(own.with_name(dead))
+    with bench.store._parts.index.write() as db:
+        db.execute("UPDATE save_points SET owner = ?", (dead,))
+    bench.store = bench.open()
+    bench.slots = bench.store.staging_folder()
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+    assert bench.store.absorb_pending().save_points == 1
+    assert not own.with_name(dead).exists()

@@ -1,0 +1,185 @@
+"""Synthetic slot files with the engine's true layout, and the block store around them, for tests.
+
+As in an engine, the rows of a token depend on the tokens up to it and on nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.kvstore.store import Bounds
+from tests.kvstore.slot_files import FINGERPRINT, MAGIC
+
+F16 = 1
+_RECURRENT_STATE = 512  # bytes of one layer's state
+
+
+@dataclass(frozen=True)
+class Model:
+    """What kind of memory the engine has."""
+
+    layers: int = 2
+    row_size: int = 32  # bytes
+    window: int = 0  # tokens of a sliding-window cache beside the full one
+    recurrent: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's rows, K and V of all layers of one cache."""
+        return 2 * self.layers * self.row_size
+
+    def slot_file(self, tokens: Sequence[int]) -> bytes:
+        """What the engine would save for these tokens."""
+        words = [-1, 1, len(tokens), *tokens, 0]
+        parts = [MAGIC, struct.pack(f"<II{len(words)}i", 4, len(words), *words)]
+        states = _states(tokens)
+        parts += self._cache(states, np.arange(len(tokens)), 0)
+        if self.window:
+            kept = np.arange(max(0, len(tokens) - self.window), len(tokens))
+            parts += self._cache(states, np.roll(kept, len(tokens) % self.window), 1)  # the window is a ring
+        if self.recurrent:
+            parts += self._state(states, len(tokens))
+        return b"".join(parts)
+
+    def growing(self, tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+        """`slot_file` of prefixes of these tokens, full attention only; far quicker than one by one."""
+        states = _states(tokens)
+        regions = [_noise(states, self.row_size, region) for region in range(2 * self.layers)]
+        for length in lengths:
+            small = replace(self, row_size=0).slot_file(tokens[:length])
+            heads, end = small[: -12 * len(regions)], length * self.row_size
+            head = struct.pack("<iQ", F16, self.row_size)
+            yield b"".join([heads, *(part for region in regions for part in (head, region[:end]))])
+
+    def _cache(self, states: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], number: int) -> list[bytes]:
+        cells = np.zeros((len(positions), 3), "<i4")
+        cells[:, 0], cells[:, 1] = positions, 1
+        parts = [struct.pack("<II", 1, len(positions)), cells.tobytes(), struct.pack("<IIII", 0, self.layers, 64, 64)]
+        for region in range(2 * self.layers):
+            parts.append(struct.pack("<iQ", F16, self.row_size))
+            parts.append(_noise(states[positions], self.row_size, 1000 * number + region))
+        return parts
+
+    def _state(self, states: npt.NDArray[np.uint64], n_tokens: int) -> list[bytes]:
+        parts = [struct.pack("<IiIII", 1, n_tokens - 1, 0, 0, 1)]
+        for number in (2, 3):
+            parts += [struct.pack("<iQ", 0, _RECURRENT_STATE), _noise(states[-1:], _RECURRENT_STATE, 5000 + number)]
+        return parts
+
+
+FULL = Model()
+WINDOW = Model(window=40)
+HYBRID = Model(recurrent=True)
+
+
+def _states(tokens: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """A number for each token that depends on all tokens up to it."""
+    state = 0
+    states = np.empty(len(tokens), np.uint64)
+    for place, token in enumerate(tokens):
+        state = (state * 6364136223846793005 + token + 1442695040888963407) % 2**64
+        states[place] = state
+    return states
+
+
+def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
+    """A row of bytes for each state that cannot be compressed."""
+    columns = np.arange(row_size // 8, dtype=np.uint64) + np.uint64(salt << 20)
+    mixed = states[:, None] ^ (columns[None, :] * np.uint64(0x9E3779B97F4A7C15))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed.tobytes()
+
+
+class Clock:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(seconds=1)
+        return self.now
+
+
+@dataclass
+class Bench:
+    """A block store with an engine beside it that saves whatever a test wants."""
+
+    folder: Path
+    model: Model = FULL
+    quota: int = 1_000_000_000
+    memory: int = 0  # budget of the warm tier
+    free: int = 10_000_000_000
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.store = self.open()
+        self.slots = self.store.staging_folder()
+
+    def open(self) -> BlockStore:
+        """Open the folder once more, as another process would."""
+        (self.folder.parent / "memory").mkdir(exist_ok=True)
+        return BlockStore(
+            self.folder,
+            Bounds(self.quota, 0),
+            self.memory,
+            sync=False,
+            clock=self.clock,
+            free_bytes=lambda: self.free,
+            memory_folder=self.folder.parent / "memory",
+        )
+
+    def reopen(self) -> None:
+        """Close it and open it again, as after a restart."""
+        self.store.close()
+        self.store = self.open()
+        self.slots = self.store.staging_folder()
+
+    def take(
+        self, conversation: str, tokens: Tokens, fingerprint: Fingerprint = FINGERPRINT, data: bytes | None = None
+    ) -> SavePoint:
+        """Play the engine: save these tokens, and have the file taken."""
+        path = self.slots / "saved.slot"
+        size = path.write_bytes(data or self.model.slot_file(tokens))
+        return self.store.take(path, conversation, fingerprint, tokens, size, float(len(tokens)))
+
+    def save(
+        self, conversation: str, tokens: Tokens, fingerprint: Fingerprint = FINGERPRINT, data: bytes | None = None
+    ) -> SavePoint:
+        """Take, and absorb."""
+        point = self.take(conversation, tokens, fingerprint, data)
+        report = self.store.absorb_pending()
+        assert not report.refused, report
+        return point
+
+    def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | Miss:
+        """Look for the best plan."""
+        return self.store.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
+
+    def restored(self, prompt: Tokens, *, can_cut: bool = True, older_window_rows: int = 0) -> bytes | Miss:
+        """The bytes an engine would be given for a prompt."""
+        plan = self.find(prompt, can_cut=can_cut)
+        if isinstance(plan, Miss):
+            return plan
+        staged = self.store.stage(plan, self.slots, older_window_rows=older_window_rows)
+        return staged if isinstance(staged, Miss) else self.read(staged)
+
+    def read(self, staged: StagedFile) -> bytes:
+        """The staged file's bytes; it is unstaged."""
+        data = staged.path.read_bytes()
+        self.store.unstage(staged)
+        return data
+
+    def block_files(self) -> list[Path]:
+        """All blocks on disk."""
+        return sorted(path for path in (self.folder / "blocks").glob("??/*") if path.is_file())
