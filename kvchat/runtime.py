@@ -16,13 +16,16 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.wire import Sampling
 from kvchat.engine_room import SupervisedRoom
+from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import StoreUsage
-from kvchat.kvstore.whole_file_store import WholeFileStore
+from kvchat.kvstore.store import Bounds
 from kvchat.library.gguf_facts import read_facts
+from kvchat.library.memory import available_memory
 from kvchat.paths import Paths
 from kvchat.settings import Settings, save_settings
 
+MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
 SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
 RESTART_SETTINGS = ("model_path", "engine_path", "context_size", "kv_type")  # these need another engine process
 
@@ -30,7 +33,7 @@ RESTART_SETTINGS = ("model_path", "engine_path", "context_size", "kv_type")  # t
 class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
-    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: WholeFileStore):
+    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: BlockStore):
         self.paths = paths
         self.settings = settings
         self.events = EventBus()
@@ -103,8 +106,7 @@ class Runtime:
         """Store the settings and put them into force; the engine restarts if it has to. Raises OSError."""
         before, self.settings = self.settings, settings
         await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
-        quota, floor = store_bounds(self.paths, settings)
-        await asyncio.to_thread(self._store.set_bounds, quota, floor)
+        await asyncio.to_thread(self._store.set_bounds, store_bounds(self.paths, settings))
         changed = any(getattr(before, name) != getattr(settings, name) for name in RESTART_SETTINGS)
         if changed and self.engine_status.state is not EngineState.STOPPED:
             await self.restart_engine()
@@ -157,23 +159,28 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     worker = Worker("database")
     database = await worker.run(Database, paths.database)
     await worker.run(database.mark_interrupted)
-    quota, floor = store_bounds(paths, settings)
-    store = await asyncio.to_thread(WholeFileStore, paths.save_points, quota, floor)
+    bounds = store_bounds(paths, settings)
+    store = await asyncio.to_thread(BlockStore, paths.save_points, bounds, warm_budget())
     known = {conversation.id for conversation in await worker.run(database.conversations)}
     await asyncio.to_thread(_drop_strangers, store, known)
     return Runtime(paths, settings, database, worker, store)
 
 
-def _drop_strangers(store: WholeFileStore, known: set[str]) -> None:
+def _drop_strangers(store: BlockStore, known: set[str]) -> None:
     """Save points of conversations that are gone: another process may have saved one just after its deletion."""
     for usage in store.usage().conversations:
         if usage.conversation_id not in known:
             store.delete_conversation(usage.conversation_id)
 
 
-def store_bounds(paths: Paths, settings: Settings) -> tuple[int, int]:
-    """The quota and the free-space floor in bytes."""
+def store_bounds(paths: Paths, settings: Settings) -> Bounds:
+    """What the save points may take."""
     quota = settings.quota_bytes
     if quota is None:
         quota = default_quota(shutil.disk_usage(paths.cache).total)
-    return quota, settings.free_floor_bytes
+    return Bounds(quota, settings.free_floor_bytes)
+
+
+def warm_budget() -> int:
+    """Bytes of memory for slot files that stay warm: a small share of what is free, or none."""
+    return min(MOST_WARM, available_memory().available // WARM_SHARE)

@@ -155,6 +155,14 @@ class QuestionNotStored:
 
 
 @dataclass(frozen=True)
+class Absorbed:
+    """The store has taken saved states apart; only rows nobody had yet were written."""
+
+    save_points: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something the user should know, not tied to a turn."""
 
@@ -177,7 +185,7 @@ TurnEvent = (
     | SaveSkipped
     | TurnFailed
 )
-Event = EngineChanged | ConversationsChanged | MessagesChanged | QuestionNotStored | Notice | TurnEvent
+Event = EngineChanged | ConversationsChanged | MessagesChanged | QuestionNotStored | Absorbed | Notice | TurnEvent
 Listener = Callable[[Event], None]
 
 

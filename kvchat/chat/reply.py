@@ -99,7 +99,7 @@ class ReplyWriter:
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
             restored_ahead=ahead,
-            restored_bytes=restore.save_point.size if restore else 0,
+            restored_bytes=restore.bytes if restore else 0,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
             engine_wait_ms=1000 * self.engine_wait_s,
             queue_wait_ms=queued,

@@ -165,6 +165,7 @@ class ChatService:
             turn.question_id = await self._stored(turn, text)
             if turn.question_id is not None:
                 await turn.run(done)
+                await self.slot.absorb()
         finally:
             done(None)
             self._turns.remove(turn)

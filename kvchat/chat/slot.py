@@ -13,13 +13,24 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvchat.chat.events import EventBus, Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
+from kvchat.chat.events import (
+    Absorbed,
+    EventBus,
+    Notice,
+    Restored,
+    RestoreFailed,
+    Restoring,
+    Saved,
+    SaveSkipped,
+    Saving,
+)
 from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
+from kvchat.chat.rates import Rates
 from kvchat.chat.room import ReadyEngine
 from kvchat.engine.client import EngineGone, EngineRefused
 from kvchat.engine.wire import ChatMessage
-from kvchat.kvstore.savepoint import Miss, SavePoint, StagedFile, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
@@ -27,7 +38,8 @@ PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
 DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 
-CANNOT_GO_BACK = "the conversation was changed before its save point, and this model cannot go back"
+NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
+SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,9 @@ class RestoreRecord:
     """A restore the engine has answered and the next request has yet to prove."""
 
     save_point: SavePoint
-    ms: float  # verification and restore together
+    tier: Tier
+    bytes: int  # of the slot file the engine read
+    ms: float  # rebuilding, verification and restore together
     finished_at: float  # time.perf_counter()
 
     def ms_since(self, moment: float) -> float:
@@ -80,6 +94,7 @@ class SlotKeeper:
         self._store = store
         self._events = events
         self._contents: SlotContents | None = None
+        self._rates = Rates()
 
     def holds(self, generation: int | None = None) -> str | None:
         """The conversation whose state is in the slot (of that engine process, if given)."""
@@ -99,17 +114,18 @@ class SlotKeeper:
         unproved = contents.unproved if contents and held else None
         if contents and contents.exact and contents.conversation_id == conversation_id and held == len(contents.tokens):
             return Loaded(held, unproved, miss_reason=None)  # its own turn boundary: nothing can leave less
-        found = await asyncio.to_thread(self._store.find, conversation_id, room.fingerprint, prompt)
-        if isinstance(found, Miss):
-            return Loaded(held, unproved, miss_reason=None if held else found.reason)
-        usable = _usable(found.tokens, prompt, room.can_cut, exact=True)
-        if usable <= held:
-            return Loaded(held, unproved, miss_reason=None if held else CANNOT_GO_BACK)
-        outcome = await self._restore(room, conversation_id, found)
+        plan = await asyncio.to_thread(
+            self._store.find, room.fingerprint, prompt, can_cut=room.can_cut, conversation_id=conversation_id
+        )
+        if isinstance(plan, Miss):
+            return Loaded(held, unproved, miss_reason=None if held else plan.reason)
+        if not self._rates.worth(plan.tokens_used - held, plan.bytes):
+            return Loaded(held, unproved, miss_reason=None if held else NOT_WORTH_IT)
+        outcome = await self._restore(room, conversation_id, plan)
         if isinstance(outcome, Miss):
             self._events.publish(RestoreFailed(conversation_id, outcome.reason))
             return Loaded(0, None, miss_reason=outcome.reason)
-        return Loaded(usable, outcome, miss_reason=None)
+        return Loaded(plan.tokens_used, outcome, miss_reason=None)
 
     async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
         """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache.
@@ -121,7 +137,7 @@ class SlotKeeper:
         expected = loaded.expected_cached
         if cached < HOLLOW_SHARE * (expected or prompt):
             return await self._disproved(conversation_id, loaded, cached)
-        source = Source.DISK if loaded.restore else Source.HOT
+        source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
         if cached >= PROVED_SHARE * expected:
             return Verdict(source, hollow=False, miss_reason=None)
         return Verdict(source, hollow=False, miss_reason=f"the engine reused {cached:,} of {expected:,} tokens it had")
@@ -174,12 +190,18 @@ class SlotKeeper:
         path = room.slot_path / f"{uuid.uuid4().hex}.slot"
         try:
             expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
-            await asyncio.to_thread(self._store.check_room, expected_bytes)
+            await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id)
             answer = await room.engine.save_slot(path.name)
             if answer.n_saved != len(boundary):
                 raise StoreRefused(f"the slot held {answer.n_saved:,} tokens instead of {len(boundary):,}")
             point = await asyncio.to_thread(
-                self._store.absorb, path, conversation_id, room.fingerprint, boundary, answer.n_written
+                self._store.take,
+                path,
+                conversation_id,
+                room.fingerprint,
+                boundary,
+                answer.n_written,
+                self._rates.prefill_ms(len(boundary)),
             )
         except (StoreRefused, EngineRefused, OSError) as refusal:
             self._events.publish(SaveSkipped(conversation_id, str(refusal)))
@@ -190,6 +212,23 @@ class SlotKeeper:
         elapsed = 1000 * (time.perf_counter() - started)
         self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
         return point
+
+    def learn_prefill(self, tokens: int, ms: float) -> None:
+        """A request read so many tokens in so long."""
+        self._rates.learn_prefill(tokens, ms)
+
+    async def absorb(self) -> None:
+        """Let the store take apart what was saved. Not under the lock: the slot goes on meanwhile."""
+        try:
+            report = await asyncio.to_thread(self._store.absorb_pending)
+            losses = await asyncio.to_thread(self._store.losses)
+        except StoreRefused as refusal:
+            self._events.publish(Notice(refusal.title, f"{refusal.detail} {refusal.advice}".strip()))
+            return
+        if report.save_points:
+            self._events.publish(Absorbed(report.save_points, report.bytes_written))
+        for words in (*report.refused, *(loss.reason for loss in losses)):
+            self._events.publish(Notice("A save point was not kept", words))
 
     async def discard(self, conversation_id: str) -> None:
         """The conversation is gone: nothing of it stays in the store."""
@@ -205,11 +244,12 @@ class SlotKeeper:
             return 0
         return _usable(contents.tokens, prompt, room.can_cut, exact=contents.exact)
 
-    async def _restore(self, room: ReadyEngine, conversation_id: str, point: SavePoint) -> RestoreRecord | Miss:
+    async def _restore(self, room: ReadyEngine, conversation_id: str, plan: RestorePlan) -> RestoreRecord | Miss:
         """Stage, restore, and note what the slot should hold now. A failed restore leaves an empty slot."""
-        self._events.publish(Restoring(conversation_id, point.size, point.n_tokens))
+        point = plan.save_point
+        self._events.publish(Restoring(conversation_id, plan.bytes, plan.tokens_used))
         started = time.perf_counter()
-        async with self._staged(room, point) as staged:
+        async with self._staged(room, plan) as staged:
             if isinstance(staged, Miss):
                 return staged
             self.forget()
@@ -222,22 +262,24 @@ class SlotKeeper:
             except EngineGone:
                 await asyncio.to_thread(self._store.set_aside, point, DIED_OVER_RESTORE)
                 raise
-        if answer.n_restored != point.n_tokens:
-            reason = f"the engine restored {answer.n_restored:,} of {point.n_tokens:,} tokens"
+        if answer.n_restored != staged.n_tokens:
+            reason = f"the engine restored {answer.n_restored:,} of {staged.n_tokens:,} tokens"
             await asyncio.to_thread(self._store.set_aside, point, reason)
             await room.engine.erase_slot()
             return Miss(reason)
         finished = time.perf_counter()
         elapsed = 1000 * (finished - started)
-        record = RestoreRecord(point, elapsed, finished)
-        self._contents = SlotContents(room.generation, conversation_id, point.tokens, exact=True, unproved=record)
-        self._events.publish(Restored(conversation_id, point.size, point.n_tokens, elapsed))
+        record = RestoreRecord(point, staged.tier, answer.n_read, elapsed, finished)
+        self._rates.learn_restore(answer.n_read, elapsed)
+        tokens = point.tokens[: staged.n_tokens]
+        self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=record)
+        self._events.publish(Restored(conversation_id, answer.n_read, staged.n_tokens, elapsed))
         return record
 
     @contextlib.asynccontextmanager
-    async def _staged(self, room: ReadyEngine, point: SavePoint) -> AsyncIterator[StagedFile | Miss]:
+    async def _staged(self, room: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
         """The save point's file in the slot folder, gone again at the end, even if this is cancelled half-way."""
-        staging = asyncio.ensure_future(asyncio.to_thread(self._store.stage, point, room.slot_path))
+        staging = asyncio.ensure_future(asyncio.to_thread(self._store.stage, plan, room.slot_path))
         try:
             yield await asyncio.shield(staging)
         finally:

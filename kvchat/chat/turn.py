@@ -233,6 +233,7 @@ class Turn:
         if timings is None or self._engine is None:
             return None
         parts, model = self._parts, self._engine.fingerprint.model
+        parts.slot.learn_prefill(timings.prompt_n, timings.prompt_ms)
         verdict = await parts.slot.prove(self.conversation_id, self._loaded, timings.cache_n, timings.prompt_tokens)
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
         return reply.receipt(self._loaded, verdict, model, rate)

@@ -21,6 +21,7 @@ from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, SavePoint, Tokens
 from kvchat.kvstore.store import StoreRefused
+from kvchat.wording import size as size_in_words
 
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
 
@@ -49,7 +50,7 @@ class Saving:
             self.absorb_pending()
             parts.staging.trim(self._staged(), parts.staging.budget)
             if parts.staging.free() < expected_bytes:
-                size = budget.size_in_words(expected_bytes)
+                size = size_in_words(expected_bytes)
                 raise StoreRefused("Not saved: too little memory is free.", f"The engine's file takes {size}.")
 
     def take(

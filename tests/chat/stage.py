@@ -10,10 +10,12 @@ from typing import TypeVar
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.messages import Message, Receipt
 from kvchat.engine.wire import Sampling
+from kvchat.kvstore.savepoint import SavePoint
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
+from tests.kept import Kept
 
 E = TypeVar("E")
 
@@ -72,9 +74,13 @@ class Stage:
     def errors(self) -> list[str]:
         return [str(event.error) for event in self.of(TurnFailed)]
 
-    def slot_files(self) -> list[Path]:
-        """The slot files the store keeps."""
-        return sorted((self.home / "cache" / "savepoints" / "points").rglob("*.slot"))
+    def kept(self) -> Kept:
+        """What the store keeps."""
+        return Kept(self.home)
+
+    def save_points(self) -> list[SavePoint]:
+        """The save points kept, oldest first."""
+        return self.kept().save_points()
 
     def requests(self, path: str) -> list[dict[str, object]]:
         """The bodies of the requests to this path."""

@@ -113,7 +113,7 @@ async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> N
     await stage.runtime.chat.delete(dropped)
     assert stage.runtime.chat.busy == talking
     assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
-    assert not stage.slot_files()
+    assert not stage.save_points()
     assert await stage.ask_while_busy(dropped, "Hello?") is None
     assert stage.of(QuestionNotStored)[0].text == "Hello?"
     stage.runtime.chat.stop(talking)
@@ -185,7 +185,7 @@ async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: 
     connection.close()
     await future
     await stage.runtime.chat.idle()
-    assert not stage.slot_files()
+    assert not stage.save_points()
 
 
 async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
@@ -233,10 +233,10 @@ async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: S
 async def test_an_empty_reply_is_not_saved_and_spoils_nothing(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    kept = stage.slot_files()
+    kept = stage.save_points()
     stage.fake.set(FAKE_REPLY=" ")
     await stage.ask(chat, "Say nothing.")
-    assert stage.slot_files() == kept
+    assert stage.save_points() == kept
     stage.fake.set(FAKE_REPLY=None)
     assert await stage.ask(chat, "Say something.") is not None
 

@@ -20,9 +20,9 @@ from kvchat.chat.events import (
     Saving,
 )
 from kvchat.chat.messages import MessageState, Role, Source
-from kvchat.kvstore.slotfile import read_tokens
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
+from tests.kept import spoil
 
 
 async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> None:
@@ -36,7 +36,7 @@ async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> N
         Saving,
         Saved,
     ]
-    assert len(stage.slot_files()) == 1
+    assert len(stage.save_points()) == 1
     branch = await stage.runtime.chat.messages(chat)
     assert [(m.role, m.content, m.state) for m in branch] == [
         (Role.USER, QUESTION, MessageState.COMPLETE),
@@ -58,7 +58,7 @@ async def test_the_slot_file_holds_the_turn_boundary(stage: Stage) -> None:
     """Settled: the next prompt extends the saved tokens exactly."""
     chat = await stage.chat()
     await stage.answered(chat)
-    saved = read_tokens(stage.slot_files()[0])
+    saved = stage.save_points()[-1].tokens
     stage.fake.set(FAKE_EXACT_ONLY=1)
     receipt = await stage.answered(chat, "Next?")
     assert receipt.cached_tokens == len(saved)
@@ -117,7 +117,7 @@ async def test_sending_while_another_chat_saves_mixes_nothing(stage: Stage) -> N
     two = stage.runtime.chat.send(second, "Omega " * 20)
     await asyncio.gather(one, two)
     await stage.runtime.chat.idle()
-    saved = [read_tokens(file) for file in stage.slot_files()]
+    saved = [point.tokens for point in stage.save_points()]
     texts = ["".join(chr(token - 10) for token in tokens if token >= 10) for tokens in saved]
     assert len(texts) == 2
     assert all(("Alpha" in text) != ("Omega" in text) for text in texts)
@@ -134,7 +134,7 @@ async def test_the_next_message_cancels_settling_but_the_reply_stays(stage: Stag
     await stage.runtime.chat.idle()
     assert [event.reason for event in stage.of(SaveSkipped)] == ["the next message came first"]
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
-    assert stage.of(Saved)[-1].tokens == len(read_tokens(stage.slot_files()[0]))
+    assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
 
 
 async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage, smollm2: Path) -> None:
@@ -174,20 +174,12 @@ async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
-async def test_a_damaged_file_never_reaches_the_engine(stage: Stage, smollm2: Path, damage: str) -> None:
+async def test_a_damaged_block_never_reaches_the_engine(stage: Stage, smollm2: Path, damage: str) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
     await stage.runtime.close()
-    file = stage.slot_files()[0]
-    whole = file.read_bytes()
-    if damage == "missing":
-        file.unlink()
-    else:
-        middle = len(whole) // 2
-        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        file.write_bytes(
-            {"truncated": whole[:middle], "empty": b"", "flipped": flipped, "foreign": b"GIF89a" * 99}[damage]
-        )
+    for file in stage.kept().block_files():
+        spoil(file, damage)
     async with Stage(stage.home, stage.fake, smollm2) as again:
         receipt = await again.answered(chat, "And then?")
         assert receipt.source is Source.COLD
@@ -201,11 +193,11 @@ async def test_a_bad_save_is_never_kept(stage: Stage, switch: str) -> None:
     chat = await stage.chat()
     stage.fake.set(**{switch: 1})
     await stage.answered(chat)
-    assert not stage.slot_files()
+    assert not stage.save_points()
     assert stage.of(SaveSkipped)
     stage.fake.set(**{switch: None})
     await stage.answered(chat, "Once more.")
-    assert len(stage.slot_files()) == 1
+    assert len(stage.save_points()) == 1
 
 
 @pytest.mark.parametrize("phase", ["prefill", "stream"])
@@ -236,9 +228,9 @@ async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
     receipt = await stage.answered(chat)
     assert receipt.source is Source.COLD
     assert stage.of(SaveSkipped)
-    assert not stage.slot_files()
+    assert not stage.save_points()
     assert (await stage.answered(chat, "Still there?")).source is Source.COLD
-    assert len(stage.slot_files()) == 1
+    assert len(stage.save_points()) == 1
 
 
 async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
@@ -303,7 +295,7 @@ async def test_deleting_a_conversation_deletes_its_files(stage: Stage) -> None:
     await stage.answered(keep)
     await stage.answered(drop, "Quite another matter, with quite other words in it.")
     await stage.runtime.chat.delete(drop)
-    assert len(stage.slot_files()) == 1
+    assert len(stage.save_points()) == 1
     assert [c.id for c in await stage.runtime.chat.conversations()] == [keep]
 
 
@@ -316,7 +308,7 @@ async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) 
     await future
     await stage.runtime.chat.idle()
     assert await stage.runtime.chat.conversations() == []
-    assert stage.slot_files() == []
+    assert stage.save_points() == []
 
 
 async def test_thinking_is_kept_and_sent_back(stage: Stage) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.kept import Kept
+
 GREEDY = {"temperature": 0.0, "seed": 1}
 
 
@@ -55,13 +57,10 @@ class Home:
         """The replies in that state."""
         return [m for m in self.messages() if m["role"] == "assistant" and m["state"] == state]
 
-    def slot_files(self) -> list[Path]:
-        """The store's files."""
-        return sorted((self.folder / "cache" / "savepoints" / "points").rglob("*.slot"))
-
-    def set_aside(self) -> list[Path]:
-        """Files taken out of use."""
-        return sorted(p for p in (self.folder / "cache" / "savepoints" / "set-aside").rglob("*.slot"))
+    @property
+    def kept(self) -> Kept:
+        """What the store keeps."""
+        return Kept(self.folder)
 
     def run(self, *arguments: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
         """`kvchat …` in a process of its own."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.home import Home, engine_arguments, notes
+from tests.kept import spoil
 
 pytestmark = pytest.mark.e2e
 
@@ -31,8 +33,7 @@ def test_a_second_process_goes_on_where_the_first_ended(
     cold = home.ask("--new", *common, notes(250))
     assert cold["receipt"]["source"] == "cold"
     untouched = home.copy(tmp_path / "without save points")
-    for file in untouched.slot_files():
-        file.unlink()
+    shutil.rmtree(untouched.kept.folder)
     restored = home.ask("--chat", cold["chat_id"], *common, QUESTION)
     receipt = restored["receipt"]
     assert receipt["source"] == "disk", receipt
@@ -56,42 +57,23 @@ def test_a_sliding_window_model_is_told_as_it_is(
         assert receipt["cached_tokens"] == 0
         assert receipt["source"] == "cold"
         assert receipt["miss_reason"].startswith("hollow restore")
-        assert home.set_aside()
+        assert any("hollow" in reason for reason in home.kept.losses())
     else:
         assert receipt["cached_tokens"] >= 0.98 * receipt["prompt_tokens"]
         assert receipt["source"] == "disk"
 
 
-def _flip(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda data: data[: len(data) // 2], "damaged"),
-        (lambda data: b"", "damaged"),
-        (_flip, "damaged"),
-        (lambda data: b"GIF89a" * 1000, "damaged"),
-        (None, ""),
-    ],
-    ids=["truncated", "empty", "bit-flipped", "foreign", "missing"],
-)
-def test_a_damaged_slot_file_costs_a_prefill_and_nothing_else(
-    home: Home, tiny_model: Callable[[str], Path], damage: Callable[[bytes], bytes] | None, reason: str
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
+def test_a_damaged_store_costs_a_prefill_and_nothing_else(
+    home: Home, tiny_model: Callable[[str], Path], damage: str
 ) -> None:
     model = ("--model", str(tiny_model("llama")))
     chat = home.ask("--new", *model, notes(60))["chat_id"]
-    file = home.slot_files()[0]
-    if damage is None:
-        file.unlink()
-    else:
-        file.write_bytes(damage(file.read_bytes()))
+    for file in home.kept.block_files():
+        spoil(file, damage)
     receipt = home.ask("--chat", chat, *model, QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_reason"]
-    assert reason in receipt["miss_reason"]
     again = home.ask("--chat", chat, *model, "And the last?")["receipt"]
     assert again["source"] == "disk"
 

@@ -81,8 +81,8 @@ class Window:
         return wait_until(look, seconds=LONG, what=f"reply number {count}")
 
     def saved(self, count: int) -> None:
-        """Wait until so many save points are kept, and the strip has said so."""
-        wait_until(lambda: len(self.home.slot_files()) >= count, seconds=LONG, what="the save point")
+        """Wait until so many save points are kept in blocks, and the strip has said so."""
+        wait_until(lambda: self.home.kept.absorbed() >= count, seconds=LONG, what="the save point")
         self.strip_says("saved")
 
     def strip_says(self, words: str) -> None:

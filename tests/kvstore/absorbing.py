@@ -11,8 +11,9 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Miss
 from kvchat.kvstore.whole_file_store import WholeFileStore
+
+from kvchat.kvstore.savepoint import Miss
 from tests.kvstore.slot_files import FINGERPRINT, line, slot_file_bytes
 
 CONVERSATIONS = ("thesis", "letter", "recipe")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Fingerprint, Miss, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.whole_file_store import WholeFileStore
+
+from kvchat.kvstore.savepoint import Fingerprint, Miss, SavePoint, StagedFile, Tokens
 
 MAGIC = b"qsgg"  # 'ggsq' as a little-endian u32
 FINGERPRINT = Fingerprint("smollm2:abc", "f16", "f16", "auto", 1, "")
