@@ -44,7 +44,7 @@ from kvchat.kvstore.store import Bounds, StoreRefused
 
 
 class BlockStore:
-    """Keeps KV rows as blocks. See SavePointStore for the contract; raises StoreRefused where that says nothing else."""
+    """Keeps KV rows as blocks: a SavePointStore. Raises StoreRefused where that protocol says nothing else."""
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvchat.chat.events import (
+    Absorbed,
     ConversationsChanged,
     EngineChanged,
     Event,
@@ -222,6 +223,8 @@ class Bridge(QObject):
             case MessagesChanged(conversation_id=id):
                 if id == self.current:
                     self._wishes.start(self._reload_messages(id))
+            case Absorbed():
+                self._gather.start()
             case QuestionNotStored(conversation_id=id, text=text, error=error):
                 self._give_back(id, text, error)
             case Notice(title=title, detail=detail):

@@ -86,7 +86,7 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     assert stage.runtime.slot_conversation == first
     assert [event.conversation_id for event in stage.of(Restored)] == [first]
     receipt = await stage.answered(first, "Go on.")
-    assert receipt.source is Source.DISK
+    assert receipt.source is Source.WARM
     assert receipt.restored_ahead
     assert len(stage.of(Restored)) == 1
 
@@ -219,7 +219,7 @@ async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> Non
     await stage.runtime.chat.idle()
     assert again is not None
     assert again.receipt is not None
-    assert again.receipt.source is Source.DISK
+    assert again.receipt.source is Source.WARM
 
 
 async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:

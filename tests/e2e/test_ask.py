@@ -57,7 +57,6 @@ def test_a_sliding_window_model_is_told_as_it_is(
         assert receipt["cached_tokens"] == 0
         assert receipt["source"] == "cold"
         assert receipt["miss_reason"].startswith("hollow restore")
-        assert any("hollow" in reason for reason in home.kept.losses())
     else:
         assert receipt["cached_tokens"] >= 0.98 * receipt["prompt_tokens"]
         assert receipt["source"] == "disk"

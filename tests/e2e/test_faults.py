@@ -100,7 +100,7 @@ async def test_the_engine_is_killed_during_prefill_streaming_and_saving(
         await app.runtime.chat.idle()
         assert again is not None
         assert again.receipt is not None
-        assert again.receipt.source is Source.DISK, "the turn before was saved, and is restored into the new engine"
+        assert again.receipt.source is Source.WARM, "the turn before was saved, and is restored into the new engine"
 
         app.kill_engine_at(Saving)
         saved_before = len(app.of(Saved))
@@ -110,7 +110,7 @@ async def test_the_engine_is_killed_during_prefill_streaming_and_saving(
         after = await app.say(chat, "Goodbye.", short)
         assert after is not None
         assert after.receipt is not None
-        assert after.receipt.source is Source.DISK
+        assert after.receipt.source is Source.WARM
         assert len(app.of(Saved)) == saved_before + 1
 
 
@@ -139,7 +139,7 @@ async def test_the_disk_fills_up_while_the_engine_saves(
         assert reply is not None, "the reply is not held up by the disk"
         assert isinstance(app.of(SaveSkipped)[0], SaveSkipped)
         assert not app.of(Saved)
-        leftovers = [f for f in (small_disk / "cache").rglob("*") if f.is_file() and f.stat().st_size > 10_000]
+        leftovers = [f for f in (small_disk / "cache").rglob("*") if f.is_file() and f.suffix in ("", ".slot")]
         assert not leftovers, "what could not be saved does not go on filling the disk"
         other = (await app.runtime.chat.new_conversation()).id
         assert await app.say(other, "Hello", short) is not None
