@@ -111,6 +111,7 @@ class SupervisedRoom:
                 fingerprint=choice.fingerprint,
                 context_size=facts.context_size,
                 kv_bytes_per_token=choice.kv_bytes_per_token,
+                slides=choice.facts.sliding_window is not None,
                 can_cut=choice.can_cut,
             )
 

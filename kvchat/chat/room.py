@@ -20,6 +20,9 @@ class ReadyEngine:
     fingerprint: Fingerprint
     context_size: int  # tokens
     kv_bytes_per_token: float
+    slides: (
+        bool  # whether some layers attend through a sliding window: then a restore needs older rows beside the file's
+    )
     can_cut: bool  # whether a state can be cut back to any prefix: plain attention, not SWA, hybrid or recurrent
 
 

@@ -22,7 +22,6 @@ from kvchat.chat.events import (
     Restoring,
     Saved,
     SaveSkipped,
-    Saving,
 )
 from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
@@ -37,6 +36,10 @@ from kvchat.kvstore.store import SavePointStore, StoreRefused
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
 DIED_OVER_RESTORE = "the engine died while it loaded the save point"
+
+# A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
+# made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
+EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 
 NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
 SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
@@ -168,10 +171,8 @@ class SlotKeeper:
         ]
         return first[: common_prefix(first, second)]
 
-    async def settle(self, room: ReadyEngine, conversation_id: str, history: Sequence[ChatMessage]) -> Tokens:
-        """Make the slot hold exactly the turn boundary after `history`. May be cancelled at any point."""
-        self._events.publish(Saving(conversation_id))
-        boundary = await self.boundary(room, history)
+    async def settle(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> Tokens:
+        """Make the slot hold exactly these tokens, a turn boundary or just before. May be cancelled at any point."""
         contents = self._contents
         if contents and contents.exact and contents.tokens == boundary and contents.generation == room.generation:
             return boundary
@@ -181,10 +182,16 @@ class SlotKeeper:
         self.note(room, conversation_id, boundary, exact=True)
         return boundary
 
-    async def save(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> SavePoint | None:
+    def early_boundary(self, room: ReadyEngine, boundary: Tokens) -> Tokens | None:
+        """Where a sliding-window model has to be saved as well, just before the boundary; None for other models."""
+        return boundary[:-EARLY_TOKENS] if room.slides and len(boundary) > EARLY_TOKENS else None
+
+    async def save(
+        self, room: ReadyEngine, conversation_id: str, boundary: Tokens, *, early: bool = False
+    ) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
-        Raises EngineGone if the engine dies while saving.
+        Of an `early` save nothing is told. Raises EngineGone if the engine dies while saving.
         """
         started = time.perf_counter()
         path = room.slot_path / f"{uuid.uuid4().hex}.slot"
@@ -210,7 +217,8 @@ class SlotKeeper:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(path.unlink, missing_ok=True)
         elapsed = 1000 * (time.perf_counter() - started)
-        self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
+        if not early:
+            self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
         return point
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
@@ -279,7 +287,11 @@ class SlotKeeper:
     @contextlib.asynccontextmanager
     async def _staged(self, room: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
         """The save point's file in the slot folder, gone again at the end, even if this is cancelled half-way."""
-        staging = asyncio.ensure_future(asyncio.to_thread(self._store.stage, plan, room.slot_path))
+        staging = asyncio.ensure_future(
+            asyncio.to_thread(
+                self._store.stage, plan, room.slot_path, older_window_rows=OLDER_WINDOW_ROWS if room.slides else 0
+            )
+        )
         try:
             yield await asyncio.shield(staging)
         finally:

@@ -16,6 +16,7 @@ from kvchat.chat.events import (
     ReplyFinished,
     RestoreFailed,
     SaveSkipped,
+    Saving,
     TurnFailed,
     WaitingForEngine,
 )
@@ -258,13 +259,22 @@ class Turn:
     async def _settle_and_save(self, history: list[ChatMessage]) -> None:
         engine, slot = self._engine, self._parts.slot
         assert engine is not None
-        boundary = None
-        if not self._superseded:
-            boundary = await self._settling.run(slot.settle(engine, self.conversation_id, history))
-        if boundary is None:
-            self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
-        else:
+        self._parts.events.publish(Saving(self.conversation_id))
+        boundary = await self._unless_superseded(slot.boundary(engine, history))
+        early = slot.early_boundary(engine, boundary) if boundary else None
+        if early and await self._unless_superseded(slot.settle(engine, self.conversation_id, early)):
+            await slot.save(engine, self.conversation_id, early, early=True)
+        if boundary and await self._unless_superseded(slot.settle(engine, self.conversation_id, boundary)):
             await slot.save(engine, self.conversation_id, boundary)
+        else:
+            self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
+
+    async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
+        """Run a step of settling; None when the next message came first."""
+        if self._superseded:
+            step.close()
+            return None
+        return await self._settling.run(step)
 
     async def _path(self, message_id: str) -> list[Message]:
         return await self._parts.worker.run(self._parts.database.path, message_id)

@@ -24,11 +24,14 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
 def test_a_second_process_goes_on_where_the_first_ended(
     home: Home, tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str, engine: str
 ) -> None:
-    """The hybrid restores only because the first process settled at the turn boundary before it saved."""
+    """The hybrid restores only because the first process settled at the turn boundary before it saved.
+
+    The sliding-window model does on llama-server b11434 only because older rows are added to its file.
+    """
     common = ("--model", str(tiny_model(architecture)), *engine_arguments(engine))
     cold = home.ask("--new", *common, notes(250))
     assert cold["receipt"]["source"] == "cold"
@@ -43,23 +46,6 @@ def test_a_second_process_goes_on_where_the_first_ended(
     assert from_scratch["receipt"]["source"] == "cold"
     assert from_scratch["receipt"]["prompt_tokens"] == receipt["prompt_tokens"]
     assert from_scratch["reply"] == restored["reply"]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_sliding_window_model_is_told_as_it_is(
-    home: Home, tmp_path: Path, tiny_model: Callable[[str], Path], engine: str
-) -> None:
-    """b11434 accepts the file and then re-reads everything, b11549 uses it: the receipt says which."""
-    common = ("--model", str(tiny_model("gemma3")), *engine_arguments(engine))
-    chat = home.ask("--new", *common, notes(250))["chat_id"]
-    receipt = home.ask("--chat", chat, *common, QUESTION)["receipt"]
-    if engine == "llama-server":
-        assert receipt["cached_tokens"] == 0
-        assert receipt["source"] == "cold"
-        assert receipt["miss_reason"].startswith("hollow restore")
-    else:
-        assert receipt["cached_tokens"] >= 0.98 * receipt["prompt_tokens"]
-        assert receipt["source"] == "disk"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
