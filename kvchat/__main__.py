@@ -1,4 +1,4 @@
-"""The command line: reads the arguments and hands over to the app, ask, bench or doctor."""
+"""The command line: reads the arguments and hands over to the app, ask, bench, store or doctor."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ def _dispatch(options: argparse.Namespace) -> int:
         from kvchat.cli.arguments import bench_options
 
         return bench.run(bench_options(options))
+    if options.command == "store":
+        from kvchat.cli import store
+        from kvchat.cli.arguments import store_options
+
+        return store.run(store_options(options))
     if options.command == "doctor":
         from kvchat.cli import doctor
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 from kvchat import __version__
-from kvchat.cli.options import AskOptions, BenchOptions
+from kvchat.cli.options import AskOptions, BenchOptions, StoreAction, StoreOptions
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
     _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
+    _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -48,7 +52,24 @@ def ask_options(namespace: argparse.Namespace) -> AskOptions:
 
 def bench_options(namespace: argparse.Namespace) -> BenchOptions:
     """The options of `bench`."""
-    return BenchOptions(model=namespace.model, engine=namespace.engine, tokens=namespace.tokens, as_json=namespace.json)
+    return BenchOptions(
+        model=namespace.model,
+        engine=namespace.engine,
+        tokens=namespace.tokens,
+        turns=namespace.turns,
+        plot=namespace.plot,
+        as_json=namespace.json,
+    )
+
+
+def store_options(namespace: argparse.Namespace) -> StoreOptions:
+    """The options of `store`."""
+    return StoreOptions(
+        action=StoreAction(namespace.action or "show"),
+        target_bytes=getattr(namespace, "to", 0),
+        dry_run=getattr(namespace, "dry_run", False),
+        as_json=namespace.json,
+    )
 
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +94,25 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", metavar="N", type=_positive, default=BenchOptions.tokens, help="length of the conversation"
     )
+    parser.add_argument(
+        "--turns", metavar="N", type=_positive, help="measure disk and bytes written over N short turns instead"
+    )
+    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw those turns (40, if --turns is not given)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    as_json = "print one JSON object"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, the store is shown)")
+    prune = actions.add_parser("prune", help="delete the least valuable save points until the rest fits a size")
+    prune.add_argument(
+        "--to", metavar="BYTES", type=_byte_count, required=True, help="what may remain: 500MB, 2GB or bytes"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only tell what would be deleted")
+    verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
+    for action in (prune, verify):  # SUPPRESS: see --starter
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -87,3 +126,11 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above zero")
     return number
+
+
+def _byte_count(text: str) -> int:
+    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as 500MB or 2GB")
+    return round(float(match[1]) * _UNITS[match[2].upper()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 
@@ -29,5 +30,25 @@ class BenchOptions:
 
     model: Path | None = None
     engine: Path | None = None
-    tokens: int = 3000  # about how long the conversation is
+    tokens: int = 3000  # about how long the conversation is; with `turns` or `plot`, its system prompt
+    turns: int | None = None  # measure what so many short turns cost on disk, instead of the times
+    plot: Path | None = None  # and draw that to this SVG file
+    as_json: bool = False
+
+
+class StoreAction(Enum):
+    """What `kvchat store` does."""
+
+    SHOW = "show"
+    PRUNE = "prune"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What `kvchat store` is to do with the save points."""
+
+    action: StoreAction = StoreAction.SHOW
+    target_bytes: int = 0  # of a prune
+    dry_run: bool = False  # only tell what a prune would remove
     as_json: bool = False

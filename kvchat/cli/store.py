@@ -1,0 +1,250 @@
+"""`kvchat store`: what the save points take and bring; pruning them, and verifying them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from kvchat.chat.database import Database
+from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.errors import KvchatError
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
+from kvchat.paths import Paths, resolve_paths
+from kvchat.runtime import store_bounds, warm_budget
+from kvchat.settings import load_settings
+from kvchat.wording import duration, size
+
+Titles = Mapping[str, str]  # by conversation id
+TITLE_WIDTH = 40  # characters
+
+
+@dataclass(frozen=True)
+class LostConversation:
+    """What a conversation has lost to bad blocks."""
+
+    loss: Loss
+    save_points_left: int
+
+    @property
+    def cold(self) -> bool:
+        """Whether its next message has to read everything again."""
+        return self.save_points_left == 0
+
+
+def run(options: StoreOptions) -> int:
+    """Do it and print what came of it.
+
+    Returns the exit code: 1 when `verify` found something bad. Raises KvchatError where the store cannot be used.
+    """
+    paths = resolve_paths()
+    paths.ensure()
+    # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
+    with closing(
+        BlockStore(paths.save_points, store_bounds(paths, load_settings(paths.settings_file)), warm_budget())
+    ) as store:
+        match options.action:
+            case StoreAction.SHOW:
+                return _show(store, _titles(paths), options.as_json)
+            case StoreAction.PRUNE:
+                return _prune(store, _titles(paths), options)
+            case StoreAction.VERIFY:
+                return _verify(store, _titles(paths), options.as_json)
+
+
+def _titles(paths: Paths) -> Titles:
+    """The conversations' titles; none where their file cannot be read: the store can be kept all the same."""
+    try:
+        with closing(Database(paths.database)) as database:
+            return {conversation.id: conversation.title for conversation in database.conversations()}
+    except KvchatError:
+        return {}
+
+
+def _show(store: BlockStore, titles: Titles, as_json: bool) -> int:
+    usage = store.usage()
+    print(json.dumps(_usage_fields(usage, titles)) if as_json else "\n".join(usage_lines(usage, titles)))
+    return 0
+
+
+def _prune(store: BlockStore, titles: Titles, options: StoreOptions) -> int:
+    """Show what goes, before it goes."""
+    plan = store.plan_prune(options.target_bytes)
+    if not options.as_json:
+        print("\n".join(plan_lines(plan, titles, options.target_bytes, dry_run=options.dry_run)), flush=True)
+    freed = 0
+    if plan.save_point_ids and not options.dry_run:
+        freed = store.prune(plan)
+    if options.as_json:
+        print(json.dumps(_plan_fields(plan, titles, options, freed)))
+    elif freed:
+        print(f"Freed {size(freed)}.")
+    return 0
+
+
+def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
+    report = store.verify(_show_progress)
+    left = {one.conversation_id: one.save_points for one in store.usage().conversations}
+    lost = [LostConversation(loss, left.get(loss.conversation_id, 0)) for loss in report.losses]
+    if as_json:
+        print(json.dumps(_report_fields(report, lost, titles)))
+    else:
+        print("\n".join(report_lines(report, lost, titles)))
+    return 0 if report.clean else 1
+
+
+def usage_lines(usage: StoreUsage, titles: Titles) -> list[str]:
+    """The store for a reader: sums, then each conversation, the largest first."""
+    rows = [
+        ("Save points", f"{usage.save_points:,}, in {_conversations(len(usage.conversations))}"),
+        ("On disk", f"{size(usage.physical_bytes)} of {size(usage.quota_bytes)} allowed"),
+        ("As whole files", f"{size(usage.logical_bytes)}; sharing saves {size(shared_savings(usage))}"),
+        ("Rows, each once", size(usage.unique_rows_bytes)),
+        ("Written", f"{size(usage.bytes_written_today)} today, {size(usage.bytes_written)} in total"),
+        ("Free on the disk", f"{size(usage.free_bytes)}; below {size(usage.free_floor_bytes)} nothing is saved"),
+    ]
+    if usage.set_aside_bytes:
+        rows.append(("Set aside as bad", size(usage.set_aside_bytes)))
+    lines = [f"{name:<18}{value}" for name, value in rows]
+    if not usage.conversations:
+        return lines
+    return [*lines, "", *_columns([_usage_row(one, titles) for one in usage.conversations])]
+
+
+def _usage_row(one: ConversationUsage, titles: Titles) -> tuple[str, ...]:
+    marks = [word for word, is_so in (("pinned", one.pinned), ("never saved", one.never_save)) if is_so]
+    return (
+        _title(one.conversation_id, titles),
+        _points(one.save_points),
+        f"{size(one.exclusive_bytes)} its own",
+        f"{size(one.shared_bytes)} shared",
+        f"saved {duration(1000 * one.seconds_saved)} so far",
+        f"used {one.last_used_at.astimezone():%Y-%m-%d %H:%M}",
+        ", ".join(marks),
+    )
+
+
+def shared_savings(usage: StoreUsage) -> int:
+    """Bytes that whole files would take beyond what the store takes."""
+    return max(0, usage.logical_bytes - usage.physical_bytes)
+
+
+def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
+    """What a prune removes, or would remove, and what re-reading it would cost."""
+    if not plan.save_point_ids:
+        lines = [f"Nothing to delete: the save points take {size(plan.bytes_left)}."]
+    else:
+        verb = "Would delete" if dry_run else "Deleting"
+        lines = [
+            f"{verb} {_points(len(plan.save_point_ids))}, {size(plan.bytes_freed)};"
+            f" reading it again would take about {duration(1000 * plan.prefill_seconds)}.",
+            *_columns([_pruned_row(one, titles) for one in plan.conversations]),
+            f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
+        ]
+    if plan.bytes_left > target_bytes:
+        lines.append(f"That is more than {size(target_bytes)}: the rest is pinned.")
+    return lines
+
+
+def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
+    return (
+        _title(one.conversation_id, titles),
+        _points(one.save_points),
+        size(one.bytes_freed),
+        f"{duration(1000 * one.prefill_seconds)} to read again",
+        f"{one.save_points_left:,} left" if one.save_points_left else "starts cold",
+    )
+
+
+def report_lines(report: VerifyReport, lost: Sequence[LostConversation], titles: Titles) -> list[str]:
+    """What verifying has found."""
+    checked = f"{report.blocks:,} {'block' if report.blocks == 1 else 'blocks'} checked, {size(report.bytes)}"
+    lines = [f"{checked}: {'all are good.' if report.clean else f'{report.bad_blocks:,} bad, set aside.'}"]
+    rows = [
+        (
+            _title(one.loss.conversation_id, titles),
+            f"{_points(one.loss.save_points)} lost",
+            "starts cold" if one.cold else f"{one.save_points_left:,} left",
+            one.loss.reason,
+        )
+        for one in lost
+    ]
+    return lines + _columns(rows)
+
+
+def _usage_fields(usage: StoreUsage, titles: Titles) -> dict[str, Any]:
+    """The store as JSON: sizes in bytes, times in seconds or ISO 8601."""
+    plain = dataclasses.asdict(usage)
+    del plain["conversations"], plain["total_bytes"]
+    return plain | {
+        "conversations": len(usage.conversations),
+        "shared_savings_bytes": shared_savings(usage),
+        "by_conversation": [
+            _named(one.conversation_id, titles, dataclasses.asdict(one))
+            | {"last_used_at": one.last_used_at.isoformat()}
+            for one in usage.conversations
+        ],
+    }
+
+
+def _plan_fields(plan: PrunePlan, titles: Titles, options: StoreOptions, freed: int) -> dict[str, Any]:
+    return {
+        "dry_run": options.dry_run,
+        "target_bytes": options.target_bytes,
+        "save_points": len(plan.save_point_ids),
+        "bytes_freed": plan.bytes_freed if options.dry_run else freed,
+        "bytes_left": plan.bytes_left,
+        "prefill_seconds": plan.prefill_seconds,
+        "by_conversation": [_named(one.conversation_id, titles, dataclasses.asdict(one)) for one in plan.conversations],
+    }
+
+
+def _report_fields(report: VerifyReport, lost: Sequence[LostConversation], titles: Titles) -> dict[str, Any]:
+    return {
+        "blocks": report.blocks,
+        "bytes": report.bytes,
+        "bad_blocks": report.bad_blocks,
+        "clean": report.clean,
+        "by_conversation": [
+            _named(one.loss.conversation_id, titles, dataclasses.asdict(one.loss))
+            | {"save_points_left": one.save_points_left, "cold": one.cold}
+            for one in lost
+        ],
+    }
+
+
+def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"conversation_id": conversation_id, "title": titles.get(conversation_id), **fields}
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rows as lines, indented, each column as wide as its widest entry."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _title(conversation_id: str, titles: Titles) -> str:
+    """A title in one short line; where the conversation is not known, its id."""
+    title = " ".join(titles.get(conversation_id, conversation_id).split())
+    return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
+
+
+def _points(count: int) -> str:
+    return "1 save point" if count == 1 else f"{count:,} save points"
+
+
+def _conversations(count: int) -> str:
+    return "1 conversation" if count == 1 else f"{count:,} conversations"
+
+
+def _show_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\rVerifying: {size(done)} of {size(total)}    ", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,216 @@
+"""`kvchat store` on a store that is filled without an engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.chat.database import Database
+from kvchat.cli.arguments import build_parser, store_options
+from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.cli.store import run
+from kvchat.paths import resolve_paths
+from tests.kept import Kept, spoil
+from tests.kvstore.true_files import FULL, Bench
+
+SHARED = tuple(range(1, 601))  # the leading tokens that both conversations have in common
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A kvchat folder with two conversations in its store: one with an older turn, both sharing rows."""
+
+    home: Path
+    thesis: str
+    letter: str
+    letters_block: Path  # one that nothing else needs
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.home)
+
+    def open(self) -> Bench:
+        """The store as another process has it open."""
+        return Bench(self.kept.folder)
+
+    def left(self) -> dict[str, int]:
+        """Save points by conversation."""
+        counts = {self.thesis: 0, self.letter: 0}
+        for point in self.kept.save_points():
+            counts[point.conversation_id] += 1
+        return counts
+
+
+@pytest.fixture
+def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filled:
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
+    paths = resolve_paths()
+    paths.ensure()
+    with closing(Database(paths.database)) as database:
+        thesis = database.create_conversation("My thesis on rivers").id
+        letter = database.create_conversation("A letter").id
+    bench = Bench(paths.save_points)
+    bench.save(thesis, SHARED)
+    bench.save(thesis, SHARED + tuple(range(2000, 2900)))
+    before = bench.block_files()
+    bench.save(letter, SHARED + tuple(range(5000, 5400)))
+    letters_block = next(file for file in bench.block_files() if file not in before)
+    bench.store.close()
+    return Filled(tmp_path, thesis, letter, letters_block)
+
+
+def told(capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[int, dict[str, Any]]:
+    """The exit code and the JSON object."""
+    code = run(StoreOptions(as_json=True, **options))
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_figures_are_those_of_the_files(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    code, figures = told(capsys)
+    files = [FULL.slot_file(point.tokens) for point in filled.kept.save_points()]
+    on_disk = sum(file.stat().st_size for file in filled.kept.block_files())
+    unique_rows = (600 + 900 + 400) * FULL.row_bytes
+    assert code == 0
+    assert (figures["save_points"], figures["conversations"]) == (3, 2)
+    assert figures["logical_bytes"] == sum(map(len, files))
+    assert on_disk <= figures["physical_bytes"] <= on_disk + 500_000, "blocks and the index"
+    assert figures["unique_rows_bytes"] == pytest.approx(unique_rows, rel=0.15)
+    assert figures["bytes_written"] >= on_disk
+    assert {"quota_bytes", "free_bytes", "free_floor_bytes", "shared_savings_bytes"} <= set(figures)
+    thesis, letter = figures["by_conversation"]
+    assert (thesis["title"], thesis["save_points"]) == ("My thesis on rivers", 2)
+    assert (letter["conversation_id"], letter["title"]) == (filled.letter, "A letter")
+    assert thesis["shared_bytes"] == letter["shared_bytes"] > 0
+    assert thesis["exclusive_bytes"] > letter["exclusive_bytes"] > 0
+
+
+def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = filled.open()
+    bench.store.pin(filled.thesis, True)
+    bench.store.close()
+    assert run(StoreOptions()) == 0
+    text = capsys.readouterr().out
+    assert "3, in 2 conversations" in text
+    (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
+    assert "2 save points" in thesis
+    assert "pinned" in thesis
+    assert "A letter" in text
+
+
+def test_a_dry_run_tells_and_removes_nothing(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    before = filled.kept.block_files()
+    assert run(StoreOptions(StoreAction.PRUNE, 0, dry_run=True)) == 0
+    text = capsys.readouterr().out
+    assert "Would delete 3 save points" in text
+    assert text.count("starts cold") == 2
+    assert "to read again" in text
+    assert filled.kept.block_files() == before
+    assert filled.left() == {filled.thesis: 2, filled.letter: 1}
+
+
+def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    on_disk = sum(file.stat().st_size for file in filled.kept.block_files())
+    target = on_disk - 10_000
+    _, plan = told(capsys, action=StoreAction.PRUNE, target_bytes=target, dry_run=True)
+    _, done = told(capsys, action=StoreAction.PRUNE, target_bytes=target)
+    assert plan["save_points"] >= 1
+    assert plan | {"dry_run": False} == done
+    gone = {one["conversation_id"]: one for one in done["by_conversation"]}
+    assert sum(one["save_points"] for one in gone.values()) == done["save_points"]
+    assert sum(filled.left().values()) == 3 - done["save_points"]
+    assert all(filled.left()[id] == one["save_points_left"] for id, one in gone.items())
+    left = sum(file.stat().st_size for file in filled.kept.block_files())
+    assert on_disk - left == done["bytes_freed"]
+    assert left <= target
+
+
+def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = filled.open()
+    bench.store.pin(filled.thesis, True)
+    bench.store.close()
+    assert run(StoreOptions(StoreAction.PRUNE, 0)) == 0
+    text = capsys.readouterr().out
+    assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
+    assert "the rest is pinned" in text
+    assert filled.left() == {filled.thesis: 2, filled.letter: 0}
+
+
+def test_nothing_to_prune(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(StoreOptions(StoreAction.PRUNE, 10**9)) == 0
+    assert capsys.readouterr().out.startswith("Nothing to delete")
+    assert filled.left() == {filled.thesis: 2, filled.letter: 1}
+
+
+def test_a_clean_store_verifies(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = told(capsys, action=StoreAction.VERIFY)
+    files = filled.kept.block_files()
+    assert (code, report["blocks"], report["bad_blocks"]) == (0, len(files), 0)
+    assert report["bytes"] == sum(file.stat().st_size for file in files)
+    assert run(StoreOptions(StoreAction.VERIFY)) == 0
+    assert "all are good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
+    filled: Filled, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    spoil(filled.letters_block, damage)
+    code, report = told(capsys, action=StoreAction.VERIFY)
+    assert (code, report["bad_blocks"], report["clean"]) == (1, 1, False)
+    (lost,) = report["by_conversation"]
+    assert (lost["title"], lost["save_points"], lost["cold"]) == ("A letter", 1, True)
+    assert filled.left() == {filled.thesis: 2, filled.letter: 0}
+    code, report = told(capsys, action=StoreAction.VERIFY)
+    assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
+
+
+def test_in_a_process_of_its_own(filled: Filled) -> None:
+    def kvchat(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kvchat", "store", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    shown = kvchat("--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["save_points"] == 3
+    spoil(filled.letters_block, "flipped")
+    verified = kvchat("verify")
+    assert verified.returncode == 1, verified.stderr
+    assert "1 bad, set aside" in verified.stdout
+    (letter,) = [line for line in verified.stdout.splitlines() if "A letter" in line]
+    assert "starts cold" in letter
+    pruned = kvchat("prune", "--to", "0", "--dry-run")
+    assert "My thesis on rivers" in pruned.stdout
+    assert filled.left() == {filled.thesis: 2, filled.letter: 0}
+
+
+def parse(*arguments: str) -> StoreOptions:
+    return store_options(build_parser().parse_args(["store", *arguments]))
+
+
+def test_the_command_line() -> None:
+    assert parse() == StoreOptions()
+    assert parse("--json") == StoreOptions(as_json=True)
+    assert parse("verify", "--json") == parse("--json", "verify") == StoreOptions(StoreAction.VERIFY, as_json=True)
+    assert parse("prune", "--to", "2GB", "--dry-run") == StoreOptions(StoreAction.PRUNE, 2 * 10**9, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0", 0), ("1000", 1000), ("500MB", 500 * 10**6), ("1.5 gb", 1_500_000_000), ("2K", 2000)]
+)
+def test_sizes(text: str, count: int) -> None:
+    assert parse("prune", "--to", text).target_bytes == count
+
+
+@pytest.mark.parametrize("arguments", [["prune"], ["prune", "--to", "much"], ["prune", "--to=-1"], ["mend"]])
+def test_nonsense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(*arguments)
+    assert ended.value.code == 2
+    assert "usage: kvchat store" in capsys.readouterr().err
