@@ -8,7 +8,7 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
-from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.chat.messages import Conversation, Message, MessageState, Role
 from kvchat.chat.prompt import ends_with_reply, prompt_messages, title_from
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
@@ -126,6 +126,13 @@ class ChatService:
         """Answer the last user message again, after a turn that failed or was interrupted."""
         return self._begin(Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep), None)
 
+    def edit(
+        self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
+    ) -> asyncio.Future[Message | None]:
+        """Ask something else in a question's place; what followed it stays in the tree, on a branch of its own."""
+        turn = Turn(self._parts(), question.conversation_id, sampling or self._sampling(), keep=keep)
+        return self._begin(turn, text, instead_of=question)
+
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
         for turn in self._turns:
@@ -150,19 +157,21 @@ class ChatService:
     def _parts(self) -> TurnParts:
         return TurnParts(self._database, self._worker, self._room, self.slot, self.events)
 
-    def _begin(self, turn: Turn, text: str | None) -> asyncio.Future[Message | None]:
+    def _begin(self, turn: Turn, text: str | None, instead_of: Message | None = None) -> asyncio.Future[Message | None]:
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._spawn(self._run(turn, text, reply))
+        self._spawn(self._run(turn, text, instead_of, reply))
         return reply
 
-    async def _run(self, turn: Turn, text: str | None, reply: asyncio.Future[Message | None]) -> None:
+    async def _run(
+        self, turn: Turn, text: str | None, instead_of: Message | None, reply: asyncio.Future[Message | None]
+    ) -> None:
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
 
         try:
-            turn.question_id = await self._stored(turn, text)
+            turn.question_id = await self._stored(turn, text, instead_of)
             if turn.question_id is not None:
                 await turn.run(done)
                 await self.slot.absorb()
@@ -176,14 +185,14 @@ class ChatService:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    async def _stored(self, turn: Turn, text: str | None) -> str | None:
+    async def _stored(self, turn: Turn, text: str | None, instead_of: Message | None) -> str | None:
         """The id of the question, on disk; None where it could not be stored: its words go back to the sender."""
         conversation_id = turn.conversation_id
         try:
             if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
                 raise StillAnswering
             self._end_settling(conversation_id)
-            return await self._store_question(conversation_id, text)
+            return await self._store_question(conversation_id, text, instead_of)
         except KvchatError as error:
             if text is None:
                 self.events.publish(TurnFailed(conversation_id, error))
@@ -191,11 +200,15 @@ class ChatService:
                 self.events.publish(QuestionNotStored(conversation_id, text, error))
             return None
 
-    async def _store_question(self, conversation_id: str, text: str | None) -> str:
+    async def _store_question(self, conversation_id: str, text: str | None, instead_of: Message | None) -> str:
         """The user's words are on disk before anything else happens to them. Without text, the last ones again."""
         branch = await self._worker.run(self._database.branch, conversation_id)
         if text is None:
             question = await self._last_question(branch)
+        elif instead_of is not None:
+            question = await self._worker.run(
+                self._database.append, conversation_id, instead_of.parent_id, Role.USER, text, MessageState.COMPLETE
+            )
         else:
             question = await self._worker.run(self._database.append_question, conversation_id, text)
             if not any(message.role is Role.USER for message in branch):

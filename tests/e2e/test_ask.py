@@ -101,17 +101,39 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
     assert set(figures) == {
         "cold_ttft_ms",
         "hot_ttft_ms",
+        "warm_ttft_ms",
         "restored_ttft_ms",
         "restore_ms",
         "save_ms",
         "prompt_tokens",
         "cached_tokens",
         "disk_bytes",
+        "disk_ratio",
         "last_reply_bytes_written",
+        "new_rows_bytes_last_reply",
+        "write_ratio",
         "outputs_agree",
         "cold_output_agrees",
     }
     assert figures["outputs_agree"] is True
     assert figures["cached_tokens"] >= 0.95 * figures["prompt_tokens"] > 500
+    assert 0 < figures["new_rows_bytes_last_reply"] < figures["disk_bytes"] / 4
+    assert figures["last_reply_bytes_written"] < figures["disk_bytes"] / 4, "the last reply alone, not the whole file"
+    assert figures["disk_ratio"] >= 1
     assert not home.messages(), "the user's own conversations are not touched"
     assert not list((home.folder / "cache").glob("bench-*"))
+
+
+def test_bench_draws_its_turns(home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    picture, turns = tmp_path / "turns.svg", 3
+    arguments = ("--turns", str(turns), "--tokens", "300", "--plot", str(picture))
+    done = home.run("bench", "--json", *arguments, "--model", str(tiny_model("llama")))
+    assert done.returncode == 0, done.stderr
+    growth = json.loads(done.stdout)
+    series = [growth[name] for name in ("disk_bytes", "bytes_written", "whole_files_bytes", "last_file_bytes")]
+    assert [len(values) for values in series] == [turns] * 4
+    _, written, whole, last = series
+    assert whole[-1] == sum(last)
+    assert sorted(written) == written
+    assert written[-1] < whole[-1]
+    assert picture.read_text("utf-8").count("<polyline") == 5
