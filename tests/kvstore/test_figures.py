@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) ->
     for length, data in zip(lengths, SMOLLM.growing(tokens, lengths), strict=True):
         bench.save("thesis", tokens[:length], data=data)
         written.append(bench.store.usage().bytes_written)
-    new = [(b - a) * SMOLLM.row_bytes for a, b in zip(lengths, lengths[1:], strict=False)]
+    new = [(b - a) * SMOLLM.row_bytes for a, b in pairwise(lengths)]
     ratios = [(b - a) / rows for a, b, rows in zip(written[1:], written[2:], new, strict=False)]
     usage = bench.store.usage()
     unique = lengths[-1] * SMOLLM.row_bytes
