@@ -1,10 +1,13 @@
 """A process that uses a block store without end: `python -m tests.kvstore.hammering STORE SEED QUOTA`.
 
 Prints a line after each round, and ends with a message when it is given wrong bytes. Stopped by killing it.
+With `fork` for a seed it reads seeds instead, and forks a child for each: a hundred take no longer than one. It prints
+"pid N" when a child begins and "ended S", with the status as of os.waitpid, when it has ended.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from itertools import count
@@ -12,7 +15,6 @@ from pathlib import Path
 
 from kvchat.kvstore.savepoint import Miss
 from kvchat.kvstore.store import StoreRefused
-from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import HYBRID, Bench
 
 CONVERSATIONS = ("thesis", "letter", "recipe")
@@ -50,6 +52,21 @@ def hammer(folder: Path, seed: int, quota: int) -> None:
         print(number, flush=True)
 
 
+def fork_for_each_line(folder: Path, quota: int) -> None:
+    """Hammer in a child of this process, which has no threads, for each seed that is read."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                hammer(folder, int(line), quota)
+            finally:
+                os._exit(1)
+        print(f"pid {pid}", flush=True)
+        print(f"ended {os.waitpid(pid, 0)[1]}", flush=True)
+
+
 if __name__ == "__main__":
-    assert FINGERPRINT
-    hammer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[2] == "fork":
+        fork_for_each_line(Path(sys.argv[1]), int(sys.argv[3]))
+    else:
+        hammer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

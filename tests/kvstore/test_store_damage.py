@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
-from tests.kvstore.hammering import hammer
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
 REPOSITORY = Path(__file__).parents[2]
@@ -38,38 +37,38 @@ def hammering(folder: Path, seed: int) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def forked(folder: Path, seed: int) -> tuple[int, int]:
-    """The same without the time a new interpreter takes: its process id, and a pipe with a byte for each round."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.dup2(write, 1)
-            hammer(folder, seed, QUOTA)
-        finally:
-            os._exit(1)
-    os.close(write)
-    return pid, read
+def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> None:
+    """Let the forker's child hammer the store, and kill it some time after its first round."""
+    assert forker.stdin is not None
+    assert forker.stdout is not None
+    print(seed, file=forker.stdin, flush=True)
+    first, second = sorted([forker.stdout.readline(), forker.stdout.readline()])  # in either order
+    assert first.strip().isdigit(), f"the child ended by itself: {first}"
+    for _ in range(dice.randrange(3)):
+        assert forker.stdout.readline().strip().isdigit()
+    signal.sigtimedwait([], dice.random() * 0.01)  # some place between two rounds
+    os.kill(int(second.removeprefix("pid ")), signal.SIGKILL)
+    while (line := forker.stdout.readline()).strip().isdigit():
+        pass
+    assert line == f"ended {int(signal.SIGKILL)}\n"
 
 
 def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
     folder, dice = tmp_path / "store", random.Random(3)
     kept = 0
-    for seed in range(KILLS):
-        pid, rounds = forked(folder, seed)
-        assert os.read(rounds, 1), "the child ended by itself"
-        with open(rounds, "rb", buffering=0) as pipe:  # noqa: PTH123 (a descriptor)
-            for _ in range(dice.randrange(3)):
-                pipe.read(1)
-            deadline = dice.random() * 0.01
-            signal.sigtimedwait([], deadline)  # some place between two lines
-            os.kill(pid, signal.SIGKILL)
-        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-        if seed % 10 == 9:
-            bench = Bench(folder, HYBRID, quota=QUOTA)
-            assert bench.store.verify().clean
-            kept += bench.store.usage().save_points
-            bench.store.close()
+    command = [sys.executable, "-m", "tests.kvstore.hammering", str(folder), "fork", str(QUOTA)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as forker:
+        for seed in range(KILLS):
+            killed(forker, seed, dice)
+            if seed % 10 == 9:
+                bench = Bench(folder, HYBRID, quota=QUOTA)
+                assert bench.store.verify().clean
+                kept += bench.store.usage().save_points
+                bench.store.close()
+        assert forker.stdin is not None
+        forker.stdin.close()
+        assert forker.wait() == 0
     assert kept > 0
     assert list((folder / "blocks" / "temporary").iterdir()) == []
     assert list((folder / "staging").iterdir()) == []
