@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,14 +114,24 @@ def mutate(dice: random.Random, files: list[Path]) -> str:
     return how
 
 
-def test_a_thousand_mutated_stores_never_give_wrong_bytes(tmp_path: Path) -> None:
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a thousand stores would wait for the disk otherwise."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) -> None:
     model, dice = Model(layers=1, row_size=16), random.Random(4)
-    bench = Bench(tmp_path / "store", model)
+    bench = Bench(quick_folder / "store", model)
     turns = [text(20), text(45), text(30) + text(20, start=500)]
     for tokens in turns:
         bench.save("thesis", tokens)
     bench.store.close()
-    pristine = tmp_path / "pristine"
+    pristine = quick_folder / "pristine"
     shutil.copytree(bench.folder, pristine)
     told = misses = 0
     for _ in range(MUTATIONS):
