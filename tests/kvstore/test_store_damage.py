@@ -86,7 +86,7 @@ def test_two_processes_and_this_one_share_a_store(tmp_path: Path) -> None:
             assert child.stdout.readline(), "the child ended by itself"
             bench.save("mine", text(60))
             given = bench.restored(text(61), can_cut=False)
-            assert given == HYBRID.slot_file(text(60)) or isinstance(given, Miss | bytes)
+            assert isinstance(given, Miss) or given == HYBRID.slot_file(text(60))  # pruned by a child, perhaps
     assert bench.open().verify().clean
 
 
