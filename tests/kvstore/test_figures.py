@@ -81,11 +81,11 @@ def test_a_lookup_among_100_000_blocks_takes_under_20_ms(tmp_path: Path) -> None
     assert times["usage"] < 800
 
 
-def test_rebuilding_is_not_much_slower_than_copying(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", SMOLLM)
+def test_rebuilding_is_not_much_slower_than_copying(quick_folder: Path) -> None:
+    bench = Bench(quick_folder / "store", SMOLLM)
     tokens = tuple(range(1, 3001))
     point = bench.save("thesis", tokens)
-    original = tmp_path / "original.slot"
+    original = quick_folder / "original.slot"
     original.write_bytes(SMOLLM.slot_file(tokens))
     with bench.store._parts.index.read() as db:
         recipe = index_points.load_recipe(db, int(point.id))
@@ -93,15 +93,15 @@ def test_rebuilding_is_not_much_slower_than_copying(tmp_path: Path) -> None:
     copies, rebuilds = [], []
     for number in range(5):
         started = time.perf_counter()
-        shutil.copyfile(original, tmp_path / f"copy-{number}")
+        shutil.copyfile(original, quick_folder / f"copy-{number}")
         copies.append(time.perf_counter() - started)
         started = time.perf_counter()
-        rebuild(recipe, bench.store._parts.blocks, tmp_path / f"rebuilt-{number}")
+        rebuild(recipe, bench.store._parts.blocks, quick_folder / f"rebuilt-{number}")
         rebuilds.append(time.perf_counter() - started)
     ratio = min(copies) / min(rebuilds)
     speed = recipe.file_size / 1e6 / min(rebuilds)
     print(f"rebuild {speed:.0f} MB/s, {ratio:.2f} of a plain copy")
-    assert (tmp_path / "rebuilt-0").read_bytes() == original.read_bytes()
+    assert (quick_folder / "rebuilt-0").read_bytes() == original.read_bytes()
     assert ratio > 0.2  # the figure to reach is 0.6, on a machine that does nothing else
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,16 +111,6 @@ def mutate(dice: random.Random, files: list[Path]) -> str:
         other = dice.choice([one for one in files if one != path])
         path.write_bytes(other.read_bytes())
     return how
-
-
-@pytest.fixture
-def quick_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a thousand stores would wait for the disk otherwise."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) -> None:
