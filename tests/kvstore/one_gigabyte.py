@@ -20,7 +20,7 @@ _PART = 1 << 20
 
 def main(folder: Path) -> None:
     """Do it, and print the figures in MB."""
-    bench = Bench(folder / "store", MODEL)
+    bench = Bench(folder / "store", MODEL, quota=10**11)
     tokens = tuple(range(1, TOKENS + 1))
     saved = bench.slots / "saved.slot"
     write(saved, tokens)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
-from kvchat.kvstore.store import Bounds, KvStore, StoreRefused
+from kvchat.kvstore.store import Bounds, SavePointStore, StoreRefused
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -30,7 +30,7 @@ def plan_of(result: RestorePlan | Miss) -> RestorePlan:
 
 
 def test_it_is_a_kv_store(bench: Bench) -> None:
-    store: KvStore = bench.store
+    store: SavePointStore = bench.store
     assert store.usage().save_points == 0
 
 
@@ -208,7 +208,7 @@ def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
     assert bench.store.usage() == before
     assert bench.store.prune(plan) == plan.bytes_freed
     assert sum(path.stat().st_size for path in bench.block_files()) == blocks - plan.bytes_freed <= blocks // 2
-    assert {one.conversation_id for one in bench.store.usage().conversations} == {"b", "c"}
+    assert {one.conversation_id for one in bench.store.usage().conversations} == {"c"}
     assert bench.store.verify().clean
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) ->
     for length, data in zip(lengths, SMOLLM.growing(tokens, lengths), strict=True):
         bench.save("thesis", tokens[:length], data=data)
         written.append(bench.store.usage().bytes_written)
-    new = [(b - a) * SMOLLM.row_bytes for a, b in itertools.pairwise(lengths)]
+    new = [(b - a) * SMOLLM.row_bytes for a, b in pairwise(lengths)]
     ratios = [(b - a) / rows for a, b, rows in zip(written[1:], written[2:], new, strict=False)]
     usage = bench.store.usage()
     unique = lengths[-1] * SMOLLM.row_bytes
@@ -81,11 +81,11 @@ def test_a_lookup_among_100_000_blocks_takes_under_20_ms(tmp_path: Path) -> None
     assert times["usage"] < 800
 
 
-def test_rebuilding_is_not_much_slower_than_copying(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", SMOLLM)
+def test_rebuilding_is_not_much_slower_than_copying(quick_folder: Path) -> None:
+    bench = Bench(quick_folder / "store", SMOLLM)
     tokens = tuple(range(1, 3001))
     point = bench.save("thesis", tokens)
-    original = tmp_path / "original.slot"
+    original = quick_folder / "original.slot"
     original.write_bytes(SMOLLM.slot_file(tokens))
     with bench.store._parts.index.read() as db:
         recipe = index_points.load_recipe(db, int(point.id))
@@ -93,15 +93,15 @@ def test_rebuilding_is_not_much_slower_than_copying(tmp_path: Path) -> None:
     copies, rebuilds = [], []
     for number in range(5):
         started = time.perf_counter()
-        shutil.copyfile(original, tmp_path / f"copy-{number}")
+        shutil.copyfile(original, quick_folder / f"copy-{number}")
         copies.append(time.perf_counter() - started)
         started = time.perf_counter()
-        rebuild(recipe, bench.store._parts.blocks, tmp_path / f"rebuilt-{number}")
+        rebuild(recipe, bench.store._parts.blocks, quick_folder / f"rebuilt-{number}")
         rebuilds.append(time.perf_counter() - started)
     ratio = min(copies) / min(rebuilds)
     speed = recipe.file_size / 1e6 / min(rebuilds)
     print(f"rebuild {speed:.0f} MB/s, {ratio:.2f} of a plain copy")
-    assert (tmp_path / "rebuilt-0").read_bytes() == original.read_bytes()
+    assert (quick_folder / "rebuilt-0").read_bytes() == original.read_bytes()
     assert ratio > 0.2  # the figure to reach is 0.6, on a machine that does nothing else
 
 

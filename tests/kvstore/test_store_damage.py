@@ -1,0 +1,190 @@
+"""What processes, crashes and bad disks do to a block store: never wrong bytes, never more than a colder start."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
+from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
+
+REPOSITORY = Path(__file__).parents[2]
+KILLS, MUTATIONS = 100, 1000
+QUOTA = 400_000
+
+
+def text(length: int, start: int = 1) -> tuple[int, ...]:
+    return tuple(range(start, start + length))
+
+
+@contextmanager
+def hammering(folder: Path, seed: int) -> Iterator[subprocess.Popen[str]]:
+    """A child that hammers the store; killed at the end, wherever it is just then."""
+    command = [sys.executable, "-m", "tests.kvstore.hammering", str(folder), str(seed), str(QUOTA)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> None:
+    """Let the forker's child hammer the store, and kill it some time after its first round."""
+    assert forker.stdin is not None
+    assert forker.stdout is not None
+    print(seed, file=forker.stdin, flush=True)
+    first, second = sorted([forker.stdout.readline(), forker.stdout.readline()])  # in either order
+    assert first.strip().isdigit(), f"the child ended by itself: {first}"
+    for _ in range(dice.randrange(3)):
+        assert forker.stdout.readline().strip().isdigit()
+    signal.sigtimedwait([], dice.random() * 0.01)  # some place between two rounds
+    os.kill(int(second.removeprefix("pid ")), signal.SIGKILL)
+    while (line := forker.stdout.readline()).strip().isdigit():
+        pass
+    assert line == f"ended {int(signal.SIGKILL)}\n"
+
+
+def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
+    folder, dice = tmp_path / "store", random.Random(3)
+    kept = 0
+    command = [sys.executable, "-m", "tests.kvstore.hammering", str(folder), "fork", str(QUOTA)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as forker:
+        for seed in range(KILLS):
+            killed(forker, seed, dice)
+            if seed % 10 == 9:
+                bench = Bench(folder, HYBRID, quota=QUOTA)
+                assert bench.store.verify().clean
+                kept += bench.store.usage().save_points
+                bench.store.close()
+        assert forker.stdin is not None
+        forker.stdin.close()
+        assert forker.wait() == 0
+    assert kept > 0
+    assert list((folder / "blocks" / "temporary").iterdir()) == []
+    assert list((folder / "staging").iterdir()) == []
+
+
+def test_two_processes_and_this_one_share_a_store(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with hammering(folder, 1) as one, hammering(folder, 2) as two:
+        assert one.stdout is not None
+        assert one.stdout.readline()
+        bench = Bench(folder, HYBRID, quota=QUOTA)
+        for child in (one, two) * 20:
+            assert child.stdout is not None
+            assert child.stdout.readline(), "the child ended by itself"
+            bench.save("mine", text(60))
+            given = bench.restored(text(61), can_cut=False)
+            assert isinstance(given, Miss) or given == HYBRID.slot_file(text(60))  # pruned by a child, perhaps
+    assert bench.open().verify().clean
+
+
+MUTATIONS_OF = ("flip", "truncate", "empty", "delete", "swap", "append")
+
+
+def mutate(dice: random.Random, files: list[Path]) -> str:
+    """Damage one block file."""
+    path, how = dice.choice(files), dice.choice(MUTATIONS_OF)
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+    elif how == "truncate":
+        path.write_bytes(data[: dice.randrange(len(data))])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "delete":
+        path.unlink()
+    elif how == "append":
+        path.write_bytes(data + b"x")
+    else:
+        other = dice.choice([one for one in files if one != path])
+        path.write_bytes(other.read_bytes())
+    return how
+
+
+def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) -> None:
+    model, dice = Model(layers=1, row_size=16), random.Random(4)
+    bench = Bench(quick_folder / "store", model)
+    turns = [text(20), text(45), text(30) + text(20, start=500)]
+    for tokens in turns:
+        bench.save("thesis", tokens)
+    bench.store.close()
+    pristine = quick_folder / "pristine"
+    shutil.copytree(bench.folder, pristine)
+    told = misses = 0
+    for _ in range(MUTATIONS):
+        shutil.rmtree(bench.folder)
+        shutil.copytree(pristine, bench.folder)
+        mutate(dice, bench.block_files())
+        bench.store = bench.open()
+        bench.slots = bench.store.staging_folder()
+        for tokens in (*turns, text(33)):
+            plan = bench.find((*tokens, 99))
+            staged = bench.store.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
+            if isinstance(staged, StagedFile):
+                assert bench.read(staged) == model.slot_file(tokens[: staged.n_tokens])
+            else:
+                misses += 1
+                assert list(bench.slots.iterdir()) == []
+        lost = bench.store.losses()
+        assert bench.store.losses() == ()  # told once
+        report = bench.store.verify()  # finds what no restore has read, such as a byte too many
+        assert bool(lost) + bool(report.losses) == 1
+        told += 1
+        bench.store.close()
+    assert misses > 100
+    assert told == MUTATIONS
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "page"])
+def test_a_damaged_index_costs_a_colder_start(tmp_path: Path, damage: str) -> None:
+    bench = Bench(tmp_path / "store")
+    for length in (100, 200, 300):
+        bench.save("thesis", text(length))
+    bench.store.close()
+    index = bench.folder / "index.db"
+    data = bytearray(index.read_bytes())
+    if damage == "garbage":
+        data[:4096] = os.urandom(4096)
+    elif damage == "truncated":
+        del data[len(data) // 2 :]
+    else:
+        data[4096:] = os.urandom(len(data) - 4096)
+    index.write_bytes(data)
+    bench.store = bench.open()
+    bench.slots = bench.store.staging_folder()
+    given = bench.restored(text(310))
+    assert isinstance(given, Miss) or given == FULL.slot_file(text(300))
+    bench.save("thesis", text(320))
+    assert bench.restored(text(330)) == FULL.slot_file(text(320))
+    assert bench.store.verify().clean
+
+
+def test_a_bad_block_is_set_aside_with_everything_that_needs_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", text(300))
+    bench.save("letter", text(280) + text(20, start=900))
+    bench.save("recipe", text(300, start=5000))
+    first = max(bench.block_files(), key=lambda path: path.stat().st_size)
+    flipped = bytearray(first.read_bytes())
+    flipped[5] ^= 1
+    first.write_bytes(flipped)
+    report = bench.store.verify()
+    assert report.bad_blocks == 1
+    assert len(report.losses) in (1, 2)  # the recipe, or those two that share their beginning
+    assert bench.store.losses() == ()
+    assert [path.name for path in (bench.folder / "set-aside").iterdir()] == [first.name]
+    assert bench.store.verify().clean
+    bench.save("thesis", text(300))
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))

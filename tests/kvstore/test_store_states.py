@@ -1,0 +1,111 @@
+"""Any sequence of save, branch, evict, crash and verify keeps every remaining save point byte-exact."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvchat.kvstore import disk
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
+
+conversations = st.sampled_from(["thesis", "letter"])
+models = st.sampled_from([FULL, WINDOW, HYBRID])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Drives a store, and knows what every save point must hold."""
+
+    @initialize(model=models, memory=st.sampled_from([0, 200_000]))
+    def open(self, model: Model, memory: int) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.bench = Bench(self.folder / "store", model, memory=memory)
+        self.turns: list[tuple[int, ...]] = [(1, 2, 3)]
+
+    @rule(
+        conversation=conversations,
+        turn=st.integers(0, 20),
+        cut=st.integers(0, 300),
+        new=st.integers(1, 300),
+        salt=st.integers(0, 3),
+        absorb=st.booleans(),
+    )
+    def save(self, conversation: str, turn: int, cut: int, new: int, salt: int, absorb: bool) -> None:
+        """Go on from some turn, or from the middle of one: a branch."""
+        before = self.turns[turn % len(self.turns)]
+        tokens = (*before[: len(before) - cut % len(before)], *range(salt * 1000, salt * 1000 + new))
+        self.turns.append(tokens)
+        self.bench.take(conversation, tokens)
+        if absorb:
+            assert not self.bench.store.absorb_pending().refused
+
+    @rule(share=st.floats(0, 1))
+    def evict(self, share: float) -> None:
+        """Prune to a share of what there is."""
+        used = sum(path.stat().st_size for path in self.bench.block_files())
+        plan = self.bench.store.plan_prune(int(used * share))
+        assert self.bench.store.prune(plan) == plan.bytes_freed
+
+    @rule(conversation=conversations)
+    def delete(self, conversation: str) -> None:
+        """Delete a conversation."""
+        self.bench.store.delete_conversation(conversation)
+
+    @rule()
+    def restart(self) -> None:
+        """End in good order, and begin again."""
+        self.bench.reopen()
+
+    @rule()
+    def crash(self) -> None:
+        """End without a word: what was staged belongs to a process that is gone."""
+        parts = self.bench.store._parts
+        parts.index.close()
+        earlier = disk._process_mark
+        disk._process_mark = f"{int(earlier, 16) ^ 1:08x}"
+        try:
+            self.bench.store = self.bench.open()
+        finally:
+            disk._process_mark = earlier
+        self.bench.slots = self.bench.store.staging_folder()
+
+    @rule()
+    def verify(self) -> None:
+        """Nothing is ever bad."""
+        report = self.bench.store.verify()
+        assert report.clean
+        assert report.losses == ()
+
+    @invariant()
+    def every_save_point_is_exact(self) -> None:
+        """Whatever is found for a turn holds that turn's rows, whole, cut and warm."""
+        model, store = self.bench.model, self.bench.store
+        for tokens in self.turns[-6:]:
+            for can_cut in (False, True):
+                plan = self.bench.find((*tokens, 4242), can_cut=can_cut)
+                if isinstance(plan, Miss):
+                    continue
+                for tier in (plan.tier, Tier.DISK):
+                    again = RestorePlan(plan.save_point, plan.tokens_used, tier, plan.bytes)
+                    staged = store.stage(again, self.bench.slots)
+                    assert isinstance(staged, StagedFile), staged
+                    held = plan.save_point.tokens[: staged.n_tokens]
+                    reordered = model is WINDOW and staged.n_tokens < plan.save_point.n_tokens  # no longer a ring
+                    assert self.bench.read(staged) == model.slot_file(held) or reordered
+                    assert held[: plan.tokens_used] == (*tokens, 4242)[: plan.tokens_used]
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.store.close()
+            shutil.rmtree(self.folder)
+
+
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(
+    max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
