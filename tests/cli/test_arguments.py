@@ -62,6 +62,8 @@ def test_bench_options() -> None:
     assert bench_options(parser.parse_args(["bench"])) == BenchOptions()
     told = bench_options(parser.parse_args(["bench", "--model", "m.gguf", "--tokens", "500", "--json"]))
     assert told == BenchOptions(model=Path("m.gguf"), tokens=500, as_json=True)
+    drawn = bench_options(parser.parse_args(["bench", "--turns", "7", "--plot", "turns.svg"]))
+    assert drawn == BenchOptions(turns=7, plot=Path("turns.svg"))
 
 
 def test_no_command_means_the_app() -> None:

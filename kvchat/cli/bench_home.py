@@ -1,0 +1,120 @@
+"""Where `bench` measures: a kvchat in a temporary folder of its own, with the user's model, engine and settings."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.chat.events import Event, QuestionNotStored, Saved, TurnFailed
+from kvchat.chat.messages import Receipt
+from kvchat.cli.options import BenchOptions
+from kvchat.cli.session import chosen_settings
+from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.errors import KvchatError
+from kvchat.paths import Paths, resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+
+PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
+THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
+SAMPLE = 40  # notes whose tokens are counted
+
+
+class BenchFailed(KvchatError):
+    """The benchmark could not be finished."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model said, and what it cost."""
+
+    text: str
+    receipt: Receipt
+
+
+class BenchHome:
+    """A running kvchat that can be restarted. Made by `bench_home`."""
+
+    def __init__(self, paths: Paths, settings: Settings, runtime: Runtime) -> None:
+        self._paths = paths
+        self._settings = settings
+        self._error: KvchatError | None = None
+        self.runtime = self._heard(runtime)
+        self.saved: list[Saved] = []  # by every turn so far
+
+    async def ask(self, chat_id: str, text: str | None, sampling: Sampling, *, keep: bool = True) -> Reply:
+        """Send a message, or the last one again; wait until what came of it is saved and absorbed.
+
+        Raises what went wrong.
+        """
+        chat = self.runtime.chat
+        sent = (
+            chat.retry(chat_id, sampling, keep=keep) if text is None else chat.send(chat_id, text, sampling, keep=keep)
+        )
+        message = await sent
+        await chat.idle()
+        if message is None or message.receipt is None:
+            raise self._error or BenchFailed("The model gave no reply", "", "Try it with another model.")
+        return Reply(message.content, message.receipt)
+
+    async def notes(self, tokens: int) -> str:
+        """A text of about `tokens` tokens in this model's vocabulary."""
+        engine = (await self.runtime.room.ready()).engine
+        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE))])) / SAMPLE
+        return _numbered_notes(max(1, round(tokens / per_note)))
+
+    async def restart_engine(self) -> None:
+        """Another engine process; what is warm stays warm."""
+        await self.runtime.stop_engine()
+        await self.runtime.room.ready()
+
+    async def restart(self) -> None:
+        """All of it anew, as after quitting: only what is on disk is left."""
+        await self.runtime.close()
+        self.runtime = self._heard(await open_runtime(self._paths, self._settings))
+        await self.runtime.room.ready()
+
+    def _heard(self, runtime: Runtime) -> Runtime:
+        runtime.events.subscribe(self._hear)
+        return runtime
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Saved():
+                self.saved.append(event)
+            case TurnFailed(error=error) | QuestionNotStored(error=error):
+                self._error = error
+
+
+@asynccontextmanager
+async def bench_home(options: BenchOptions) -> AsyncIterator[BenchHome]:
+    """A kvchat on the disk the real save points are on; nothing of it is left afterwards. Raises KvchatError."""
+    paths = resolve_paths()
+    settings = await chosen_settings(paths, options.model, options.engine)
+    paths.ensure()
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
+        own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))
+        home = BenchHome(own, settings, await open_runtime(own, settings))
+        try:
+            yield home
+        finally:
+            await home.runtime.close()
+
+
+def say(text: str) -> None:
+    """Tell how far it is, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _numbered_notes(count: int) -> str:
+    """Deterministic prose that no two lines of which are alike."""
+    lines = [
+        f"Note {i}: on day {i * 7 % 365}, {PEOPLE[i % 13]} left the {THINGS[i % 10]} by the {THINGS[(i * 3 + 1) % 10]}"
+        f" and wrote down the number {i * 7919 % 10007}."
+        for i in range(1, count + 1)
+    ]
+    return "Read these notes.\n" + "\n".join(lines)
