@@ -76,11 +76,11 @@ def summary(growth: Growth) -> str:
 def plot(growth: Growth) -> str:
     """The picture, SVG."""
     whole = Line("whole files, one a turn", growth.whole_files_bytes, WHOLE_COLOUR)
-    last = Line("one whole file, the last turn only", growth.last_file_bytes, LAST_COLOUR)
+    last = Line("one whole file, the last turn only", growth.last_file_bytes, LAST_COLOUR, dashed=True)
     disk = Line("kvchat, every turn kept", growth.disk_bytes, STORE_COLOUR)
     written = Line("kvchat, every turn kept", growth.bytes_written, STORE_COLOUR)
     title = f"Disk used and bytes written over {len(growth.disk_bytes)} turns"
-    return draw(title, (Panel("Disk used", (whole, last, disk)), Panel("Written so far", (whole, written))), "turns")
+    return draw(title, (Panel("Disk used", (whole, disk, last)), Panel("Written so far", (whole, written))), "turns")
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from kvchat.wording import size
 
-INK = "#6e7781"  # text and axes: enough contrast on white and on black
+INK = "#757e88"  # text and axes: enough contrast on white and on black
 WIDTH, HEIGHT = 280, 210  # of a panel's plane, in pixels
 LEFT, RIGHT, TOP, BOTTOM = 66, 62, 74, 48  # around it: the scale, the last values, the legend, the turns
 LABEL_HEIGHT = 14
@@ -23,6 +23,12 @@ class Line:
     name: str
     values: Sequence[int]
     colour: str
+    dashed: bool = False  # so that a line beneath shows
+
+    @property
+    def stroke(self) -> str:
+        """How it is drawn, as SVG attributes."""
+        return f'stroke="{self.colour}" stroke-width="2.5"' + (' stroke-dasharray="4 5"' if self.dashed else "")
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,10 @@ def scale_step(highest: float) -> float:
 
 
 def _legend(panels: Sequence[Panel]) -> Iterator[str]:
-    lines = {line.name: line.colour for panel in panels for line in panel.lines}
+    strokes = {line.name: line.stroke for panel in panels for line in panel.lines}
     x = LEFT
-    for name, colour in lines.items():
-        yield f'<path d="M{x} 16h22" stroke="{colour}" stroke-width="2.5"/>{_text(x + 28, 20, name)}'
+    for name, stroke in strokes.items():
+        yield f'<path d="M{x} 16h22" {stroke}/>{_text(x + 28, 20, name)}'
         x += 28 + 7 * len(name) + 18
 
 
@@ -86,9 +92,7 @@ def _polyline(line: Line, turns: int, top: float) -> str:
     points = " ".join(
         f"{_x(turn, turns):.1f},{HEIGHT * (1 - value / top):.1f}" for turn, value in enumerate(line.values, 1)
     )
-    return (
-        f'<polyline points="{points}" fill="none" stroke="{line.colour}" stroke-width="2.5" stroke-linejoin="round"/>'
-    )
+    return f'<polyline points="{points}" fill="none" {line.stroke} stroke-linejoin="round"/>'
 
 
 def _x(turn: int, turns: int) -> float:
