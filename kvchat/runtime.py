@@ -18,7 +18,7 @@ from kvchat.engine.wire import Sampling
 from kvchat.engine_room import SupervisedRoom
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
-from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.store import Bounds
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.memory import available_memory
@@ -120,6 +120,22 @@ class Runtime:
         if conversation_id is None:
             return await asyncio.to_thread(self._store.delete_all)
         return await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+
+    async def plan_prune(self, target_bytes: int) -> PrunePlan:
+        """What pruning the store to a size would remove, and what that would cost. Removes nothing."""
+        return await asyncio.to_thread(self._store.plan_prune, target_bytes)
+
+    async def prune(self, plan: PrunePlan) -> int:
+        """Carry a plan out; returns the bytes freed."""
+        return await asyncio.to_thread(self._store.prune, plan)
+
+    async def pin(self, conversation_id: str, pinned: bool) -> None:
+        """Never prune a conversation's save points, or allow it again."""
+        await asyncio.to_thread(self._store.pin, conversation_id, pinned)
+
+    async def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again."""
+        await asyncio.to_thread(self._store.never_save, conversation_id, never)
 
     async def close(self) -> None:
         """Stop what is being said, finish the running save, stop the engine, close the database. Again does nothing."""

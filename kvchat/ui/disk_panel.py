@@ -2,161 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from datetime import datetime
+from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import (
-    QDialog,
-    QDoubleSpinBox,
-    QFrame,
-    QGridLayout,
-    QHBoxLayout,
-    QLabel,
-    QProgressBar,
-    QPushButton,
-    QScrollArea,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QDoubleSpinBox, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
+from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.runtime import Runtime
 from kvchat.settings import GB
 from kvchat.ui.confirm import confirm
-from kvchat.ui.elided import ElidedLabel
-from kvchat.ui.icons import icon
-from kvchat.ui.scroll_ground import ScrollGround
+from kvchat.ui.prune_card import PruneCard
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.ui.wording import since, size_of
-from kvchat.wording import size
+from kvchat.ui.usage_list import UsageList
+from kvchat.ui.usage_picture import shared_colour
+from kvchat.ui.usage_row import UsageRow
+from kvchat.ui.usage_summary import UsageSummary
 
-
-class _UsageRow(QFrame):
-    """One conversation's share."""
-
-    def __init__(self, look: Look, title: str, usage: ConversationUsage, largest: int) -> None:
-        super().__init__()
-        self.title = ElidedLabel()
-        self.title.set_text(title)
-        used = QLabel(f"used {since(usage.last_used_at, datetime.now(usage.last_used_at.tzinfo))}")
-        used.setProperty("kind", "small")
-        self.amount = QLabel(size(usage.bytes))
-        bar = QProgressBar()
-        bar.setTextVisible(False)
-        bar.setRange(0, 1000)
-        bar.setValue(int(1000 * usage.bytes / max(largest, 1)))
-        bar.setAccessibleName(f"{title}: {size(usage.bytes)}")
-        self.delete = QToolButton()
-        self.delete.setIcon(icon("trash", look.theme.muted))
-        self.delete.setToolTip("Delete what is saved of this conversation; its messages stay")
-        self.delete.setAccessibleName(f"Delete what is saved of {title}")
-        grid = QGridLayout(self)
-        grid.setContentsMargins(2, 8, 2, 8)
-        grid.setHorizontalSpacing(14)
-        grid.setVerticalSpacing(5)
-        grid.setColumnStretch(0, 1)
-        grid.addWidget(self.title, 0, 0)
-        grid.addWidget(used, 0, 1, Qt.AlignmentFlag.AlignRight)
-        grid.addWidget(self.amount, 0, 2, Qt.AlignmentFlag.AlignRight)
-        grid.addWidget(bar, 1, 0, 1, 3)
-        grid.addWidget(self.delete, 0, 3, 2, 1)
-        grid.setColumnMinimumWidth(2, 64)
+GONE = "A conversation that is gone"
 
 
 class DiskPanel(QDialog):
-    """The disk-usage panel. Shows `Runtime.store_usage` and forwards deletions and the quota."""
+    """The disk-usage panel. Shows `Runtime.store_usage` and forwards deletions, pins, pruning and the quota."""
 
     changed = Signal()  # something was deleted, or the quota changed
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._runtime, self._look, self._wishes = runtime, look, wishes
+        self._usage: StoreUsage | None = None
+        self._titles: Mapping[str, str] = {}
+        self._planning = False
+        self._changing = 0  # wishes under way: a plan made now would not know of them
         self.setWindowTitle("Disk usage")
         self.setAccessibleName("Disk usage")
-        self.resize(560, 520)
-        self.setMinimumSize(420, 360)
-        self.rows: dict[str, _UsageRow] = {}
-        self._titles: Mapping[str, str] = {}
-        self.total = QLabel()
-        self.total.setProperty("kind", "title")
-        self.share = QProgressBar()
-        self.share.setTextVisible(False)
-        self.share.setRange(0, 1000)
-        self.share.setAccessibleName("Share of the quota in use")
-        self.free = QLabel()
-        self.free.setProperty("kind", "muted")
-        self.free.setWordWrap(True)
+        self.resize(620, 720)
+        self.setMinimumSize(460, 560)
+        self.summary = UsageSummary(look)
+        self.prune = PruneCard()
+        self.list = UsageList(look)
+        self.empty = QLabel("Nothing is saved yet. After each reply the KV cache is kept here.")
+        self.empty.setProperty("kind", "muted")
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty.setWordWrap(True)
+        self.empty.hide()
         column = QVBoxLayout(self)
-        column.setContentsMargins(24, 20, 24, 18)
-        column.setSpacing(10)
-        column.addWidget(self.total)
-        column.addWidget(self.share)
-        column.addWidget(self.free)
-        column.addWidget(self._build_list(), 1)
+        column.setContentsMargins(16, 20, 16, 18)
+        column.setSpacing(12)
+        column.addWidget(self.summary)
+        column.addWidget(self._build_heading())
+        column.addWidget(self.list, 1)
+        column.addWidget(self.empty, 1)
+        column.addWidget(self.prune)
         column.addLayout(self._build_quota())
         column.addLayout(self._build_buttons())
+        self._connect()
         for button in self.findChildren(QPushButton):
             button.setAutoDefault(False)  # Enter in the quota's field sets the quota and nothing else
 
     def refresh(self) -> None:
-        """Ask again and show the answer."""
+        """Ask again and show the answer. A panel that opens has no plan in view."""
+        if not self.isVisible():
+            self.prune.to_rest()
         self._wishes.start(self._load())
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
-        self._titles = titles
-        self.total.setText(f"{size_of(usage.total_bytes, usage.quota_bytes)} in use")
-        self.share.setValue(int(1000 * min(usage.total_bytes / max(usage.quota_bytes, 1), 1.0)))
-        words = f"{size(usage.free_bytes)} free on this disk. Below {size(usage.free_floor_bytes)} nothing is saved."
-        if usage.set_aside_bytes:
-            words += f" {size(usage.set_aside_bytes)} in files that were found bad and set aside."
-        self.free.setText(words)
+        self._usage, self._titles = usage, titles
+        self.summary.show_usage(usage)
         self.quota.blockSignals(True)
         self.quota.setValue(usage.quota_bytes / GB)
         self.quota.blockSignals(False)
-        self._fill(usage)
-        self.delete_all.setEnabled(bool(usage.conversations) or usage.set_aside_bytes > 0)
+        some = bool(usage.conversations)
+        for widget in (self.list, self._heading, self.prune):
+            widget.setVisible(some)
+        self.empty.setVisible(not some)
+        self.prune.set_total(usage.total_bytes)  # drops the plan, and with it fills the list
+        self.delete_all.setEnabled(some or usage.set_aside_bytes > 0)
 
-    async def _load(self) -> None:
-        usage = await self._runtime.store_usage()
-        titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
-        self.show_usage(usage, titles)
+    def _fill(self) -> None:
+        """The list, with what the plan in view takes from each conversation."""
+        if self._usage is None:
+            return
+        plan = self.prune.plan
+        losses = {loss.conversation_id: loss for loss in plan.conversations} if plan else {}
+        if not losses:
+            self.only_losses.setChecked(False)
+        self.only_losses.setVisible(bool(losses))
+        self._legend.setVisible(not losses)
+        entries = sorted(self._usage.conversations, key=lambda entry: entry.bytes, reverse=True)
+        largest = entries[0].bytes if entries else 0
+        if self.only_losses.isChecked():
+            entries = [entry for entry in entries if entry.conversation_id in losses]
+        rows = [
+            UsageRow(self._titles.get(entry.conversation_id, GONE), entry, losses.get(entry.conversation_id), largest)
+            for entry in entries
+        ]
+        self.list.show_rows(rows)
 
-    def _fill(self, usage: StoreUsage) -> None:
-        for row in self.rows.values():
-            row.setParent(None)
-            row.deleteLater()
-        ordered = sorted(usage.conversations, key=lambda entry: entry.bytes, reverse=True)
-        largest = ordered[0].bytes if ordered else 0
-        self.rows = {}
-        for i, entry in enumerate(ordered):
-            id = entry.conversation_id
-            title = self._titles.get(id, "A conversation that is gone")
-            row = _UsageRow(self._look, title, entry, largest)
-            row.delete.clicked.connect(lambda _=False, id=id: self._wishes.start(self._delete(id)))
-            self._list.insertWidget(i, row)
-            self.rows[id] = row
-        self._empty.setVisible(not ordered)
+    def _connect(self) -> None:
+        self.list.delete_wanted.connect(lambda id: self._wishes.start(self._delete(id)))
+        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.pin(id, on)))
+        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.never_save(id, on)))
+        self.prune.plan_wanted.connect(lambda: self._wishes.start(self._preview()))
+        self.prune.plan_dropped.connect(self._fill)
+        self.prune.prune_wanted.connect(lambda plan: self._wishes.start(self._prune(plan)))
+        self.only_losses.toggled.connect(self._fill)
+        self._look.changed.connect(self._colour_legend)
+        self._colour_legend()
 
-    def _build_list(self) -> QWidget:
-        area = QScrollArea()
-        area.setWidgetResizable(True)
-        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        ground = ScrollGround("page")
-        self._list = QVBoxLayout(ground)
-        self._list.setContentsMargins(0, 0, 8, 0)
-        self._list.setSpacing(0)
-        self._empty = QLabel("Nothing is saved yet. After each reply the KV cache is kept here.")
-        self._empty.setProperty("kind", "muted")
-        self._empty.setWordWrap(True)
-        self._list.addWidget(self._empty)
-        self._list.addStretch(1)
-        area.setWidget(ground)
-        return area
+    def _build_heading(self) -> QWidget:
+        words = QLabel("Conversations")
+        words.setProperty("kind", "strong")
+        self._legend = QLabel()
+        self._legend.setProperty("kind", "small")
+        self.only_losses = QPushButton("Show only what would go")
+        self.only_losses.setProperty("kind", "link")
+        self.only_losses.setCheckable(True)
+        self.only_losses.setAccessibleName("Show only the conversations that would lose something")
+        self.only_losses.toggled.connect(
+            lambda on: self.only_losses.setText("Show all" if on else "Show only what would go")
+        )
+        self.only_losses.hide()
+        self._heading = QWidget()
+        row = QHBoxLayout(self._heading)
+        row.setContentsMargins(8, 4, 40, 0)
+        row.addWidget(words)
+        row.addStretch(1)
+        row.addWidget(self._legend)
+        row.addWidget(self.only_losses)
+        self._heading.setFixedHeight(max(row.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
+        return self._heading
+
+    def _colour_legend(self) -> None:
+        own, shared = self._look.theme.accent, shared_colour(self._look).name()
+        self._legend.setText(
+            f'<span style="color:{own}">■</span> its own &nbsp; '
+            f'<span style="color:{shared}">■</span> shared with others'
+        )
 
     def _build_quota(self) -> QHBoxLayout:
         self.quota = QDoubleSpinBox()
@@ -171,10 +156,11 @@ class DiskPanel(QDialog):
         self.quota.lineEdit().returnPressed.connect(self.apply.click)
         words = QLabel("Quota")
         words.setBuddy(self.quota)
-        hint = QLabel("When it is full, what was used longest ago goes first.")
+        hint = QLabel("When it is full, what spares the least reading for its size goes first.")
         hint.setProperty("kind", "small")
         hint.setWordWrap(True)
         row = QHBoxLayout()
+        row.setContentsMargins(8, 0, 8, 0)
         row.setSpacing(10)
         row.addWidget(words)
         row.addWidget(self.quota)
@@ -191,7 +177,9 @@ class DiskPanel(QDialog):
         close.setAccessibleName("Close the disk panel")
         close.setProperty("kind", "primary")
         close.clicked.connect(self.close)
+        close.setFocus()  # else the list would open with a ring around its first row
         row = QHBoxLayout()
+        row.setContentsMargins(8, 0, 8, 0)
         row.addWidget(self.delete_all)
         row.addStretch(1)
         row.addWidget(close)
@@ -206,10 +194,46 @@ class DiskPanel(QDialog):
             lambda: self._wishes.start(self._delete(None)),
         )
 
-    async def _delete(self, conversation_id: str | None) -> None:
-        await self._runtime.delete_save_points(conversation_id)
+    def _do(self, wish: Coroutine[Any, Any, None]) -> None:
+        """Do what was asked, then show what is. The plan in view was made without it."""
+        self.prune.drop_plan()
+        self._wishes.start(self._then_load(wish))
+
+    async def _then_load(self, wish: Coroutine[Any, Any, object]) -> None:
+        self._changing += 1
+        try:
+            await wish
+        finally:
+            self._changing -= 1
+            await self._load()
+
+    async def _load(self) -> None:
+        usage = await self._runtime.store_usage()
+        titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
+        self.show_usage(usage, titles)
+
+    async def _preview(self) -> None:
+        """Get the plan for where the slider stands. One at a time: the store may need a second for each."""
+        if self._planning:
+            return
+        self._planning = True
+        try:
+            while self.prune.waits and not self._changing:
+                version = self.prune.version
+                self.prune.show_plan(await self._runtime.plan_prune(self.prune.target), version)
+        finally:
+            self._planning = False
+        self._fill()
+
+    async def _prune(self, plan: PrunePlan) -> None:
+        self.prune.to_rest()
+        await self._then_load(self._runtime.prune(plan))
         self.changed.emit()
-        await self._load()
+
+    async def _delete(self, conversation_id: str | None) -> None:
+        self.prune.drop_plan()
+        await self._then_load(self._runtime.delete_save_points(conversation_id))
+        self.changed.emit()
 
     async def _set_quota(self) -> None:
         quota = round(self.quota.value() * GB)

@@ -103,6 +103,14 @@ def _inputs(t: Theme) -> str:
     QLineEdit:focus, QDoubleSpinBox:focus {{ border: 1px solid {t.accent}; }}
     QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
+    QSlider {{ min-height: 22px; }}
+    QSlider::groove:horizontal {{ height: 4px; border-radius: 2px; background: {t.line}; }}
+    QSlider::sub-page:horizontal {{ height: 4px; border-radius: 2px; background: {t.accent}; }}
+    QSlider::handle:horizontal {{ width: 14px; height: 14px; margin: -6px 0; border-radius: 8px;
+                   background: {t.raised}; border: 1px solid {t.muted}; }}
+    QSlider::handle:horizontal:hover, QSlider::handle:horizontal:focus {{ border: 2px solid {t.accent};
+                   margin: -7px 0; border-radius: 9px; }}
+    QSlider::sub-page:horizontal:disabled {{ background: {t.line}; }}
     """
 
 

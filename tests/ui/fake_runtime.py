@@ -14,7 +14,7 @@ from kvchat.chat.service import ChatService
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime
 from kvchat.settings import GB, Settings
@@ -180,6 +180,7 @@ class FakeRuntime(Runtime):
         self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
+        self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
         self.set_aside = 0
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
@@ -230,10 +231,73 @@ class FakeRuntime(Runtime):
         self.calls.append(("apply", settings))
         self.settings = settings
 
+    def keep(self, usage: ConversationUsage) -> None:
+        """Keep that of a conversation."""
+        self.kept[usage.conversation_id] = usage.bytes
+        self.details[usage.conversation_id] = usage
+
+    def usage_of(self, conversation_id: str) -> ConversationUsage:
+        """What is kept of a conversation."""
+        known = self.details.get(conversation_id)
+        kept = self.kept[conversation_id]
+        return known or ConversationUsage(conversation_id, kept, 1, datetime.now(UTC), kept)
+
     async def store_usage(self) -> StoreUsage:
-        entries = tuple(ConversationUsage(id, size, 1, datetime.now(UTC)) for id, size in self.kept.items())
-        quota = self.settings.quota_bytes or 20 * GB
-        return StoreUsage(entries, sum(self.kept.values()), self.set_aside, quota, 212 * GB, 2 * GB)
+        entries = tuple(self.usage_of(id) for id in self.kept)
+        total = sum(self.kept.values())
+        return StoreUsage(
+            conversations=entries,
+            total_bytes=total,
+            set_aside_bytes=self.set_aside,
+            quota_bytes=self.settings.quota_bytes or 20 * GB,
+            free_bytes=212 * GB,
+            free_floor_bytes=2 * GB,
+            save_points=sum(entry.save_points for entry in entries),
+            logical_bytes=sum(entry.bytes * entry.save_points for entry in entries),
+            physical_bytes=total,
+            bytes_written=total * 3,
+            bytes_written_today=total // 20,
+            warm_bytes=total // 8,
+        )
+
+    async def plan_prune(self, target_bytes: int) -> PrunePlan:
+        """Conversations give up their save points, all of one size, in the order they were kept."""
+        self.calls.append(("plan_prune", target_bytes))
+        left, ids, pruned = sum(self.kept.values()), [], []
+        for usage in map(self.usage_of, self.kept):
+            each = usage.bytes // max(usage.save_points, 1)
+            gone = 0 if usage.pinned else min(max(-(-(left - target_bytes) // max(each, 1)), 0), usage.save_points)
+            if gone:
+                cost = usage.prefill_seconds * gone / usage.save_points
+                remaining = usage.save_points - gone
+                pruned.append(PrunedConversation(usage.conversation_id, gone, gone * each, cost, remaining))
+                ids += [f"{usage.conversation_id}:{i}" for i in range(gone)]
+                left -= gone * each
+        freed = sum(one.bytes_freed for one in pruned)
+        return PrunePlan(tuple(ids), freed, sum(one.prefill_seconds for one in pruned), tuple(pruned), left)
+
+    async def prune(self, plan: PrunePlan) -> int:
+        self.calls.append(("prune", plan))
+        if self.refuse is not None:
+            raise self.refuse
+        for one in plan.conversations:
+            if not one.save_points_left:
+                del self.kept[one.conversation_id]
+                continue
+            usage = self.usage_of(one.conversation_id)
+            left = usage.bytes - one.bytes_freed
+            self.keep(
+                replace(usage, bytes=left, exclusive_bytes=left, shared_bytes=0, save_points=one.save_points_left)
+            )
+        return plan.bytes_freed
+
+    async def pin(self, conversation_id: str, pinned: bool) -> None:
+        self.calls.append(("pin", conversation_id, pinned))
+        self.keep(replace(self.usage_of(conversation_id), pinned=pinned))
+
+    async def never_save(self, conversation_id: str, never: bool) -> None:
+        self.calls.append(("never_save", conversation_id, never))
+        self.keep(replace(self.usage_of(conversation_id), never_save=never))
 
     async def delete_save_points(self, conversation_id: str | None) -> int:
         self.calls.append(("delete_save_points", conversation_id))

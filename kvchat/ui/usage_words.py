@@ -1,0 +1,86 @@
+"""What the disk panel says of save points, sharing and pruning. Pure functions on values."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.ui.wording import since
+from kvchat.wording import size
+
+
+def roughly(seconds: float) -> str:
+    """An estimated time, marked as one and no finer than it is known: "about 36 s", "about 3 min", "about 2 h"."""
+    if seconds < 1:
+        return "less than a second"
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.0f} h"
+
+
+def several(count: int, one: str, many: str) -> str:
+    """As in "1 old turn", "14 old turns"."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def spared_bytes(usage: StoreUsage) -> int:
+    """What whole slot files would take beyond what is on disk; never below 0."""
+    return max(0, usage.logical_bytes - usage.physical_bytes)
+
+
+def sharing(usage: StoreUsage) -> str:
+    """What keeping every row once saves, in a sentence."""
+    if not usage.save_points:
+        return ""
+    spared = spared_bytes(usage)
+    if not spared:
+        return "Nothing is shared yet: turns and conversations that begin alike will be kept once."
+    share = 100 * spared / usage.logical_bytes
+    percent = f"{share:.0f}%" if share < 99.5 else "more than 99%"
+    return f"{size(spared)} spared ({percent}): whole files would take {size(usage.logical_bytes)}."
+
+
+def use_of(usage: ConversationUsage, now: datetime) -> str:
+    """When a conversation was last used, and what its save points are good for."""
+    words = f"used {since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo))}"
+    if usage.seconds_saved >= 1:
+        return f"{words} · has saved {roughly(usage.seconds_saved)}"
+    if usage.prefill_seconds:
+        return f"{words} · reading it again: {roughly(usage.prefill_seconds)}"
+    return words
+
+
+def split_of(usage: ConversationUsage) -> str:
+    """How much of a conversation's bytes it keeps alone, and how much others keep as well."""
+    if not usage.bytes:
+        return "nothing saved"
+    if not usage.shared_bytes:
+        return "all its own"
+    return f"{size(usage.exclusive_bytes)} own, {size(usage.shared_bytes)} shared"
+
+
+def loss_of(loss: PrunedConversation) -> str:
+    """What a prune would take from one conversation."""
+    if loss.save_points_left:
+        return f"would lose {several(loss.save_points, 'old turn', 'old turns')}: {size(loss.bytes_freed)}"
+    return f"would be cold; reading it again: {roughly(loss.prefill_seconds)}"
+
+
+def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
+    """What a plan removes and what that costs."""
+    pinned = f" What is pinned stays: it cannot go below {size(plan.bytes_left)}."
+    missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
+    if not plan.save_point_ids:
+        return f"Nothing would go.{missed}"
+    thinned = [one for one in plan.conversations if one.save_points_left]
+    cold = len(plan.conversations) - len(thinned)
+    parts = []
+    if thinned:
+        turns = several(sum(one.save_points for one in thinned), "old turn", "old turns")
+        parts.append(f"{turns} of {several(len(thinned), 'conversation', 'conversations')}")
+    if cold:
+        parts.append(several(cold, "conversation becomes cold", "conversations become cold"))
+    cost = f"reading it all again would take {roughly(plan.prefill_seconds)}"
+    return f"Frees {size(plan.bytes_freed)}: {'; '.join([*parts, cost])}.{missed}"

@@ -1,0 +1,66 @@
+"""What the disk panel says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.ui.usage_words import loss_of, plan_in_words, roughly, sharing, split_of, use_of
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
+STORE = StoreUsage((USAGE,), 10_000_000, 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "less than a second"),
+        (36.4, "about 36 s"),
+        (89.9, "about 90 s"),
+        (185, "about 3 min"),
+        (7400, "about 2 h"),
+    ],
+)
+def test_estimates_are_marked_and_no_finer_than_known(seconds: float, words: str) -> None:
+    assert roughly(seconds) == words
+
+
+def test_use() -> None:
+    assert use_of(USAGE, NOW) == "used 5 min ago · reading it again: about 34 s"
+    assert use_of(replace(USAGE, seconds_saved=130), NOW) == "used 5 min ago · has saved about 2 min"
+    assert use_of(replace(USAGE, prefill_seconds=0), NOW) == "used 5 min ago"
+
+
+def test_split() -> None:
+    assert split_of(USAGE) == "80 MB own, 20 MB shared"
+    assert split_of(replace(USAGE, shared_bytes=0)) == "all its own"
+    assert split_of(replace(USAGE, bytes=0)) == "nothing saved"
+
+
+def test_sharing() -> None:
+    assert sharing(STORE) == "30 MB spared (75%): whole files would take 40 MB."
+    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99%)")
+    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Nothing is shared yet")
+    assert sharing(replace(STORE, save_points=0)) == ""
+
+
+def test_a_plan() -> None:
+    thinned = PrunedConversation("a", 1, 5_000_000, 4.0, 2)
+    cold = PrunedConversation("b", 3, 7_000_000, 176.0, 0)
+    plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, 180.0, (thinned, cold, replace(cold, conversation_id="c")), 9)
+    assert plan_in_words(plan, 10) == (
+        "Frees 12 MB: 1 old turn of 1 conversation; 2 conversations become cold; "
+        "reading it all again would take about 3 min."
+    )
+    assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
+    assert loss_of(cold) == "would be cold; reading it again: about 3 min"
+
+
+def test_a_plan_without_effect() -> None:
+    plan = PrunePlan((), 0, 0.0, (), 5_000_000)
+    assert plan_in_words(plan, 5_000_000) == "Nothing would go."
+    assert plan_in_words(plan, 1) == "Nothing would go. What is pinned stays: it cannot go below 5 MB."
