@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QDialog, QDoubleSpinBox, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
@@ -67,6 +68,11 @@ class DiskPanel(QDialog):
         if not self.isVisible():
             self.prune.to_rest()
         self._wishes.start(self._load())
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Begin at the button that changes nothing; else the list would open with a ring around its first row."""
+        super().showEvent(event)
+        self._leave.setFocus()
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
@@ -149,6 +155,7 @@ class DiskPanel(QDialog):
         self.quota.setDecimals(1)
         self.quota.setSuffix(" GB")
         self.quota.setFixedWidth(96)
+        self.quota.lineEdit().setTextMargins(6, 0, 0, 0)
         self.quota.setAccessibleName("Quota in GB")
         self.apply = QPushButton("Set")
         self.apply.setAccessibleName("Set the quota")
@@ -173,16 +180,15 @@ class DiskPanel(QDialog):
         self.delete_all.setProperty("kind", "danger")
         self.delete_all.setAccessibleName("Delete everything that is saved")
         self.delete_all.clicked.connect(self._ask_delete_all)
-        close = QPushButton("Close")
-        close.setAccessibleName("Close the disk panel")
-        close.setProperty("kind", "primary")
-        close.clicked.connect(self.close)
-        close.setFocus()  # else the list would open with a ring around its first row
+        self._leave = QPushButton("Close")
+        self._leave.setAccessibleName("Close the disk panel")
+        self._leave.setProperty("kind", "primary")
+        self._leave.clicked.connect(self.close)
         row = QHBoxLayout()
         row.setContentsMargins(8, 0, 8, 0)
         row.addWidget(self.delete_all)
         row.addStretch(1)
-        row.addWidget(close)
+        row.addWidget(self._leave)
         return row
 
     def _ask_delete_all(self) -> None:
