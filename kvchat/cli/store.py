@@ -142,7 +142,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         verb = "Would delete" if dry_run else "Deleting"
         lines = [
             f"{verb} {_points(len(plan.save_point_ids))}, {size(plan.bytes_freed)};"
-            f" reading it again would take about {duration(1000 * plan.prefill_seconds)}.",
+            f" to read again: {_rereading(plan.prefill_seconds)}.",
             *_columns([_pruned_row(one, titles) for one in plan.conversations]),
             f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
         ]
@@ -156,7 +156,7 @@ def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
         _title(one.conversation_id, titles),
         _points(one.save_points),
         size(one.bytes_freed),
-        f"{duration(1000 * one.prefill_seconds)} to read again",
+        f"to read again: {_rereading(one.prefill_seconds)}",
         f"{one.save_points_left:,} left" if one.save_points_left else "starts cold",
     )
 
@@ -234,6 +234,11 @@ def _title(conversation_id: str, titles: Titles) -> str:
     """A title in one short line; where the conversation is not known, its id."""
     title = " ".join(titles.get(conversation_id, conversation_id).split())
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
+
+
+def _rereading(seconds: float) -> str:
+    """How long that would take; a save point made before this machine's speed was measured does not say."""
+    return f"about {duration(1000 * seconds)}" if seconds else "never measured"
 
 
 def _points(count: int) -> str:

@@ -53,7 +53,7 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
     assert "Traceback" not in said
     assert "BrokenPipe" not in said
     assert [reply["content"].strip() for reply in home.replies()] == [LONG_REPLY.strip()]
-    assert home.slot_files()
+    assert home.kept.absorbed() == 1
 
 
 def test_an_option_overrides_its_setting_and_no_other(

@@ -15,7 +15,8 @@ import pytest
 from kvchat.chat.database import Database
 from kvchat.cli.arguments import build_parser, store_options
 from kvchat.cli.options import StoreAction, StoreOptions
-from kvchat.cli.store import run
+from kvchat.cli.store import plan_lines, run
+from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.paths import resolve_paths
 from tests.kept import Kept, spoil
 from tests.kvstore.true_files import FULL, Bench
@@ -110,7 +111,7 @@ def test_a_dry_run_tells_and_removes_nothing(filled: Filled, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "Would delete 3 save points" in text
     assert text.count("starts cold") == 2
-    assert "to read again" in text
+    assert "to read again: about 1.9" in text, "1,900 different tokens at 1 ms each"
     assert filled.kept.block_files() == before
     assert filled.left() == {filled.thesis: 2, filled.letter: 1}
 
@@ -140,6 +141,13 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
     assert "the rest is pinned" in text
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
+
+
+def test_a_time_that_was_never_measured_is_not_called_none() -> None:
+    plan = PrunePlan(("1",), 5_000_000, 0.0, (PrunedConversation("a", 1, 5_000_000, 0.0, 0),), 0)
+    lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
+    assert lines[0] == "Would delete 1 save point, 5 MB; to read again: never measured."
+    assert "0 ms" not in "\n".join(lines)
 
 
 def test_nothing_to_prune(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
