@@ -70,8 +70,12 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
         node_id = row[0]
 
 
-def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int]) -> list[Place]:
-    """The nodes that share leading tokens with the prompt, those that share most first."""
+def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int], *, beside: bool = False) -> list[Place]:
+    """The nodes that share leading tokens with the prompt, those that share most first.
+
+    `beside` looks at whole segments beside the path, too. They share less than the path does, and count only where
+    nothing is kept along it: for a save point just added, whose own nodes are the path.
+    """
     path = _path(db, fingerprint_id, prompt)
     packed = pack_tokens(prompt)
     found = [Place(node_id, end, whole=True) for node_id, end in path if node_id != _ROOT]
@@ -79,7 +83,7 @@ def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int]) -
     for parent_id, end in path:
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
         deepest = parent_id == path[-1][0]
-        for node_id, tokens in _children(db, fingerprint_id, parent_id, short_only=not deepest):
+        for node_id, tokens in _children(db, fingerprint_id, parent_id, short_only=not deepest and not beside):
             shared = shared_tokens(tokens, rest)
             if shared and node_id not in on_path:
                 found.append(Place(node_id, end + shared, whole=shared * TOKEN_BYTES == len(tokens)))

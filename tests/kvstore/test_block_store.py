@@ -118,6 +118,14 @@ def test_twenty_chats_share_a_system_prompt(tmp_path: Path) -> None:
     assert bench.restored(text(1800) + (7,) * 50) == bench.model.slot_file(text(1800))
 
 
+@pytest.mark.parametrize("shared", [249, 400, 1500])
+def test_a_prompt_that_ends_inside_a_block_is_shared_too(tmp_path: Path, shared: int) -> None:
+    bench = Bench(tmp_path / "store", Model(layers=4, row_size=384))
+    for chat in range(3):
+        bench.save(f"chat {chat}", text(shared) + text(600, start=10_000 * (chat + 1)))
+    assert bench.store.usage().unique_rows_bytes == (shared + 3 * 600) * bench.model.row_bytes
+
+
 def test_the_longest_known_prefix_wins_whosever_it_is(bench: Bench) -> None:
     bench.save("thesis", text(300))
     bench.save("letter", text(200) + text(200, start=5000))
