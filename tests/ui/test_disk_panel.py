@@ -212,7 +212,7 @@ async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWin
 
 
 async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    furnished.keep(furnished.details["b"].__class__("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
+    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
     panel = await opened(window)
     await slid(panel, qtbot, 0.1)
     assert "What is pinned stays: it cannot go below 900 MB." in panel.prune.preview.text()
@@ -225,8 +225,9 @@ async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
     await slid(panel, qtbot, 0.5)
     furnished.refuse = KvchatError("The save points could not be read or written.", "Disk error.", "")
     qtbot.mouseClick(panel.prune.button, LEFT)
-    await until(lambda: any(call[0] == "prune" for call in furnished.calls))
-    await until(lambda: not panel.prune.moved)
+    await until(lambda: window.notices.on_show)
+    assert window.notices.on_show[0].words[0] == "The save points could not be read or written."
+    assert not panel.prune.moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
 
 
