@@ -293,6 +293,15 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
     assert 0 < len(panel.list.buttons) < 30
 
 
+async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
+    await until(lambda: window.bridge.usage is not None)
+    furnished.kept["gone"] = 5_000_000
+    panel = window.open_disk_panel()  # no await: the store has had no chance to answer
+    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A conversation that is gone"]
+    assert rows_of(panel)["gone"].usage.bytes == 1_000_000
+    await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
+
+
 async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:
     for i in range(300):
         talk = runtime.chat.add(f"Conversation {i}")
