@@ -86,6 +86,7 @@ class Bridge(QObject):
         self._messages: list[Message] = []
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
         self._saved: frozenset[str] = frozenset()
+        self.usage: StoreUsage | None = None  # as last asked for
         self._talks: dict[str, _Talk] = {}
         self._had_model = runtime.settings.model_path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
@@ -151,6 +152,10 @@ class Bridge(QObject):
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation; the one below it is opened if it was on the page."""
         self._wishes.start(self._delete(conversation_id))
+
+    def titles(self) -> dict[str, str]:
+        """The title of every conversation, by id."""
+        return {conversation.id: conversation.title for conversation in self._conversations}
 
     def refresh_usage(self) -> None:
         """What is saved has changed."""
@@ -282,6 +287,7 @@ class Bridge(QObject):
         self._show_usage(usage)
 
     def _show_usage(self, usage: StoreUsage) -> None:
+        self.usage = usage
         self._saved = frozenset(entry.conversation_id for entry in usage.conversations)
         self._views.sidebar.show_usage(usage)
         self._show_list()

@@ -76,11 +76,10 @@ class DiskPanel(QDialog):
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
+        if self._usage is None or self._usage.quota_bytes != usage.quota_bytes or not self.isVisible():
+            self.quota.setValue(usage.quota_bytes / GB)  # else it may be in the middle of being typed
         self._usage, self._titles = usage, titles
         self.summary.show_usage(usage)
-        self.quota.blockSignals(True)
-        self.quota.setValue(usage.quota_bytes / GB)
-        self.quota.blockSignals(False)
         some = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):
             widget.setVisible(some)

@@ -106,6 +106,8 @@ class MainWindow(QMainWindow):
         if self._disk_panel is None:
             self._disk_panel = DiskPanel(self._runtime, self._look, self.wishes, self)
             self._disk_panel.changed.connect(self.bridge.refresh_usage)
+        if self.bridge.usage is not None:  # a large store needs a moment to answer: show what it said last until then
+            self._disk_panel.show_usage(self.bridge.usage, self.bridge.titles())
         self._disk_panel.refresh()
         self._disk_panel.open()
         return self._disk_panel

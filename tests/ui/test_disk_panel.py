@@ -212,7 +212,7 @@ async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWin
 
 
 async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    furnished.keep(furnished.details["b"].__class__("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
+    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
     panel = await opened(window)
     await slid(panel, qtbot, 0.1)
     assert "What is pinned stays: it cannot go below 900 MB." in panel.prune.preview.text()
@@ -225,8 +225,9 @@ async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
     await slid(panel, qtbot, 0.5)
     furnished.refuse = KvchatError("The save points could not be read or written.", "Disk error.", "")
     qtbot.mouseClick(panel.prune.button, LEFT)
-    await until(lambda: any(call[0] == "prune" for call in furnished.calls))
-    await until(lambda: not panel.prune.moved)
+    await until(lambda: window.notices.on_show)
+    assert window.notices.on_show[0].words[0] == "The save points could not be read or written."
+    assert not panel.prune.moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
 
 
@@ -290,6 +291,15 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
     print(f"the disk panel opened and was drawn in {took * 1000:.0f} ms with 2,000 conversations")
     assert took < OPENS_WITHIN_S
     assert 0 < len(panel.list.buttons) < 30
+
+
+async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
+    await until(lambda: window.bridge.usage is not None)
+    furnished.kept["gone"] = 5_000_000
+    panel = window.open_disk_panel()  # no await: the store has had no chance to answer
+    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A conversation that is gone"]
+    assert rows_of(panel)["gone"].usage.bytes == 1_000_000
+    await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
 
 
 async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:
