@@ -10,7 +10,7 @@ LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than 
 
 @dataclass
 class Rates:
-    """Measured in this run; None before the first measurement."""
+    """Measured in this run, or recalled from an earlier one with the same model; None before that."""
 
     prefill_ms_per_token: float | None = None
     restore_ms_per_byte: float | None = None

@@ -225,6 +225,11 @@ class SlotKeeper:
         """A request read so many tokens in so long."""
         self._rates.learn_prefill(tokens, ms)
 
+    def recall_prefill(self, ms_per_token: float | None) -> None:
+        """What an earlier run measured with this model holds until this one has measured."""
+        if self._rates.prefill_ms_per_token is None:
+            self._rates.prefill_ms_per_token = ms_per_token
+
     async def absorb(self) -> None:
         """Let the store take apart what was saved. Not under the lock: the slot goes on meanwhile."""
         try:

@@ -237,6 +237,7 @@ class Turn:
         parts.slot.learn_prefill(timings.prompt_n, timings.prompt_ms)
         verdict = await parts.slot.prove(self.conversation_id, self._loaded, timings.cache_n, timings.prompt_tokens)
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
+        parts.slot.recall_prefill(rate)
         return reply.receipt(self._loaded, verdict, model, rate)
 
     async def _keep(self, reply: Message) -> None:

@@ -49,12 +49,13 @@ def plain_bytes(db: sqlite3.Connection) -> int:
 
 
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
-    """What each conversation with save points costs, the largest first."""
+    """What each conversation costs that has save points, or a wish of the user's about them; the largest first."""
     exclusive, shared = _bytes_by_conversation(db)
     rows = db.execute(
-        "SELECT c.id, name, count(*), max(last_used_at), max(prefill_ms), saved_ms, pinned, never_save,"
-        " sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END)"
-        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id GROUP BY c.id"
+        "SELECT c.id, name, count(s.id), coalesce(max(last_used_at), 0), coalesce(max(prefill_ms), 0), saved_ms,"
+        " pinned, never_save, coalesce(sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END), 0)"
+        " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
+        " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
     usages = []
     for key, name, points, used_at, prefill_ms, saved_ms, pinned, never_save, staged in rows:

@@ -118,6 +118,16 @@ def test_twenty_chats_share_a_system_prompt(tmp_path: Path) -> None:
     assert bench.restored(text(1800) + (7,) * 50) == bench.model.slot_file(text(1800))
 
 
+def test_a_conversation_never_to_be_saved_stays_in_the_list_so_that_the_wish_can_be_taken_back(bench: Bench) -> None:
+    bench.save("diary", text(100))
+    bench.store.never_save("diary", True)
+    bench.store.delete_conversation("diary")
+    (usage,) = bench.store.usage().conversations
+    assert (usage.conversation_id, usage.bytes, usage.save_points, usage.never_save) == ("diary", 0, 0, True)
+    bench.store.never_save("diary", False)
+    assert bench.store.usage().conversations == ()
+
+
 @pytest.mark.parametrize("shared", [249, 400, 1500])
 def test_a_prompt_that_ends_inside_a_block_is_shared_too(tmp_path: Path, shared: int) -> None:
     bench = Bench(tmp_path / "store", Model(layers=4, row_size=384))
