@@ -117,6 +117,7 @@ class Keeping:
         """
         parts = self._parts
         parts.index.check()
+        parts.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
         with parts.index.read() as db:
             blocks = db.execute("SELECT name, size FROM blocks").fetchall()
             wrong = list(_wrong_recipes(db, index_points.points_of(db, None)))

@@ -26,6 +26,7 @@ SMOLLM = Model(layers=30, row_size=384)
 CONVERSATIONS, BLOCKS_EACH = 2_000, 50
 
 
+@pytest.mark.slow
 def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", SMOLLM, memory=10**10)
     lengths = [400]
@@ -83,6 +84,7 @@ def test_a_lookup_among_100_000_blocks_takes_under_20_ms(tmp_path: Path) -> None
     assert times["usage"] < 800  # generous: once, on a machine that may be busy
 
 
+@pytest.mark.slow
 def test_a_rebuild_is_exact_and_its_speed_is_printed(quick_folder: Path) -> None:
     bench = Bench(quick_folder / "store", SMOLLM)
     tokens = tuple(range(1, 3001))
@@ -106,6 +108,7 @@ def test_a_rebuild_is_exact_and_its_speed_is_printed(quick_folder: Path) -> None
     assert (quick_folder / "rebuilt-0").read_bytes() == original.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
 def test_a_file_of_1_gb_costs_at_most_64_mb(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kvstore.one_gigabyte", str(tmp_path)]

@@ -53,6 +53,7 @@ def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> Non
     assert line == f"ended {int(signal.SIGKILL)}\n"
 
 
+@pytest.mark.slow
 def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
     folder, dice = tmp_path / "store", random.Random(3)
     kept = 0
@@ -63,7 +64,8 @@ def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
             killed(forker, seed, dice)
             if seed % 10 == 9:
                 bench = Bench(folder, HYBRID, quota=QUOTA)
-                assert bench.store.verify().clean
+                report = bench.store.verify()
+                assert report.clean, report
                 kept += bench.store.usage().save_points
                 bench.store.close()
         assert forker.stdin is not None
@@ -113,6 +115,7 @@ def mutate(dice: random.Random, files: list[Path]) -> str:
     return how
 
 
+@pytest.mark.slow
 def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) -> None:
     model, dice = Model(layers=1, row_size=16), random.Random(4)
     bench = Bench(quick_folder / "store", model)
@@ -188,3 +191,12 @@ def test_a_bad_block_is_set_aside_with_everything_that_needs_it(tmp_path: Path) 
     assert bench.store.verify().clean
     bench.save("thesis", text(300))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", HYBRID)
+    bench.save("thesis", text(300))
+    with bench.store._parts.index.write() as db:
+        db.execute("INSERT INTO blocks (name, size, residue) VALUES (?, 10, 0)", (bytes(32),))  # its file is gone
+    assert bench.store.verify().clean
+    assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
