@@ -260,6 +260,7 @@ async def test_ports_are_not_tried_for_ever(fake_engine: FakeEngine) -> None:
     await watched.supervisor.close()
 
 
+@pytest.mark.slow
 async def test_a_port_somebody_holds_is_found_out(watched: Watched, fake_engine: FakeEngine) -> None:
     """A plan with a fixed port: a stranger's silent socket is there. The first process must not be waited for."""
     with socket.socket() as stranger:

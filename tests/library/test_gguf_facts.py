@@ -41,6 +41,7 @@ def test_a_real_vocabulary_is_stepped_over_quickly(smollm2: Path) -> None:
     assert time.process_time() - started < 0.3
 
 
+@pytest.mark.slow
 def test_header_agrees_with_llama_cpps_own_reader(tiny_model: Callable[[str], Path]) -> None:
     path = tiny_model("llama")
     header, reference = read_header(path), gguf.GGUFReader(path)
@@ -86,6 +87,7 @@ def test_vocabulary_is_counted_where_no_field_tells_it(tmp_path: Path) -> None:
     assert read_facts(write_gguf(tmp_path / "m.gguf", fields, tokens=5000)).vocabulary_size == 5000
 
 
+@pytest.mark.slow
 def test_memory_kinds_of_tiny_models(tiny_model: Callable[[str], Path]) -> None:
     gemma3 = read_facts(tiny_model("gemma3"))
     assert gemma3.sliding_window is not None
