@@ -128,9 +128,7 @@ class SupervisedRoom:
         if failure:
             return _error(failure)
         stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING)
-        return (
-            EngineError("The engine was stopped", "", "It starts again with your next message.") if stopped else error
-        )
+        return _stopped_on_purpose() if stopped else error
 
     def _supervisor_changed(self, _: EngineStatus) -> None:
         self._told()

@@ -37,31 +37,6 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(private_folder(folder)).free
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a new file with mode 0600 and sync it. Raises OSError; never overwrites a file."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_file(path: Path) -> None:
-    """Wait until the file's content is on disk. Raises OSError."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in the folder are on disk; nothing to do where folders cannot be opened (Windows)."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def hash_file(path: Path) -> str:
     """BLAKE3 of the file, hexadecimal. Raises OSError.
 

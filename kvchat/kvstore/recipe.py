@@ -105,17 +105,6 @@ class Extent:
     length: int
 
 
-def runs_of(positions: Sequence[int]) -> tuple[Run, ...]:
-    """The maximal runs of consecutive positions, in row order."""
-    runs: list[Run] = []
-    start = 0
-    for row in range(1, len(positions) + 1):
-        if row == len(positions) or positions[row] != positions[row - 1] + 1:
-            runs.append(Run(start, positions[start], row - start))
-            start = row
-    return tuple(runs)
-
-
 def residue_extents(row_map: RowMap, file_size: int) -> tuple[Extent, ...]:
     """What of the file is no row. Raises RecipeError where regions overlap or reach beyond the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
