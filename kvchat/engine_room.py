@@ -29,6 +29,7 @@ class SupervisedRoom:
         publish: Callable[[EngineStatus], None],
     ) -> None:
         self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
+        self.started_with: Settings | None = None  # the settings it was chosen by
         self._settings = settings
         self._slot_path = slot_path
         self._supervisor = supervisor
@@ -64,8 +65,9 @@ class SupervisedRoom:
             if self.status.state not in (EngineState.STOPPED, EngineState.FAILED):
                 return
             self._set_preparing(EngineStatus(EngineState.STARTING))
+            self.started_with = settings = self._settings()
             try:
-                choice = await asyncio.to_thread(choose_engine, self._settings(), self._slot_path)
+                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path)
             except KvchatError as error:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=_failure(error)))
                 return

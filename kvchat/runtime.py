@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from kvchat.chat.database import Database
-from kvchat.chat.events import EngineChanged, EventBus, Notice
+from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
 from kvchat.engine.log import EngineLog
@@ -45,6 +45,7 @@ class Runtime:
         self.room = SupervisedRoom(lambda: self.settings, store.staging_folder(), supervisor, self._engine_changed)
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
         self._closed = False
+        self._storing_settings = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -68,6 +69,19 @@ class Runtime:
     def context_reason(self) -> str:
         """Why that context size, in words; empty before an engine was chosen."""
         return self.room.choice.context.reason if self.room.choice else ""
+
+    @property
+    def context_warning(self) -> str:
+        """What is unwise about the user's own context size, in words; empty where nothing is."""
+        return self.room.choice.context.warning if self.room.choice else ""
+
+    @property
+    def restart_pending(self) -> bool:
+        """Whether the engine that runs (or failed) was started with other settings than those in force."""
+        started = self.room.started_with
+        if started is None or self.engine_status.state is EngineState.STOPPED:
+            return False
+        return any(getattr(started, name) != getattr(self.settings, name) for name in RESTART_SETTINGS)
 
     @property
     def slot_conversation(self) -> str | None:
@@ -96,20 +110,26 @@ class Runtime:
         await self.start_engine()
 
     async def use_model(self, path: Path) -> None:
-        """Check that it is a GGUF, remember it in the settings and restart the engine with it. Raises KvchatError."""
+        """Check that it is a GGUF, remember it in the settings and run the engine with it. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
         if self.engine_status.state in (EngineState.STOPPED, EngineState.FAILED):
             await self.start_engine()
+        elif self.restart_pending:
+            await self.restart_engine()
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Store the settings and put them into force; the engine restarts if it has to. Raises OSError."""
-        before, self.settings = self.settings, settings
-        await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
-        await asyncio.to_thread(self._store.set_bounds, store_bounds(self.paths, settings))
-        changed = any(getattr(before, name) != getattr(settings, name) for name in RESTART_SETTINGS)
-        if changed and self.engine_status.state is not EngineState.STOPPED:
-            await self.restart_engine()
+        """Put the settings into force and store them. Raises SettingsNotSaved: they are in force all the same.
+
+        Those in RESTART_SETTINGS wait for the engine's next start; see `restart_pending`.
+        """
+        self.settings = settings
+        self.events.publish(SettingsChanged())
+        async with self._storing_settings:  # two changes at once: what is written last is what is in force
+            try:
+                await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
+            finally:
+                await asyncio.to_thread(self._store.set_bounds, store_bounds(self.paths, self.settings))
 
     async def store_usage(self) -> StoreUsage:
         """What the save points cost on disk."""
@@ -194,7 +214,7 @@ def store_bounds(paths: Paths, settings: Settings) -> Bounds:
     quota = settings.quota_bytes
     if quota is None:
         quota = default_quota(shutil.disk_usage(paths.cache).total)
-    return Bounds(quota, settings.free_floor_bytes)
+    return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
 
 
 def warm_budget() -> int:

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvchat.errors import KvchatError
+from kvchat.wording import size
+
 GB = 1_000_000_000
+MB = 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
 THEMES = frozenset(("system", "light", "dark"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
+LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
+LEAST_QUOTA = 100 * MB
+MOST_DAYS = 3650
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,22 @@ class Settings:
     kv_type: str = "f16"
     quota_bytes: int | None = None  # default: 20 GB or 10 % of the disk, whichever is less
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
+    max_age_days: int | None = None  # save points not used for so long are deleted; None: kept until the quota is full
     theme: str = "system"  # system, light or dark
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
     seed: int | None = None
+
+
+class SettingsNotSaved(KvchatError):
+    """The settings file cannot be written."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            "The settings could not be saved",
+            f"{path}: {error.strerror}.",
+            "They hold until kvchat is quit. Check that the disk has room and that you may write there.",
+        )
 
 
 def load_settings(path: Path) -> Settings:
@@ -51,42 +70,72 @@ def load_settings(path: Path) -> Settings:
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings under a temporary name, then rename: a crash leaves the old file. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Write the settings under a temporary name, then rename: a crash leaves the old file. Raises SettingsNotSaved."""
     temporary = path.with_suffix(".json.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(dataclasses.asdict(settings), file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(settings), file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise SettingsNotSaved(path, error) from error
+
+
+def why_not(name: str, value: Any) -> str:
+    """Why the setting `name` cannot have this value, as a sentence; empty where it can."""
+    return _RULES[name](value)
 
 
 def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The entries of `raw` that are settings, have a setting's type and a value that makes sense."""
-    return {k: v for k, v in raw.items() if k in _MAKES_SENSE and _MAKES_SENSE[k](v)}
+    return {name: value for name, value in raw.items() if name in _RULES and not why_not(name, value)}
 
 
-def _whole(least: int, most: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+_Rule = Callable[[Any], str]
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
+def _whole(least: int, most: float = math.inf, words: Callable[[float], str] = "{:,.0f}".format) -> _Rule:
+    def rule(value: Any) -> str:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return "This must be a whole number."
+        if value < least:
+            return f"This must be at least {words(least)}."
+        return f"This must be at most {words(most)}." if value > most else ""
+
+    return rule
 
 
-def _is_temperature(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
+def _one_of(choices: frozenset[str]) -> _Rule:
+    return lambda value: (
+        "" if isinstance(value, str) and value in choices else f"This must be one of {sorted(choices)}."
+    )
 
 
-_MAKES_SENSE: dict[str, Callable[[Any], bool]] = {
-    "model_path": _is_path,
-    "engine_path": _is_path,
-    "context_size": _whole(1),
-    "kv_type": lambda value: isinstance(value, str) and value in KV_TYPE_NAMES,
-    "quota_bytes": _whole(1),
-    "free_floor_bytes": _whole(0),
-    "theme": lambda value: isinstance(value, str) and value in THEMES,
-    "temperature": _is_temperature,
-    "max_tokens": _whole(1),
+def _path(value: Any) -> str:
+    return "" if isinstance(value, str) and "\0" not in value else "This must be a path."
+
+
+def _temperature(value: Any) -> str:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
+    return "" if fits else f"This must be a number from 0 to {HIGHEST_TEMPERATURE:.0f}."
+
+
+def _tokens(count: float) -> str:
+    return f"{count:,.0f} tokens"
+
+
+_RULES: dict[str, _Rule] = {
+    "model_path": _path,
+    "engine_path": _path,
+    "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _tokens),
+    "kv_type": _one_of(KV_TYPE_NAMES),
+    "quota_bytes": _whole(LEAST_QUOTA, words=size),
+    "free_floor_bytes": _whole(0, words=size),
+    "max_age_days": _whole(1, MOST_DAYS, "{:,.0f} days".format),
+    "theme": _one_of(THEMES),
+    "temperature": _temperature,
+    "max_tokens": _whole(1, words=_tokens),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
 }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from kvchat.chat.events import SettingsChanged
 from kvchat.kvstore.store import StoreRefused
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
-from kvchat.settings import Settings
+from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from tests.kvstore.slot_files import FINGERPRINT, line
 from tests.kvstore.true_files import FULL
 
@@ -49,6 +52,22 @@ async def test_what_is_pinned_is_in_no_plan(runtime: Runtime) -> None:
     assert {one.conversation_id for one in plan.conversations} == {"b"}
     await runtime.pin("a", False)
     assert {one.conversation_id for one in (await runtime.plan_prune(0)).conversations} == {"a", "b"}
+
+
+async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime: Runtime) -> None:
+    told: list[object] = []
+    runtime.events.subscribe(told.append)
+    changes = [replace(runtime.settings, max_age_days=days) for days in range(1, 9)]
+    await asyncio.gather(*(runtime.apply_settings(settings) for settings in changes))
+    assert load_settings(runtime.paths.settings_file) == runtime.settings == changes[-1]
+    assert told == [SettingsChanged()] * 8
+
+
+async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime: Runtime) -> None:
+    runtime.paths.settings_file.with_suffix(".json.new").mkdir()
+    with pytest.raises(SettingsNotSaved):
+        await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
+    assert (await runtime.store_usage()).quota_bytes == GB
 
 
 async def test_never_saving_one(runtime: Runtime) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from kvchat.library.memory import KV_TYPES
 from kvchat.paths import NoFolder, resolve_paths
-from kvchat.settings import KV_TYPE_NAMES, Settings, load_settings, save_settings
+from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_settings, save_settings, why_not
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
     file = tmp_path / "config" / "settings.json"
-    settings = Settings(model_path="/models/晚.gguf", quota_bytes=5, theme="dark", temperature=0.0)
+    settings = Settings(model_path="/models/晚.gguf", quota_bytes=5 * GB, theme="dark", temperature=0.0)
     save_settings(file, settings)
     assert load_settings(file) == settings
     assert not list(file.parent.glob("*.new"))
@@ -34,9 +34,13 @@ def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path: P
         ("kv_type", "q9_9"),
         ("theme", "neon"),
         ("context_size", 0),
-        ("context_size", -4096),
-        ("quota_bytes", 0),
+        ("context_size", 255),
+        ("context_size", 2**24 + 1),
+        ("quota_bytes", 99_999_999),
         ("free_floor_bytes", -1),
+        ("max_age_days", 0),
+        ("max_age_days", 3651),
+        ("max_age_days", 1.5),
         ("max_tokens", 0),
         ("temperature", -0.1),
         ("temperature", 1e9),
@@ -55,7 +59,14 @@ def test_a_value_that_makes_no_sense_is_the_default_and_the_others_stay(
 
 def test_values_at_the_edge_are_kept(tmp_path: Path) -> None:
     settings = Settings(
-        context_size=1, kv_type="iq4_nl", quota_bytes=1, free_floor_bytes=0, temperature=0, max_tokens=1, seed=-1
+        context_size=256,
+        kv_type="iq4_nl",
+        quota_bytes=100_000_000,
+        free_floor_bytes=0,
+        max_age_days=1,
+        temperature=0,
+        max_tokens=1,
+        seed=-1,
     )
     save_settings(tmp_path / "settings.json", settings)
     assert load_settings(tmp_path / "settings.json") == settings
@@ -63,6 +74,28 @@ def test_values_at_the_edge_are_kept(tmp_path: Path) -> None:
 
 def test_the_kv_types_are_those_whose_size_is_known() -> None:
     assert set(KV_TYPES) == KV_TYPE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("context_size", 100, "This must be at least 256 tokens."),
+        ("quota_bytes", 5, "This must be at least 100 MB."),
+        ("max_age_days", 4000, "This must be at most 3,650 days."),
+        ("max_tokens", 2.5, "This must be a whole number."),
+        ("temperature", 7, "This must be a number from 0 to 5."),
+        ("quota_bytes", 5 * GB, ""),
+    ],
+)
+def test_a_refused_value_is_refused_with_a_reason(name: str, value: object, reason: str) -> None:
+    assert why_not(name, value) == reason
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SettingsNotSaved) as refused:
+        save_settings(tmp_path / "file" / "settings.json", Settings())
+    assert "settings.json" in refused.value.detail
 
 
 def test_a_broken_file_is_set_aside_not_lost(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ class EngineChanged:
 
 
 @dataclass(frozen=True)
+class SettingsChanged:
+    """The user's settings are others now."""
+
+
+@dataclass(frozen=True)
 class ConversationsChanged:
     """A conversation was made, renamed, deleted or moved to the top."""
 
@@ -185,7 +190,16 @@ TurnEvent = (
     | SaveSkipped
     | TurnFailed
 )
-Event = EngineChanged | ConversationsChanged | MessagesChanged | QuestionNotStored | Absorbed | Notice | TurnEvent
+Event = (
+    EngineChanged
+    | SettingsChanged
+    | ConversationsChanged
+    | MessagesChanged
+    | QuestionNotStored
+    | Absorbed
+    | Notice
+    | TurnEvent
+)
 Listener = Callable[[Event], None]
 
 

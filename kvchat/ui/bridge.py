@@ -20,6 +20,7 @@ from kvchat.chat.events import (
     ReplyFinished,
     Restored,
     Saved,
+    SettingsChanged,
     Speed,
     TurnEvent,
     TurnFailed,
@@ -77,6 +78,7 @@ class Bridge(QObject):
 
     opened = Signal(bool)  # whether the open conversation has anything to show
     model_changed = Signal()
+    settings_changed = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, wishes: Wishes, parent: QObject) -> None:
         super().__init__(parent)
@@ -223,6 +225,8 @@ class Bridge(QObject):
             case EngineChanged():
                 self.show_engine()
                 self._gather.start()
+            case SettingsChanged():
+                self.settings_changed.emit()
             case ConversationsChanged():
                 self._gather.start()
             case MessagesChanged(conversation_id=id):

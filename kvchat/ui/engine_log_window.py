@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QTimer
-from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from kvchat.runtime import Runtime
-from kvchat.ui.text_page import page_font
+from kvchat.ui.text_window import TextWindow
 from kvchat.ui.theme import Look
 
 _REFRESH_MS = 1000
 _MOST_LINES = 5000
 
 
-class EngineLogWindow(QDialog):
+class EngineLogWindow(TextWindow):
     """Shows the log and follows it while it is on show."""
 
     def __init__(self, runtime: Runtime, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(look, "Engine log", "engine log", parent=parent)
         self._runtime = runtime
         self._shown: list[str] = []
-        self.setWindowTitle("Engine log")
         self.resize(820, 520)
-        self.text = QPlainTextEdit()
-        self.text.setProperty("kind", "log")
-        self.text.setReadOnly(True)
         self.text.setMaximumBlockCount(_MOST_LINES)
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.text.setFont(page_font(look.type.mono, look.type.small))
-        self.text.setAccessibleName("Engine log")
-        copy, close = QPushButton("Copy all"), QPushButton("Close")
-        copy.setAccessibleName("Copy the engine log")
-        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
-        close.setAccessibleName("Close the engine log")
-        close.clicked.connect(self.close)
-        buttons = QHBoxLayout()
-        buttons.addStretch(1)
-        buttons.addWidget(copy)
-        buttons.addWidget(close)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(18, 16, 18, 14)
-        column.setSpacing(12)
-        column.addWidget(self.text, 1)
-        column.addLayout(buttons)
         self._timer = QTimer(self)
         self._timer.setInterval(_REFRESH_MS)
         self._timer.timeout.connect(self.refresh)

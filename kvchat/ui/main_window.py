@@ -195,6 +195,7 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         self.bridge.opened.connect(self._show_middle)
         self.bridge.model_changed.connect(self._show_right_page)
+        self.bridge.settings_changed.connect(lambda: self._look.choose(self._runtime.settings.theme))
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
         self.sidebar.delete_requested.connect(self._ask_delete)
@@ -248,7 +249,6 @@ class MainWindow(QMainWindow):
         )
 
     def _choose_theme(self, choice: str) -> None:
-        self._look.choose(choice)
         self.wishes.start(self._runtime.apply_settings(replace(self._runtime.settings, theme=choice)))
 
     async def use_model(self, path: Path) -> None:

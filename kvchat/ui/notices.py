@@ -6,28 +6,20 @@ import platform
 import traceback
 
 from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import (
-    QDialog,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPlainTextEdit,
-    QPushButton,
-    QSizePolicy,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.ui.icons import icon
-from kvchat.ui.text_page import page_font
+from kvchat.ui.text_window import TextWindow
 from kvchat.ui.theme import Look
 
 _AT_MOST = 3
 _INFO_MS = 12_000
+_REQUEST = (
+    "kvchat met something it did not expect. Your conversations are safe on disk. "
+    "If you report this, please add the text below, after a look at it: it may quote what you wrote."
+)
 
 
 class NoticeView(QFrame):
@@ -120,40 +112,15 @@ class Notices(QWidget):
         self.report = None
 
 
-class ReportDialog(QDialog):
+class ReportDialog(TextWindow):
     """A bug, in text that can be copied."""
 
     def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(look, "Something unexpected happened", "report", words=_REQUEST, parent=parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Something unexpected happened")
         self.resize(620, 420)
-        words = QLabel(
-            "kvchat met something it did not expect. Your conversations are safe on disk. "
-            "If you report this, please add the text below, after a look at it: it may quote what you wrote."
-        )
-        words.setWordWrap(True)
-        self.text = QPlainTextEdit(f"{_versions()}\n\n{text}")
-        self.text.setProperty("kind", "log")
-        self.text.setReadOnly(True)
-        self.text.setFont(page_font(look.type.mono, look.type.small))
-        self.text.setAccessibleName("Report")
-        copy, close = QPushButton("Copy"), QPushButton("Close")
-        copy.setAccessibleName("Copy the report")
-        copy.setProperty("kind", "primary")
-        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
-        close.setAccessibleName("Close the report")
-        close.clicked.connect(self.close)
-        buttons = QHBoxLayout()
-        buttons.addStretch(1)
-        buttons.addWidget(copy)
-        buttons.addWidget(close)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(20, 18, 20, 16)
-        column.setSpacing(12)
-        column.addWidget(words)
-        column.addWidget(self.text, 1)
-        column.addLayout(buttons)
+        self.text.setPlainText(f"{_versions()}\n\n{text}")
+        self.copy.setDefault(True)
 
     def add(self, text: str) -> None:
         """One more, while this report is open."""

@@ -8,19 +8,21 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 
+ErrorDoor = Callable[[KvchatError], None]
+
 
 class Wishes:
     """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`."""
 
-    def __init__(self, on_error: Callable[[KvchatError], None], on_bug: Callable[[BaseException], None]) -> None:
-        self._on_error = on_error
+    def __init__(self, on_error: ErrorDoor, on_bug: Callable[[BaseException], None]) -> None:
+        self.on_error = on_error
         self._on_bug = on_bug
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def start(self, wish: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run `wish` in the background."""
+    def start(self, wish: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
+        """Run `wish` in the background; its KvchatError goes to `on_error`, where given."""
         task = asyncio.get_running_loop().create_task(wish)
-        self._keep(task, self._on_error)
+        self._keep(task, on_error or self.on_error)
         return task
 
     def watch_turn(self, task: asyncio.Future[Any]) -> None:
@@ -33,7 +35,7 @@ class Wishes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _keep(self, task: asyncio.Future[Any], on_error: Callable[[KvchatError], None]) -> None:
+    def _keep(self, task: asyncio.Future[Any], on_error: ErrorDoor) -> None:
         self._tasks.add(task)
 
         def done(finished: asyncio.Future[Any]) -> None:

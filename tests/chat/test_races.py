@@ -252,6 +252,24 @@ async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(s
     await stage.until(lambda: stage.runtime.engine_status.state is EngineState.READY)
 
 
+async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
+    runtime = stage.runtime
+    await stage.answered(await stage.chat())
+    first = runtime.room.engine_pid
+    await runtime.apply_settings(replace(runtime.settings, context_size=2048))
+    assert runtime.restart_pending
+    assert runtime.room.engine_pid == first
+    await runtime.apply_settings(replace(runtime.settings, context_size=4096))
+    assert not runtime.restart_pending, "what it was started with is back"
+    await runtime.apply_settings(replace(runtime.settings, context_size=2048))
+    await runtime.restart_engine()
+    await stage.until(lambda: runtime.engine_status.state is EngineState.READY)
+    assert runtime.room.engine_pid != first
+    assert runtime.room.choice is not None
+    assert runtime.room.choice.plan.context_size == 2048
+    assert not runtime.restart_pending
+
+
 async def test_the_reply_is_on_disk_when_it_is_said_to_be_finished(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.ask(chat)

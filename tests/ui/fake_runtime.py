@@ -8,7 +8,15 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
-from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, MessagesChanged, ReplyDelta, ReplyFinished
+from kvchat.chat.events import (
+    ConversationsChanged,
+    EngineChanged,
+    EventBus,
+    MessagesChanged,
+    ReplyDelta,
+    ReplyFinished,
+    SettingsChanged,
+)
 from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.service import ChatService
 from kvchat.engine.status import EngineState, EngineStatus
@@ -230,6 +238,7 @@ class FakeRuntime(Runtime):
     async def apply_settings(self, settings: Settings) -> None:
         self.calls.append(("apply", settings))
         self.settings = settings
+        self.events.publish(SettingsChanged())
 
     def keep(self, usage: ConversationUsage) -> None:
         """Keep that of a conversation."""
