@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf_header import TENSOR_TYPES, CutShort, GgufHeader, HeaderFault, Value, read_header
+from kvchat.library.split_files import part_name
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
 FILE_TYPES = {
@@ -49,7 +49,6 @@ FILE_TYPES = {
     40: "Q1_0",
 }
 MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
-_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class NotAModel(KvchatError):
@@ -215,17 +214,18 @@ def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
     count = _whole(values, "split.count")
     if count < 2:
         return (path,)
-    match = _PART_NAME.fullmatch(path.name)
-    if match is None or int(match["count"]) != count:
+    part = part_name(path.name)
+    if part is None or part.count != count:
         raise NotAModel(
             "This file is one part of a model",
             f"{path.name} is one of {count} parts, and its name does not say which.",
             "Give the parts their original names back.",
         )
-    names = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-    if path.name != names[0]:
-        raise NotAModel("This is a later part of a split model", path.name, f"Choose the first part, {names[0]}.")
-    return tuple(path.with_name(name) for name in names)
+    if part.number != 1:
+        raise NotAModel(
+            "This is a later part of a split model", path.name, f"Choose the first part, {part.all_names[0]}."
+        )
+    return (path, *(path.with_name(name) for name in part.all_names[1:]))
 
 
 def _facts(path: Path, header: GgufHeader, parts: tuple[Path, ...]) -> GgufFacts:

@@ -1,0 +1,65 @@
+"""Whether a model can run on this machine, in one word: fits, tight, no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvchat.library.context_size import ENGINE_BYTES, MARGIN_LEAST, MARGIN_SHARE, choose_context_size
+from kvchat.library.gguf_facts import GgufFacts
+from kvchat.library.memory import MemoryFacts
+from kvchat.wording import size as size_in_words
+
+COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
+OVERHEAD_SHARE = 0.15  # of the weights, for a KV cache of some thousand tokens and buffers, where only a size is known
+
+
+class Verdict(Enum):
+    """The value is the word on the screen."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and why, in a sentence or two."""
+
+    verdict: Verdict
+    reason: str
+
+
+def judge(facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16") -> Judgement:
+    """A model whose header is known: by the context size that would be chosen for it."""
+    choice = choose_context_size(facts, memory, kv_type)
+    if not choice.fits:
+        return Judgement(Verdict.NO, choice.reason)
+    if memory.devices and choice.needed > memory.device_free:
+        return Judgement(Verdict.TIGHT, f"{choice.reason} {_BESIDE_THE_GPU}")
+    if choice.tokens < min(facts.trained_context, COMFORTABLE):
+        return Judgement(Verdict.TIGHT, choice.reason)
+    return Judgement(Verdict.FITS, choice.reason)
+
+
+def judge_size(size: int, memory: MemoryFacts) -> Judgement:
+    """A model of which only the size of its files is known, in bytes: a guess, and said to be one."""
+    needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
+    free = memory.device_free if memory.devices else memory.available
+    where = "free on the GPU" if memory.devices else "free"
+    guess = f"By its size it takes about {size_in_words(needed)}; {size_in_words(free)} is {where}."
+    if needed <= _spendable(free):
+        return Judgement(Verdict.FITS, guess)
+    if memory.devices and needed <= _spendable(free + memory.available):
+        return Judgement(Verdict.TIGHT, f"{guess} {_BESIDE_THE_GPU}")
+    if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
+        return Judgement(Verdict.TIGHT, f"{guess} Little room is left for a conversation.")
+    return Judgement(Verdict.NO, guess)
+
+
+def _spendable(free: int) -> float:
+    """What may be spent, a margin kept."""
+    return free - max(MARGIN_LEAST, MARGIN_SHARE * free)
+
+
+_BESIDE_THE_GPU = "Part of it runs beside the GPU, which is slower."

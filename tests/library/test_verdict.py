@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.memory import DeviceMemory, MemoryFacts
+from kvchat.library.verdict import Verdict, judge, judge_size
+from tests.library.gguf_files import write_gguf
+
+GB = 1_000_000_000
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> GgufFacts:
+    """Llama-3.1-8B's shape, with the size of its Q4_K_M: 131,072 KV bytes per token."""
+    shape = {
+        "block_count": 32,
+        "context_length": 131_072,
+        "embedding_length": 4096,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+        "vocab_size": 128_256,
+    }
+    return dataclasses.replace(read_facts(write_gguf(tmp_path / "large.gguf", shape)), size=4_920_000_000)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (MemoryFacts(16 * GB), Verdict.FITS),
+        (MemoryFacts(4 * GB), Verdict.NO),
+        (MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),)), Verdict.FITS),
+        (MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),)), Verdict.TIGHT),
+        (MemoryFacts(1 * GB, devices=(DeviceMemory("CUDA0", 2 * GB),)), Verdict.NO),
+    ],
+)
+def test_by_header_and_by_size(large: GgufFacts, memory: MemoryFacts, expected: Verdict) -> None:
+    by_header, by_size = judge(large, memory), judge_size(large.size, memory)
+    assert by_header.verdict is by_size.verdict is expected
+    assert "GB" in by_header.reason
+    assert by_size.reason.startswith("By its size it takes about 5.8 GB")
+
+
+def test_beside_the_gpu_is_told(large: GgufFacts) -> None:
+    memory = MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),))
+    assert "beside the GPU" in judge(large, memory).reason
+    assert "beside the GPU" in judge_size(large.size, memory).reason
+
+
+def test_little_room_for_a_conversation_is_tight(large: GgufFacts) -> None:
+    assert judge(large, MemoryFacts(6_600_000_000)).verdict is Verdict.TIGHT
+    by_size = judge_size(large.size, MemoryFacts(6_200_000_000))
+    assert by_size.verdict is Verdict.TIGHT
+    assert "Little room" in by_size.reason
