@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine.discovery import EngineLocation, find_engine, list_devices
-from kvchat.engine.plan import LaunchPlan
+from kvchat.engine import extra_arguments
+from kvchat.engine.discovery import EngineLocation, list_devices
+from kvchat.engine.plan import OPTIONAL, LaunchPlan
+from kvchat.engine.probe import EngineProbe, usable_engine
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.context_size import ContextChoice, choose_context_size
@@ -58,7 +60,8 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
     model = Path(settings.model_path)
     facts = read_facts(model)
     stamp = file_stamps(facts.parts)
-    location = find_engine(settings.engine_path)
+    location, asked = usable_engine(settings.engine_path)
+    extra, workers = wished_arguments(settings, location, asked)
     context = choose_context_size(facts, memory_for(location), settings.kv_type, settings.context_size)
     plan = LaunchPlan(
         model=model,
@@ -66,6 +69,9 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
         slot_path=slot_path,
         kv_type_k=settings.kv_type,
         kv_type_v=settings.kv_type,
+        rpc_workers=workers,
+        extra=extra,
+        left_out=asked.options.missing(OPTIONAL) if asked.options else frozenset(),
     )
     fingerprint = Fingerprint(
         model=model_identity(model),
@@ -74,9 +80,25 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
         flash_attention="auto",
         streams=1,
         rope=rope_factors(facts, plan.context_size),
+        options=extra_arguments.meaning(extra),
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(location, plan, facts, context, fingerprint, per_token, stamp)
+
+
+def wished_arguments(
+    settings: Settings, location: EngineLocation, asked: EngineProbe
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The user's own arguments and RPC workers, checked against this engine. Raises BadArguments and BadWorkers."""
+    extra = extra_arguments.parse(settings.engine_arguments)
+    workers = extra_arguments.parse_workers(settings.rpc_workers)
+    if location.path is None and extra:
+        raise extra_arguments.BadArguments("The engine inside kvchat takes none; only a llama-server does.")
+    no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
+    if workers and no_rpc:
+        raise extra_arguments.BadWorkers("This engine cannot share its work with other computers.")
+    extra_arguments.check(extra, asked.options)
+    return extra, workers
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:

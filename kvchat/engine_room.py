@@ -9,6 +9,8 @@ from pathlib import Path
 from kvchat.chat.room import ReadyEngine
 from kvchat.engine.client import EngineError
 from kvchat.engine.discovery import EngineNotFound
+from kvchat.engine.extra_arguments import BadArguments, BadWorkers
+from kvchat.engine.probe import EngineTooOld
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine_choice import EngineChoice, choose_engine
@@ -153,7 +155,13 @@ _BUG = EngineFailure(
 
 
 def _failure(error: KvchatError) -> EngineFailure:
-    kind = FailureKind.NOT_FOUND if isinstance(error, EngineNotFound) else FailureKind.BAD_MODEL
+    kinds = {
+        EngineNotFound: FailureKind.NOT_FOUND,
+        EngineTooOld: FailureKind.INCOMPATIBLE,
+        BadArguments: FailureKind.INCOMPATIBLE,
+        BadWorkers: FailureKind.INCOMPATIBLE,
+    }
+    kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), FailureKind.BAD_MODEL)
     return EngineFailure(kind, error.title, error.detail, error.advice)
 
 

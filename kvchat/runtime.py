@@ -27,7 +27,8 @@ from kvchat.settings import Settings, save_settings
 
 MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
 SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
-RESTART_SETTINGS = ("model_path", "engine_path", "context_size", "kv_type")  # these need another engine process
+# These need another engine process.
+RESTART_SETTINGS = ("model_path", "engine_path", "engine_arguments", "rpc_workers", "context_size", "kv_type")
 
 
 class Runtime:

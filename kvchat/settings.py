@@ -19,10 +19,12 @@ GB = 1_000_000_000
 MB = 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
 THEMES = frozenset(("system", "light", "dark"))
+ENGINE_STARTS = frozenset(("app", "message"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
 LEAST_QUOTA = 100 * MB
 MOST_DAYS = 3650
+MOST_IDLE_MINUTES = 7 * 24 * 60
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,11 @@ class Settings:
     """What the user chose. None means "kvchat decides"."""
 
     model_path: str | None = None
-    engine_path: str | None = None
+    engine_path: str | None = None  # or "embedded"
+    engine_arguments: str = ""  # the user's own, for llama-server, as a shell takes them
+    rpc_workers: str = ""  # host:port of other computers' rpc-servers, parted by commas
+    engine_start: str = "app"  # the engine starts with the app, or with the first message
+    idle_minutes: int | None = None  # without a message for so long, the engine stops; None: it stays
     context_size: int | None = None  # tokens
     kv_type: str = "f16"
     quota_bytes: int | None = None  # default: 20 GB or 10 % of the disk, whichever is less
@@ -117,6 +123,10 @@ def _path(value: Any) -> str:
     return "" if isinstance(value, str) and "\0" not in value else "This must be a path."
 
 
+def _text(value: Any) -> str:
+    return "" if isinstance(value, str) and "\0" not in value else "This must be text."
+
+
 def _temperature(value: Any) -> str:
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
     return "" if fits else f"This must be a number from 0 to {HIGHEST_TEMPERATURE:.0f}."
@@ -129,6 +139,10 @@ def _tokens(count: float) -> str:
 _RULES: dict[str, _Rule] = {
     "model_path": _path,
     "engine_path": _path,
+    "engine_arguments": _text,
+    "rpc_workers": _text,
+    "engine_start": _one_of(ENGINE_STARTS),
+    "idle_minutes": _whole(1, MOST_IDLE_MINUTES, "{:,.0f} minutes".format),
     "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _tokens),
     "kv_type": _one_of(KV_TYPE_NAMES),
     "quota_bytes": _whole(LEAST_QUOTA, words=size),

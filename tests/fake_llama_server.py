@@ -13,6 +13,8 @@ At the start
   FAKE_PORT_TAKEN_TIMES=N           the first N starts fail as if somebody else had taken the port
   FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
+  FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
+  FAKE_LACKS="--cors-origins …"     options it does not know
 While serving; PHASE is one of prefill, stream, save, restore (and load, for hanging)
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
@@ -372,7 +374,8 @@ class FakeServer(ThreadingHTTPServer):
 
 
 def parse_flags(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="llama-server")
+    parser = argparse.ArgumentParser(prog="llama-server", add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", action="store_true")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("--list-devices", action="store_true")
     parser.add_argument("--model", type=Path)
@@ -382,11 +385,24 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--slot-save-path", type=Path)
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
-    for flag in ("--parallel", "-ctk", "-ctv", "--cache-ram", "--threads"):
-        parser.add_argument(flag)
-    for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui"):
-        parser.add_argument(flag, action="store_true")
-    return parser.parse_args(arguments)
+    lacking = switch("FAKE_LACKS").split()
+    valued = "--parallel -ctk -ctv --cache-ram --threads --cors-origins --rpc --lora"
+    for flag in valued.split():
+        if flag not in lacking:
+            parser.add_argument(flag)
+    for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui", "--mlock"):
+        if flag not in lacking:
+            parser.add_argument(flag, action="store_true")
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        say(f"error: invalid argument: {unknown[0]}")
+        sys.exit(1)
+    if flags.help:
+        for action in parser._actions:
+            value = "" if isinstance(action, argparse._StoreTrueAction) else " VALUE"
+            print(f"{', '.join(action.option_strings) + value:<40}what it is for")
+        sys.exit(0)
+    return flags
 
 
 def listen_to_signals() -> None:
@@ -431,7 +447,8 @@ def load(server: FakeServer) -> None:
 def main(arguments: list[str]) -> int:
     flags = parse_flags(arguments)
     if flags.version or flags.list_devices:
-        say("version: 0 (fake)" if flags.version else "Available devices:\n  FAKE0: Fake GPU (1024 MiB, 512 MiB free)")
+        version = f"version: {switch('FAKE_VERSION') or 0} (fake)"
+        say(version if flags.version else "Available devices:\n  FAKE0: Fake GPU (1024 MiB, 512 MiB free)")
         return 0
     if hasattr(os, "setsid"):
         import resource

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine_choice import EngineChoice, choose_engine
+from kvchat.errors import KvchatError
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -37,3 +38,49 @@ def test_the_other_factors_are_another_fingerprint_and_said_in_words(tmp_path: P
     short, long = (chosen(tmp_path, fake_engine, LONG_ROPE, size) for size in (4096, 8192))
     words = ["context size, which changes how this model counts positions"]
     assert short.fingerprint.differences(long.fingerprint) == words
+
+
+def with_arguments(folder: Path, fake: FakeEngine, **wishes: str) -> EngineChoice:
+    model = write_gguf(folder / "model.gguf", dict(LLAMA))
+    return choose_engine(Settings(model_path=str(model), engine_path=str(fake.path), **wishes), folder)  # type: ignore[arg-type]
+
+
+def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_state(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    bare = with_arguments(tmp_path, fake_engine)
+    faster = with_arguments(tmp_path, fake_engine, engine_arguments="--threads 2")
+    other = with_arguments(tmp_path, fake_engine, engine_arguments="--mlock", rpc_workers="den:50052")
+    assert faster.plan.extra == ("--threads", "2")
+    assert (other.plan.extra, other.plan.rpc_workers) == (("--mlock",), ("den:50052",))
+    assert bare.fingerprint == faster.fingerprint == other.fingerprint
+    adapted = with_arguments(tmp_path, fake_engine, engine_arguments="--lora x.gguf")
+    assert bare.fingerprint.differences(adapted.fingerprint) == ["extra engine arguments"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "wishes", "words"),
+    [
+        (None, {"engine_arguments": "--port 1"}, "this computer alone"),
+        (None, {"engine_arguments": "--nope"}, "does not know the option --nope"),
+        (None, {"rpc_workers": "den"}, '"den" is not a computer'),
+        ("embedded", {"engine_arguments": "--threads 2"}, "The engine inside kvchat takes none"),
+        ("embedded", {"rpc_workers": "den:1"}, "cannot share its work"),
+    ],
+)
+def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
+    tmp_path: Path, fake_engine: FakeEngine, engine: str | None, wishes: dict[str, str], words: str
+) -> None:
+    model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    with pytest.raises(KvchatError, match=words):
+        choose_engine(
+            Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **wishes),  # type: ignore[arg-type]
+            tmp_path,
+        )
+
+
+def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_LACKS="--rpc --cors-origins")
+    assert with_arguments(tmp_path, fake_engine).plan.left_out == {"--cors-origins"}
+    with pytest.raises(KvchatError, match="cannot share its work"):
+        with_arguments(tmp_path, fake_engine, rpc_workers="den:1")

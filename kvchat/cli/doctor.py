@@ -15,7 +15,8 @@ from typing import Any
 from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
-from kvchat.engine.discovery import Device, engine_version, find_engine, list_devices
+from kvchat.engine.discovery import Device, find_engine, list_devices
+from kvchat.engine.probe import usable_engine
 from kvchat.engine_choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
@@ -125,8 +126,9 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
         return EngineReport(found=False, problem=str(error)), available_memory()
     kind, path = location.kind.value, str(location.path) if location.path else None
     try:
-        report = EngineReport(True, kind, path, engine_version(location), list_devices(location))
-        return report, memory_for(location)
+        location, asked = usable_engine(settings.engine_path)
+        kind, path = location.kind.value, str(location.path) if location.path else None
+        return EngineReport(True, kind, path, asked.version, list_devices(location)), memory_for(location)
     except KvchatError as error:
         return EngineReport(True, kind, path, problem=str(error)), available_memory()
 

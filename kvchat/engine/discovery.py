@@ -61,23 +61,33 @@ def find_engine(
     The settings may also say "embedded", for a machine whose own llama-server is of no use. `search` and
     `embedded_present` override what this machine has. Raises EngineNotFound with advice.
     """
-    if embedded_present is None:
-        embedded_present = importlib.util.find_spec("xllamacpp") is not None
     if settings_path == EngineKind.EMBEDDED.value:
         search = ()
     elif settings_path:
         return EngineLocation(EngineKind.LLAMA_SERVER, _checked(Path(settings_path).expanduser()))
-    for folder in install_places() if search is None else search:
-        program = folder / _program_name()
-        if _is_program(program):
-            return EngineLocation(EngineKind.LLAMA_SERVER, program.absolute())
-    if embedded_present:
-        return EngineLocation(EngineKind.EMBEDDED)
+    found = installed_engines(search=search, embedded_present=embedded_present)
+    if found:
+        return found[0]
     raise EngineNotFound(
         "No engine found",
         "There is no llama-server on this machine, and the embedded engine is not installed.",
         "Install llama.cpp, or `pip install xllamacpp`, or set the path to a llama-server in the settings.",
     )
+
+
+def installed_engines(
+    *, search: Iterable[Path] | None = None, embedded_present: bool | None = None
+) -> list[EngineLocation]:
+    """Every engine on this machine, each program once, in the order of preference: the embedded one comes last."""
+    if embedded_present is None:
+        embedded_present = importlib.util.find_spec("xllamacpp") is not None
+    programs: dict[Path, Path] = {}  # by what they really are
+    for folder in install_places() if search is None else search:
+        program = folder / _program_name()
+        if _is_program(program):
+            programs.setdefault(program.resolve(), program.absolute())
+    found = [EngineLocation(EngineKind.LLAMA_SERVER, program) for program in programs.values()]
+    return [*found, EngineLocation(EngineKind.EMBEDDED)] if embedded_present else found
 
 
 def install_places(environment: Mapping[str, str] | None = None) -> list[Path]:
@@ -110,6 +120,11 @@ def engine_version(location: EngineLocation) -> str:
     answer = _ask([str(location.path), "--version"])
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("version")), lines[-1] if lines else "unknown")
+
+
+def help_text(program: Path) -> str:
+    """What a llama-server prints for --help. Blocks; raises EngineNotFound when it cannot be run."""
+    return _ask([str(program), "--help"])
 
 
 def list_devices(location: EngineLocation) -> tuple[Device, ...]:

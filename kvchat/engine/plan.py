@@ -6,6 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+# Options that serve kvchat and that a build may lack without harm: it then has no such feature to turn off.
+OPTIONAL = ("--kv-unified", "--cache-ram", "--metrics", "--jinja", "--no-webui", "--cors-origins")
+NO_ORIGIN = "https://kvchat.invalid"  # an address no web page can have (RFC 2606): none may talk to the engine
+
 ParameterValue = str | int | bool | tuple[str, ...]
 
 
@@ -23,6 +27,9 @@ class LaunchPlan:
     batch_size: int = 512  # tokens; small, because a dropped connection stops a prefill only between batches
     cache_ram_mib: int = 0  # the engine's own RAM cache of evicted prompts; the save-point store does that job
     threads: int | None = None  # None: the engine's default
+    rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
+    extra: tuple[str, ...] = ()  # the user's own arguments, checked
+    left_out: frozenset[str] = frozenset()  # of OPTIONAL, what this build does not know
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,14 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     Spellings are those that both today's builds and builds of the year before know (`--no-webui` is still
     an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
     """
+    optional = [
+        ("--kv-unified",),  # one KV stream: slot files stay valid whatever --parallel is
+        ("--cache-ram", str(plan.cache_ram_mib)),
+        ("--metrics",),
+        ("--jinja",),  # the default today; older builds render another prompt without it
+        ("--no-webui",),
+        ("--cors-origins", NO_ORIGIN),
+    ]
     arguments = [
         *("--model", str(plan.model)),
         *("--host", plan.host),
@@ -53,17 +68,15 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("--batch-size", str(plan.batch_size)),
         *("--slot-save-path", str(plan.slot_path)),
         *("--parallel", "1"),
-        "--kv-unified",  # one KV stream: slot files stay valid whatever --parallel is
         *("-ctk", plan.kv_type_k),
         *("-ctv", plan.kv_type_v),
-        *("--cache-ram", str(plan.cache_ram_mib)),
-        "--metrics",
-        "--jinja",  # the default today; older builds render another prompt without it
-        "--no-webui",
+        *(word for words in optional if words[0] not in plan.left_out for word in words),
     ]
+    if plan.rpc_workers:
+        arguments += ["--rpc", ",".join(plan.rpc_workers)]
     if plan.threads is not None:
         arguments += ["--threads", str(plan.threads)]
-    return arguments
+    return [*arguments, *plan.extra]
 
 
 def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
@@ -85,6 +98,7 @@ def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
         ("endpoint_metrics", True),
         ("use_jinja", True),
         ("ui", False),
+        ("cors_origins", NO_ORIGIN),
     ]
     if plan.threads is not None:
         # The batch threads do not follow by themselves here, as they do on llama-server's command line.

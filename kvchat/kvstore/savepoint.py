@@ -21,6 +21,7 @@ class Fingerprint:
     flash_attention: str  # "auto", "on" or "off", as asked of the engine
     streams: int  # KV streams; 1 with a unified cache
     rope: str  # which RoPE factors the context size picks, "short" or "long"; "" where the model has one set
+    options: str = ""  # the user's own engine arguments that change what a state means
 
     def differences(self, other: Fingerprint) -> list[str]:
         """The names of the fields that differ, in words for the user."""
@@ -31,6 +32,7 @@ class Fingerprint:
             "flash_attention": "flash attention",
             "streams": "number of KV streams",
             "rope": "context size, which changes how this model counts positions",
+            "options": "extra engine arguments",
         }
         mine, theirs = asdict(self), asdict(other)
         return [words[name] for name in mine if mine[name] != theirs[name]]

@@ -55,3 +55,20 @@ def test_the_embedded_engine_gets_the_same() -> None:
 def test_the_embedded_slot_path_ends_with_a_separator() -> None:
     """llama.cpp joins folder and file name without one."""
     assert dict(embedded_parameters(PLAN).fields)["slot_save_path"] == f"/slots{os.sep}"
+
+
+def test_what_a_build_does_not_know_is_left_out() -> None:
+    arguments = llama_server_arguments(replace(PLAN, left_out=frozenset(("--cache-ram", "--jinja"))))
+    assert not {"--cache-ram", "--jinja", "64"} & set(arguments)
+    assert "--kv-unified" in arguments
+
+
+def test_no_web_page_may_talk_to_the_engine() -> None:
+    origin = value_of("--cors-origins", llama_server_arguments(PLAN))
+    assert origin.endswith(".invalid")
+    assert dict(embedded_parameters(PLAN).fields)["cors_origins"] == origin
+
+
+def test_workers_and_the_users_own_arguments_come_last() -> None:
+    arguments = llama_server_arguments(replace(PLAN, rpc_workers=("den:1", "attic:2"), extra=("-t", "4")))
+    assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]
