@@ -39,6 +39,7 @@ from kvchat.kvstore.savepoint import (
     VerifyReport,
 )
 from kvchat.kvstore.saving import Saving
+from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
 from kvchat.kvstore.staging import MEMORY_FOLDER, Staging
 from kvchat.kvstore.store import Bounds, StoreRefused
 
@@ -194,6 +195,11 @@ class BlockStore:
         """Hash every block and set aside what is bad."""
         with _in_words():
             return self._keeping.verify(progress)
+
+    def measure_rebuild(self, rounds: int = 5) -> RebuildSpeed | None:
+        """How fast the largest save point's file is rebuilt, beside a plain copy of it; None without a save point."""
+        with _in_words():
+            return measure_rebuild(self._parts, rounds)
 
     def losses(self) -> tuple[Loss, ...]:
         """What turned out bad since this was last asked: tell the user once."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from io import FileIO
-from operator import attrgetter
+from typing import NamedTuple
 
 from kvchat.kvstore.blocks import BlockFiles
-from kvchat.kvstore.recipe import RESIDUE, BlockUse, Recipe, RecipeError, residue_extents, residue_parts, row_parts
+from kvchat.kvstore.recipe import RESIDUE, BlockUse, Recipe, RecipeError, residue_extents, residue_parts
 from kvchat.kvstore.residue import DamagedBlock, read_residue
 
 _MOST_OPEN = 200  # block files; a process may have 1,024 files or fewer
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive bytes of the file that come out of one block."""
+class Stretch(NamedTuple):
+    """Consecutive bytes of the file that come out of one block. A tuple: there may be ten thousand in a file."""
 
     offset: int  # in the file
     length: int
@@ -38,56 +35,65 @@ def stretches(recipe: Recipe) -> list[Stretch]:
                 start += part.length
             continue
         cache = recipe.row_map.caches[use.cache]
+        regions = [(region.offset, region.row_size) for region in cache.regions]
         block_rows, start = use.size // cache.row_bytes, 0
-        for region, part in zip(cache.regions, row_parts(cache, use.row, use.rows), strict=True):
-            found.append(Stretch(part.offset, part.length, start + use.skip * region.row_size, number))
-            start += block_rows * region.row_size
-    found.sort(key=attrgetter("offset"))
+        for offset, size in regions:
+            found.append(Stretch(offset + use.row * size, use.rows * size, start + use.skip * size, number))
+            start += block_rows * size
+    found.sort()
     end = 0
-    for one in found:
-        if one.offset != end:
+    for offset, length, _, _ in found:
+        if offset != end:
             raise RecipeError("its recipe leaves a hole")
-        end += one.length
+        end += length
     if end != recipe.file_size:
         raise RecipeError("its recipe leaves a hole")
     return found
 
 
 class BlockReader:
-    """Reads at any place of a recipe's blocks. Raises DamagedBlock where a block is missing, cut or cannot be read."""
+    """Reads at any place of a recipe's blocks, whose files stay open meanwhile: a context manager.
 
-    def __init__(self, recipe: Recipe, blocks: BlockFiles, opened: ExitStack) -> None:
-        """`opened` closes the files in the end."""
-        self._uses, self._blocks, self._opened = recipe.uses, blocks, opened
+    Raises DamagedBlock where a block is missing, cut or cannot be read.
+    """
+
+    def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
+        self._uses, self._blocks = recipe.uses, blocks
         self._files: dict[bytes, FileIO] = {}
         self._residue: tuple[BlockUse, memoryview] | None = None
 
-    def fill(self, stretches: Sequence[Stretch], buffers: Iterator[memoryview]) -> Iterator[memoryview]:
-        """The bytes of the stretches, one buffer after the other, each full but the last."""
-        buffer, filled = next(buffers), 0
+    def __enter__(self) -> BlockReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def fill(self, stretches: Sequence[Stretch], buffer: memoryview) -> Iterator[memoryview]:
+        """The bytes of the stretches in `buffer`, which is full each time but the last."""
+        filled, size = 0, len(buffer)
         for one in stretches:
-            done = 0
-            while done < one.length:
-                count = min(one.length - done, len(buffer) - filled)
-                self.read_into(one.number, one.start + done, buffer[filled : filled + count])
-                done += count
+            start, left = one.start, one.length
+            while left:
+                count = min(left, size - filled)
+                self._read_into(self._uses[one.number], start, buffer[filled : filled + count])
+                start += count
+                left -= count
                 filled += count
-                if filled == len(buffer):
+                if filled == size:
                     yield buffer
-                    buffer, filled = next(buffers), 0
+                    filled = 0
         yield buffer[:filled]
 
-    def read_into(self, number: int, start: int, place: memoryview) -> None:
+    def _read_into(self, use: BlockUse, start: int, place: memoryview) -> None:
         """Fill `place` from `start` of the block of that use."""
-        use = self._uses[number]
         if use.cache == RESIDUE:
             place[:] = self._unpacked(use)[start : start + len(place)]
             return
         try:
             file = self._files.get(use.block)
             if file is None and len(self._files) < _MOST_OPEN:
-                file = self._opened.enter_context(self._open(use))
-                self._files[use.block] = file
+                file = self._files[use.block] = self._open(use)
             if file is not None:
                 _fill(file, start, place)
                 return

@@ -203,6 +203,12 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     return [int(row[0]) for row in db.execute(query, (conversation_id,))]
 
 
+def largest(db: sqlite3.Connection) -> int | None:
+    """The absorbed save point with the largest slot file, None without any."""
+    row = db.execute("SELECT id FROM save_points WHERE owner IS NULL ORDER BY file_size DESC LIMIT 1").fetchone()
+    return int(row[0]) if row else None
+
+
 def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
     """The other absorbed save points of the same conversation at the same node: newer ones make them needless."""
     query = (

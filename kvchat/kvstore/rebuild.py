@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
-from itertools import chain, cycle
+from itertools import chain
 from pathlib import Path
 
 from blake3 import blake3
@@ -31,7 +29,7 @@ from kvchat.kvstore.recipe import (
 )
 from kvchat.kvstore.residue import DamagedBlock, read_residue
 
-_BUFFER, _BUFFERS = 1 << 20, 3
+_BUFFER = 1 << 20
 
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
 
@@ -116,27 +114,16 @@ class Placement:
 def _write_in_order(recipe: Recipe, blocks: BlockFiles, out: FileIO) -> bytes:
     """Write the file from beginning to end; returns its BLAKE3.
 
-    One thread reads, one hashes and one writes, each a buffer apart: writing takes as long as all the rest.
+    One thread and one buffer, which stays in the processor's cache between reading, hashing and writing: two threads
+    hand each other cache lines, and took 1.0 to 1.2 times as long (measured, 512 MB, 2 idle cores).
     """
     hasher = blake3()
-    with ExitStack() as opened:
-        reader = BlockReader(recipe, blocks, opened)
-        hashing, writing = (opened.enter_context(ThreadPoolExecutor(1)) for _ in range(2))
-        busy: deque[tuple[Future[blake3], Future[int]]] = deque()
-        buffers = cycle([memoryview(bytearray(_BUFFER)) for _ in range(_BUFFERS)])
-        for filled in reader.fill(stretches(recipe), buffers):
-            busy.append((hashing.submit(hasher.update, filled), writing.submit(write_all, out.fileno(), filled)))
-            if len(busy) == _BUFFERS:  # the next one to be filled is the one that has been busy longest
-                _wait(busy.popleft())
-        for jobs in busy:
-            _wait(jobs)
+    buffer = memoryview(bytearray(_BUFFER))
+    with BlockReader(recipe, blocks) as reader:
+        for filled in reader.fill(stretches(recipe), buffer):
+            hasher.update(filled)
+            write_all(out.fileno(), filled)
     return hasher.digest()
-
-
-def _wait(jobs: tuple[Future[blake3], Future[int]]) -> None:
-    hashed, written = jobs
-    hashed.result()
-    written.result()
 
 
 @contextmanager

@@ -1,0 +1,81 @@
+"""How fast the store rebuilds, beside a plain copy of the same file."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from kvchat.kvstore import disk, index_points
+from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.rebuild import Unusable, rebuild
+from kvchat.kvstore.recipe import Recipe, RecipeError
+
+_PART = 1 << 20
+
+
+@dataclass(frozen=True)
+class RebuildSpeed:
+    """Medians of rebuilding a slot file from its blocks, and of copying the same file from and to the same places."""
+
+    bytes: int
+    rebuild_ms: float
+    copy_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """The speed of the rebuild, hash included, by that of the copy."""
+        return self.copy_ms / self.rebuild_ms
+
+
+def measure_rebuild(parts: Parts, rounds: int) -> RebuildSpeed | None:
+    """Rebuild and copy the largest absorbed save point's file in turns; None without one, or if its blocks are bad.
+
+    Blocks and the copied file lie on the disk and in its cache; both results go where engines restore from. Raises
+    OSError, IndexFailed and IndexLost.
+    """
+    recipe = _largest(parts)
+    if recipe is None:
+        return None
+    original = parts.staging.roots[0] / disk.temporary_name()
+    target = parts.staging.slot_folder() / "measured.slot"
+    rebuilds: list[float] = []
+    copies: list[float] = []
+    try:
+        rebuild(recipe, parts.blocks, original)
+        for number in range(2 * rounds):
+            if number % 2:
+                copies.append(_ms(lambda: _copy(original, target)))
+            else:
+                rebuilds.append(_ms(lambda: rebuild(recipe, parts.blocks, target)))
+            target.unlink()
+    except Unusable:
+        return None
+    finally:
+        original.unlink(missing_ok=True)
+        shutil.rmtree(target.parent, ignore_errors=True)
+    return RebuildSpeed(recipe.file_size, median(rebuilds), median(copies))
+
+
+def _largest(parts: Parts) -> Recipe | None:
+    with parts.index.read() as db:
+        point = index_points.largest(db)
+        try:
+            return index_points.load_recipe(db, point) if point is not None else None
+        except RecipeError:
+            return None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy every byte: `shutil.copyfile` may let the file system share them instead."""
+    with source.open("rb") as read, target.open("wb") as write:
+        shutil.copyfileobj(read, write, _PART)
+
+
+def _ms(do: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    do()
+    return 1000 * (time.perf_counter() - started)
