@@ -167,6 +167,19 @@ class Database:
             self._connection.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
             return len(orphans)
 
+    def shares_system_prompt(self, text: str, reply_id: str) -> bool:
+        """Whether another reply than this one came first after the same system prompt, in any conversation."""
+        query = """
+            SELECT EXISTS (
+                SELECT 1 FROM messages AS system INDEXED BY system_prompts
+                JOIN messages AS question ON question.parent_id = system.id
+                JOIN messages AS reply ON reply.parent_id = question.id
+                WHERE system.role = 'system' AND system.content = ? AND reply.id != ?
+            )
+        """
+        with _in_words(self.file):
+            return bool(self._connection.execute(query, (text, reply_id)).fetchone()[0])
+
     def prefill_ms_per_token(self, model: str) -> float | None:
         """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
         query = """

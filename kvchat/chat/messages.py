@@ -46,7 +46,7 @@ class Receipt:
     ttft_ms: float
     restore_ms: float  # what of the restore lay after Send, or all of it if `restored_ahead`; 0: nothing restored
     prefill_ms: float  # the engine's own prompt_ms
-    first_token_ms: float  # the rest of ttft_ms: templates, the wire, the first decode
+    first_token_ms: float  # the rest of ttft_ms: templates, the wire, a shared system prompt's save, the first decode
     prompt_tokens: int
     cached_tokens: int
     predicted_tokens: int

@@ -34,6 +34,10 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX messages_of_conversation ON messages (conversation_id, created_at);
     CREATE INDEX messages_of_parent ON messages (parent_id);
     """,
+    # 2: which system prompts are shared is asked before first replies
+    """
+    CREATE INDEX system_prompts ON messages (id) WHERE role = 'system'
+    """,
 )
 
 

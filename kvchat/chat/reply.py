@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from kvchat.chat.database import Database, StorageFailed
 from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
 from kvchat.chat.messages import Message, MessageState, Receipt
-from kvchat.chat.slot import Loaded, Verdict
+from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.worker import Worker
-from kvchat.engine.wire import ChatChunk, Timings
+from kvchat.engine.wire import ChatChunk, PromptProgress, Timings
 
 FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
 SPEED_INTERVAL_S = 0.25  # how often the strip hears of the speed
@@ -51,12 +51,24 @@ class ReplyWriter:
         self.draft = Draft()
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self.locked_at = sent_at  # time.perf_counter() when the slot was ours
+        self.read_ahead: Timings | None = None  # of what this turn read before the request itself
         self._sent_at = sent_at  # time.perf_counter() at Send
         self._database = database
         self._worker = worker
         self._events = events
         self._unwritten = False
         self._speed_told_at = 0.0
+
+    @property
+    def cached_tokens(self) -> int:
+        """How much of the prompt the engine had before this turn. What the turn itself read ahead is not among it."""
+        timings = self.draft.timings
+        return self._had_before(timings.cache_n) if timings else 0
+
+    def tell_progress(self, progress: PromptProgress, total: int) -> None:
+        """The engine has come so far in a prompt of `total` tokens."""
+        cached = self._had_before(progress.cache)
+        self._events.publish(Prefilling(self.message.conversation_id, progress.processed, total, cached))
 
     async def consume(self, chunks: AsyncIterator[ChatChunk]) -> None:
         """Take the stream to its end. What has come stays in `draft`, whatever ends it."""
@@ -85,7 +97,7 @@ class ReplyWriter:
         ahead = restore is not None and restore.finished_at <= self._sent_at
         while_queued = in_ttft if restore and restore.finished_at <= self.locked_at else 0.0
         queued = max(0.0, 1000 * (self.locked_at - self._sent_at) - while_queued)
-        cached = draft.timings.cache_n
+        cached = self.cached_tokens
         return Receipt(
             ttft_ms=draft.ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
@@ -107,14 +119,13 @@ class ReplyWriter:
         )
 
     def _take(self, chunk: ChatChunk) -> None:
-        draft, conversation = self.draft, self.message.conversation_id
+        draft = self.draft
         if chunk.timings:
             draft.timings = chunk.timings
             draft.prompt_done = chunk.timings.prompt_tokens
         if chunk.progress:
             draft.prompt_done = chunk.progress.processed
-            progress = chunk.progress
-            self._events.publish(Prefilling(conversation, progress.processed, progress.total, progress.cache))
+            self.tell_progress(chunk.progress, chunk.progress.total)
         if chunk.finish_reason:
             draft.finish_reason = chunk.finish_reason
         if chunk.text or chunk.thinking:
@@ -131,15 +142,18 @@ class ReplyWriter:
         self._unwritten = True
         if first:
             draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s)
-            timings = draft.timings
-            draft.prefill_ms = timings.prompt_ms if timings else 0.0
-            cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)
-            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt))
+            read = [timings for timings in (self.read_ahead, draft.timings) if timings]
+            draft.prefill_ms = sum(timings.prompt_ms for timings in read)
+            prompt = draft.timings.prompt_tokens if draft.timings else 0
+            self._events.publish(FirstToken(conversation, draft.ttft_ms, self.cached_tokens, prompt))
         self._events.publish(ReplyDelta(conversation, self.message.id, chunk.text, chunk.thinking))
         if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
             self._speed_told_at = now
             used = draft.timings.prompt_tokens + draft.timings.predicted_n
             self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
+
+    def _had_before(self, cached: int) -> int:
+        return min(cached, self.read_ahead.cache_n) if self.read_ahead else cached
 
     async def _flush_regularly(self) -> None:
         warned = False

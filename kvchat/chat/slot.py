@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from kvchat.chat.events import (
     Absorbed,
@@ -27,8 +27,9 @@ from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.rates import Rates
 from kvchat.chat.room import ReadyEngine
+from kvchat.chat.slot_state import Loaded, RestoreRecord, SlotContents, Verdict
 from kvchat.engine.client import EngineGone, EngineRefused
-from kvchat.engine.wire import ChatMessage
+from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
@@ -43,50 +44,6 @@ EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 
 NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
 SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
-
-
-@dataclass(frozen=True)
-class RestoreRecord:
-    """A restore the engine has answered and the next request has yet to prove."""
-
-    save_point: SavePoint
-    tier: Tier
-    bytes: int  # of the slot file the engine read
-    ms: float  # rebuilding, verification and restore together
-    finished_at: float  # time.perf_counter()
-
-    def ms_since(self, moment: float) -> float:
-        """How much of it lay after `moment` (time.perf_counter())."""
-        return max(0.0, min(self.ms, 1000 * (self.finished_at - moment)))
-
-
-@dataclass(frozen=True)
-class SlotContents:
-    """What the slot is known to hold: at least `tokens`; exactly those when `exact`."""
-
-    generation: int
-    conversation_id: str
-    tokens: Tokens
-    exact: bool
-    unproved: RestoreRecord | None = None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """How the slot was made ready for a prompt."""
-
-    expected_cached: int  # tokens the engine should now take from its cache
-    restore: RestoreRecord | None  # what the next cache_n has to prove
-    miss_reason: str | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What cache_n proved."""
-
-    source: Source
-    hollow: bool
-    miss_reason: str | None
 
 
 class SlotKeeper:
@@ -171,27 +128,36 @@ class SlotKeeper:
         ]
         return first[: common_prefix(first, second)]
 
-    async def settle(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> Tokens:
-        """Make the slot hold exactly these tokens, a turn boundary or just before. May be cancelled at any point."""
+    async def settle(
+        self,
+        room: ReadyEngine,
+        conversation_id: str,
+        boundary: Tokens,
+        progress: Callable[[PromptProgress], None] = lambda progress: None,
+    ) -> Timings:
+        """Make the slot hold exactly these tokens, a turn boundary or just before; what that took.
+
+        May be cancelled at any point.
+        """
         contents = self._contents
         if contents and contents.exact and contents.tokens == boundary and contents.generation == room.generation:
-            return boundary
+            return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         if contents:  # cancelled from here on, this much is still there
             self.note(room, conversation_id, boundary[: common_prefix(contents.tokens, boundary)])
-        await room.engine.prefill(boundary)
+        timings = await room.engine.prefill(boundary, progress)
         self.note(room, conversation_id, boundary, exact=True)
-        return boundary
+        return timings
 
     def early_boundary(self, room: ReadyEngine, boundary: Tokens) -> Tokens | None:
         """Where a sliding-window model has to be saved as well, just before the boundary; None for other models."""
         return boundary[:-EARLY_TOKENS] if room.slides and len(boundary) > EARLY_TOKENS else None
 
     async def save(
-        self, room: ReadyEngine, conversation_id: str, boundary: Tokens, *, early: bool = False
+        self, room: ReadyEngine, conversation_id: str, boundary: Tokens, *, tell: bool = True
     ) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
-        Of an `early` save nothing is told. Raises EngineGone if the engine dies while saving.
+        `tell` false: nothing is said of one that was kept. Raises EngineGone if the engine dies while saving.
         """
         started = time.perf_counter()
         path = room.slot_path / f"{uuid.uuid4().hex}.slot"
@@ -217,7 +183,7 @@ class SlotKeeper:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(path.unlink, missing_ok=True)
         elapsed = 1000 * (time.perf_counter() - started)
-        if not early:
+        if tell:
             self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
         return point
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -20,55 +19,24 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
+from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
-from kvchat.chat.prompt import ends_with_reply, prompt_messages
+from kvchat.chat.prompt import ConversationTooLong, ends_with_reply, prompt_messages
 from kvchat.chat.reply import ReplyWriter
 from kvchat.chat.room import EngineRoom, ReadyEngine
-from kvchat.chat.slot import DIED_OVER_RESTORE, Loaded, SlotKeeper
+from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
+from kvchat.chat.slot import DIED_OVER_RESTORE, SlotKeeper
+from kvchat.chat.slot_state import Loaded
 from kvchat.chat.worker import Worker
 from kvchat.engine.client import EngineError, EngineGone, EngineRefused
-from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.engine.wire import ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
 R = TypeVar("R")
 
 FIRST_REPLY = "the first reply"
-
-
-class ConversationTooLong(KvchatError):
-    """The prompt leaves no room for a reply."""
-
-    def __init__(self, prompt_tokens: int, context_size: int) -> None:
-        super().__init__(
-            "This conversation no longer fits the model's context",
-            f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
-            "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
-        )
-
-
-@dataclass
-class Interruption:
-    """Work that someone else may end early, without cancelling whoever waits for it."""
-
-    task: asyncio.Task[Any] | None = None
-
-    async def run(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Run the work; None when `interrupt` ended it. A cancelled caller takes the work down too."""
-        self.task = task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait([task])
-            raise
-        finally:
-            self.task = None
-        return None if task.cancelled() else task.result()
-
-    def interrupt(self) -> bool:
-        """End the work now; whether there was any."""
-        return self.task is not None and self.task.cancel()
+DIED_OVER_SAVE = "the engine died while it saved the system prompt"
 
 
 @dataclass(frozen=True)
@@ -160,7 +128,7 @@ class Turn:
         if not messages:
             raise ConversationGone
         reply = await self._open_reply(self.question_id)
-        engine = await self._prepare(messages)
+        engine = await self._prepare(messages, reply)
         await reply.consume(engine.engine.chat(messages, self._sampling))
         return await self._close_reply(MessageState.COMPLETE)
 
@@ -174,7 +142,7 @@ class Turn:
         parts.events.publish(MessagesChanged(self.conversation_id))
         return self._reply
 
-    async def _prepare(self, messages: list[ChatMessage]) -> ReadyEngine:
+    async def _prepare(self, messages: list[ChatMessage], reply: ReplyWriter) -> ReadyEngine:
         """A ready engine whose slot holds the best state for these messages."""
         engine = await self._ready()
         self._prompt = await engine.engine.prompt_tokens(messages)
@@ -185,12 +153,42 @@ class Turn:
             if self._loaded.miss_reason and not any(message.role == Role.ASSISTANT.value for message in messages):
                 self._loaded = replace(self._loaded, miss_reason=FIRST_REPLY)  # there was nothing to miss
         except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
-            self._parts.slot.forget()
-            await self._parts.room.explain_loss(loss)
+            engine = await self._next_engine(loss)
             self._parts.events.publish(RestoreFailed(self.conversation_id, DIED_OVER_RESTORE))
             self._loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
-            engine = await self._ready()
+            return engine
+        try:
+            if self._keeps and not engine.can_cut and not self._loaded.expected_cached:
+                reply.read_ahead = await self._save_shared_prompt(engine, messages, reply)
+        except EngineGone as loss:
+            engine = await self._next_engine(loss)
+            self._parts.events.publish(SaveSkipped(self.conversation_id, DIED_OVER_SAVE))
         return engine
+
+    async def _next_engine(self, loss: EngineGone) -> ReadyEngine:
+        """The engine after the one that died over a save point: that must not cost the reply."""
+        self._parts.slot.forget()
+        await self._parts.room.explain_loss(loss)
+        return await self._ready()
+
+    async def _save_shared_prompt(
+        self, engine: ReadyEngine, messages: list[ChatMessage], reply: ReplyWriter
+    ) -> Timings | None:
+        """Before all is read: stop at the end of a system prompt that others have as well, and save there.
+
+        What was read to get there; None if nothing was.
+        """
+        parts, text = self._parts, system_prompt(messages)
+        if text is None or not await parts.worker.run(parts.database.shares_system_prompt, text, reply.message.id):
+            return None
+        return await save_on_the_way(
+            parts.slot,
+            engine,
+            self.conversation_id,
+            messages,
+            self._prompt,
+            lambda progress: reply.tell_progress(progress, len(self._prompt)),
+        )
 
     async def _ready(self) -> ReadyEngine:
         if not self._parts.room.is_ready():
@@ -234,8 +232,10 @@ class Turn:
         if timings is None or self._engine is None:
             return None
         parts, model = self._parts, self._engine.fingerprint.model
-        parts.slot.learn_prefill(timings.prompt_n, timings.prompt_ms)
-        verdict = await parts.slot.prove(self.conversation_id, self._loaded, timings.cache_n, timings.prompt_tokens)
+        for read in (reply.read_ahead, timings):
+            if read:
+                parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
+        verdict = await parts.slot.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
         parts.slot.recall_prefill(rate)
         return reply.receipt(self._loaded, verdict, model, rate)
@@ -263,12 +263,17 @@ class Turn:
         self._parts.events.publish(Saving(self.conversation_id))
         boundary = await self._unless_superseded(slot.boundary(engine, history))
         early = slot.early_boundary(engine, boundary) if boundary else None
-        if early and await self._unless_superseded(slot.settle(engine, self.conversation_id, early)):
-            await slot.save(engine, self.conversation_id, early, early=True)
-        if boundary and await self._unless_superseded(slot.settle(engine, self.conversation_id, boundary)):
+        if early and await self._settled(engine, early):
+            await slot.save(engine, self.conversation_id, early, tell=False)
+        if boundary and await self._settled(engine, boundary):
             await slot.save(engine, self.conversation_id, boundary)
         else:
             self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
+
+    async def _settled(self, engine: ReadyEngine, tokens: Tokens) -> bool:
+        """Whether the slot now holds exactly these tokens."""
+        settling = self._parts.slot.settle(engine, self.conversation_id, tokens)
+        return await self._unless_superseded(settling) is not None
 
     async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
         """Run a step of settling; None when the next message came first."""

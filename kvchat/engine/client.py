@@ -13,7 +13,16 @@ import httpx
 import httpx_sse
 
 from kvchat.engine import wire
-from kvchat.engine.wire import ChatChunk, ChatMessage, Sampling, ServerFacts, SlotRestore, SlotSave
+from kvchat.engine.wire import (
+    ChatChunk,
+    ChatMessage,
+    PromptProgress,
+    Sampling,
+    ServerFacts,
+    SlotRestore,
+    SlotSave,
+    Timings,
+)
 from kvchat.errors import KvchatError
 
 
@@ -53,8 +62,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def prefill(self, tokens: Sequence[int]) -> None:
-        """POST /completion with n_predict 0: make the slot hold exactly these tokens."""
+    async def prefill(
+        self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
+    ) -> Timings:
+        """POST /completion with n_predict 0: make the slot hold exactly these tokens; what that took."""
         ...
 
     async def save_slot(self, filename: str) -> SlotSave:
@@ -175,11 +186,17 @@ class LlamaServerClient:
             async for chunk in chunks:
                 yield chunk
 
-    async def prefill(self, tokens: Sequence[int]) -> None:
-        """POST /completion with n_predict 0: make the slot hold exactly these tokens."""
+    async def prefill(
+        self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
+    ) -> Timings:
+        """POST /completion with n_predict 0: make the slot hold exactly these tokens; what that took."""
+        timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         async with contextlib.aclosing(self._stream("/completion", wire.prefill_body(tokens))) as chunks:
-            async for _ in chunks:
-                pass
+            async for chunk in chunks:
+                timings = chunk.timings or timings
+                if chunk.progress:
+                    progress(chunk.progress)
+        return timings
 
     async def save_slot(self, filename: str) -> SlotSave:
         """POST /slots/0?action=save."""

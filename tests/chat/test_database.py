@@ -137,6 +137,24 @@ def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(d
     assert database.branch(chat)[1].state is MessageState.INTERRUPTED
 
 
+def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(database: Database) -> None:
+    def reply(system: str, question: Message | None = None) -> Message:
+        if question is None:
+            chat = database.create_conversation("x", system)
+            question = database.append_question(chat.id, "q")
+        return database.append(question.conversation_id, question.id, Role.ASSISTANT, "a", MessageState.COMPLETE)
+
+    first = reply("Be brief.")
+    assert not database.shares_system_prompt("Be brief.", first.id)
+    database.create_conversation("unused", "Be brief.")
+    reply("Be long.")
+    assert not database.shares_system_prompt("Be brief.", first.id)
+    second = reply("Be brief.")
+    assert database.shares_system_prompt("Be brief.", second.id)
+    again = reply("Be long.", database.path(reply("Be kind.").id)[1])
+    assert database.shares_system_prompt("Be kind.", again.id), "regenerated"
+
+
 def test_the_file_is_private(database: Database) -> None:
     assert database.file.stat().st_mode & 0o777 == 0o600
     assert database.file.parent.stat().st_mode & 0o777 == 0o700
@@ -167,7 +185,7 @@ def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest
     assert after.conversation(chat.id) == chat
     after.close()
     monkeypatch.setattr(migrations, "MIGRATIONS", broken[:-1])
-    backup = Database(path.with_name("conversations.db.before-2"))
+    backup = Database(path.with_name(f"conversations.db.before-{len(broken)}"))
     assert backup.conversation(chat.id) == chat
     backup.close()
 

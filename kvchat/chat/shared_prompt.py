@@ -1,0 +1,52 @@
+"""A save point at the end of a system prompt that several conversations share, where states cannot be cut.
+
+Elsewhere any save point that begins with the system prompt serves a new conversation. Hybrid, recurrent and
+sliding-window models need one exactly there, and it can only be made on the way: before the first question is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvchat.chat.interruption import to_its_end
+from kvchat.chat.messages import Role
+from kvchat.chat.rates import LEAST_GAIN
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.slot import SlotKeeper
+from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
+from kvchat.kvstore.savepoint import Tokens
+
+
+def system_prompt(messages: Sequence[ChatMessage]) -> str | None:
+    """The text the conversation begins with, if that is a system prompt."""
+    return messages[0].content if messages and messages[0].role == Role.SYSTEM.value else None
+
+
+async def save_on_the_way(
+    slot: SlotKeeper,
+    engine: ReadyEngine,
+    conversation_id: str,
+    messages: Sequence[ChatMessage],
+    prompt: Tokens,
+    progress: Callable[[PromptProgress], None],
+) -> Timings | None:
+    """Read `prompt` up to where every first question begins, and save there. What the reading took.
+
+    None if a save point there would gain nothing. May be cancelled: a save that has begun is finished. Call it with
+    `slot.lock` held. Raises EngineGone and EngineRefused.
+    """
+    boundary = await slot.boundary(engine, messages[:1])
+    if len(boundary) <= LEAST_GAIN or prompt[: len(boundary)] != boundary:
+        return None
+    early = slot.early_boundary(engine, boundary)
+    read: list[Timings] = []
+    for stop in (early, boundary) if early else (boundary,):
+        read.append(await slot.settle(engine, conversation_id, stop, progress))
+        await to_its_end(slot.save(engine, conversation_id, stop, tell=False))
+    return Timings(
+        cache_n=read[0].cache_n,
+        prompt_n=sum(timings.prompt_n for timings in read),
+        prompt_ms=sum(timings.prompt_ms for timings in read),
+        predicted_n=0,
+        predicted_ms=0.0,
+    )

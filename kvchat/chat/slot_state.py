@@ -1,0 +1,52 @@
+"""The values of the slot: what it holds, what a restore came to, and what the next request proved of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvchat.chat.messages import Source
+from kvchat.kvstore.savepoint import SavePoint, Tier, Tokens
+
+
+@dataclass(frozen=True)
+class RestoreRecord:
+    """A restore the engine has answered and the next request has yet to prove."""
+
+    save_point: SavePoint
+    tier: Tier
+    bytes: int  # of the slot file the engine read
+    ms: float  # rebuilding, verification and restore together
+    finished_at: float  # time.perf_counter()
+
+    def ms_since(self, moment: float) -> float:
+        """How much of it lay after `moment` (time.perf_counter())."""
+        return max(0.0, min(self.ms, 1000 * (self.finished_at - moment)))
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What the slot is known to hold: at least `tokens`; exactly those when `exact`."""
+
+    generation: int
+    conversation_id: str
+    tokens: Tokens
+    exact: bool
+    unproved: RestoreRecord | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How the slot was made ready for a prompt."""
+
+    expected_cached: int  # tokens the engine should now take from its cache
+    restore: RestoreRecord | None  # what the next cache_n has to prove
+    miss_reason: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What cache_n proved."""
+
+    source: Source
+    hollow: bool
+    miss_reason: str | None
