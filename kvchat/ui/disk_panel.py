@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QDoubleSpinBox, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.runtime import Runtime
-from kvchat.settings import GB
 from kvchat.ui.confirm import confirm
+from kvchat.ui.panel import Panel
 from kvchat.ui.prune_card import PruneCard
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
@@ -21,18 +20,20 @@ from kvchat.ui.usage_list import UsageList
 from kvchat.ui.usage_picture import shared_colour
 from kvchat.ui.usage_row import UsageRow
 from kvchat.ui.usage_summary import UsageSummary
+from kvchat.ui.usage_words import limits_in_words
 
 GONE = "A conversation that is gone"
 
 
-class DiskPanel(QDialog):
-    """The disk-usage panel. Shows `Runtime.store_usage` and forwards deletions, pins, pruning and the quota."""
+class DiskPanel(Panel):
+    """The disk-usage panel. Shows `Runtime.store_usage` and forwards deletions, pins and pruning."""
 
-    changed = Signal()  # something was deleted, or the quota changed
+    changed = Signal()  # something was deleted, pinned or pruned
+    limits_requested = Signal()  # quota, free-space floor and maximum age are settings
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._runtime, self._look, self._wishes = runtime, look, wishes
+        super().__init__(look, wishes, parent)
+        self._runtime, self._look = runtime, look
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
         self._planning = False
@@ -52,22 +53,21 @@ class DiskPanel(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 20, 16, 18)
         column.setSpacing(12)
+        column.addWidget(self.notices)
         column.addWidget(self.summary)
         column.addWidget(self._build_heading())
         column.addWidget(self.list, 1)
         column.addWidget(self.empty, 1)
         column.addWidget(self.prune)
-        column.addLayout(self._build_quota())
+        column.addLayout(self._build_limits())
         column.addLayout(self._build_buttons())
         self._connect()
-        for button in self.findChildren(QPushButton):
-            button.setAutoDefault(False)  # Enter in the quota's field sets the quota and nothing else
 
     def refresh(self) -> None:
         """Ask again and show the answer. A panel that opens has no plan in view."""
         if not self.isVisible():
             self.prune.to_rest()
-        self._wishes.start(self._load())
+        self.wish(self._load())
 
     def showEvent(self, event: QShowEvent) -> None:
         """Begin at the button that changes nothing; else the list would open with a ring around its first row."""
@@ -76,10 +76,9 @@ class DiskPanel(QDialog):
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
-        if self._usage is None or self._usage.quota_bytes != usage.quota_bytes or not self.isVisible():
-            self.quota.setValue(usage.quota_bytes / GB)  # else it may be in the middle of being typed
         self._usage, self._titles = usage, titles
         self.summary.show_usage(usage)
+        self.limits.setText(limits_in_words(usage, self._runtime.settings.max_age_days))
         some = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):
             widget.setVisible(some)
@@ -108,12 +107,12 @@ class DiskPanel(QDialog):
         self.list.show_rows(rows)
 
     def _connect(self) -> None:
-        self.list.delete_wanted.connect(lambda id: self._wishes.start(self._delete(id)))
+        self.list.delete_wanted.connect(lambda id: self.wish(self._delete(id)))
         self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.pin(id, on)))
         self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.never_save(id, on)))
-        self.prune.plan_wanted.connect(lambda: self._wishes.start(self._preview()))
+        self.prune.plan_wanted.connect(lambda: self.wish(self._preview()))
         self.prune.plan_dropped.connect(self._fill)
-        self.prune.prune_wanted.connect(lambda plan: self._wishes.start(self._prune(plan)))
+        self.prune.prune_wanted.connect(lambda plan: self.wish(self._prune(plan)))
         self.only_losses.toggled.connect(self._fill)
         self._look.changed.connect(self._colour_legend)
         self._colour_legend()
@@ -148,31 +147,25 @@ class DiskPanel(QDialog):
             f'<span style="color:{shared}">■</span> shared with others'
         )
 
-    def _build_quota(self) -> QHBoxLayout:
-        self.quota = QDoubleSpinBox()
-        self.quota.setRange(0.1, 100_000)
-        self.quota.setDecimals(1)
-        self.quota.setSuffix(" GB")
-        self.quota.setFixedWidth(96)
-        self.quota.lineEdit().setTextMargins(6, 0, 0, 0)
-        self.quota.setAccessibleName("Quota in GB")
-        self.apply = QPushButton("Set")
-        self.apply.setAccessibleName("Set the quota")
-        self.apply.clicked.connect(lambda: self._wishes.start(self._set_quota()))
-        self.quota.lineEdit().returnPressed.connect(self.apply.click)
-        words = QLabel("Quota")
-        words.setBuddy(self.quota)
-        hint = QLabel("When it is full, what spares the least reading for its size goes first.")
-        hint.setProperty("kind", "small")
-        hint.setWordWrap(True)
+    def _build_limits(self) -> QHBoxLayout:
+        self.limits = QLabel()
+        self.limits.setProperty("kind", "small")
+        self.limits.setWordWrap(True)
+        change = QPushButton("Change limits…")
+        change.setProperty("kind", "link")
+        change.setAccessibleName("Change the limits")
+        change.clicked.connect(self._change_limits)
         row = QHBoxLayout()
         row.setContentsMargins(8, 0, 8, 0)
         row.setSpacing(10)
-        row.addWidget(words)
-        row.addWidget(self.quota)
-        row.addWidget(self.apply)
-        row.addWidget(hint, 1)
+        row.addWidget(self.limits, 1)
+        row.addWidget(change, 0, Qt.AlignmentFlag.AlignTop)
         return row
+
+    def _change_limits(self) -> None:
+        """In the settings; this window would stand in their way."""
+        self.close()
+        self.limits_requested.emit()
 
     def _build_buttons(self) -> QHBoxLayout:
         self.delete_all = QPushButton("Delete all…")
@@ -196,13 +189,13 @@ class DiskPanel(QDialog):
             "Delete everything that is saved?",
             "All messages stay. Each conversation must be read again once before it answers quickly.",
             "Delete all",
-            lambda: self._wishes.start(self._delete(None)),
+            lambda: self.wish(self._delete(None)),
         )
 
     def _do(self, wish: Coroutine[Any, Any, None]) -> None:
         """Do what was asked, then show what is. The plan in view was made without it."""
         self.prune.drop_plan()
-        self._wishes.start(self._then_load(wish))
+        self.wish(self._then_load(wish))
 
     async def _then_load(self, wish: Coroutine[Any, Any, object]) -> None:
         self._changing += 1
@@ -211,6 +204,7 @@ class DiskPanel(QDialog):
         finally:
             self._changing -= 1
             await self._load()
+            self.changed.emit()
 
     async def _load(self) -> None:
         usage = await self._runtime.store_usage()
@@ -233,15 +227,7 @@ class DiskPanel(QDialog):
     async def _prune(self, plan: PrunePlan) -> None:
         self.prune.to_rest()
         await self._then_load(self._runtime.prune(plan))
-        self.changed.emit()
 
     async def _delete(self, conversation_id: str | None) -> None:
         self.prune.drop_plan()
         await self._then_load(self._runtime.delete_save_points(conversation_id))
-        self.changed.emit()
-
-    async def _set_quota(self) -> None:
-        quota = round(self.quota.value() * GB)
-        await self._runtime.apply_settings(replace(self._runtime.settings, quota_bytes=quota))
-        self.changed.emit()
-        await self._load()

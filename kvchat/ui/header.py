@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
-
-_THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
 
 
 class Header(QWidget):
@@ -22,7 +19,7 @@ class Header(QWidget):
     log_requested = Signal()
     restart_requested = Signal()
     model_requested = Signal()
-    theme_requested = Signal(str)  # system, light or dark
+    settings_requested = Signal()
     quit_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
@@ -80,20 +77,9 @@ class Header(QWidget):
         menu.addAction("Disk usage…", self.disk_requested.emit)
         menu.addAction("Engine log…", self.log_requested.emit)
         menu.addAction("Restart engine", self.restart_requested.emit)
-        menu.addMenu(self._theme_menu())
         menu.addSeparator()
+        menu.addAction("Settings…\tCtrl+,", self.settings_requested.emit)
         menu.addAction("Quit", self.quit_requested.emit)
-        return menu
-
-    def _theme_menu(self) -> QMenu:
-        menu = QMenu("Theme", self)
-        group = QActionGroup(menu)
-        for choice, words in _THEMES:
-            action = QAction(words, menu, checkable=True)
-            action.setChecked(self._look.choice == choice)
-            action.triggered.connect(lambda _=False, choice=choice: self.theme_requested.emit(choice))
-            group.addAction(action)
-            menu.addAction(action)
         return menu
 
     def _restyle(self) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QSettings, QSize, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
     QApplication,
-    QHBoxLayout,
-    QLabel,
     QMainWindow,
     QSplitter,
     QStackedWidget,
@@ -23,6 +20,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge, Views
 from kvchat.ui.cards import EngineCard
+from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.composer import Composer
 from kvchat.ui.confirm import confirm
 from kvchat.ui.disk_panel import DiskPanel
@@ -31,11 +29,13 @@ from kvchat.ui.first_start import FirstStart
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
 from kvchat.ui.notices import Notices
+from kvchat.ui.settings_storage import StoragePage
+from kvchat.ui.settings_window import SettingsWindow
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.ui.transcript import COLUMN_WIDTH, Transcript
+from kvchat.ui.transcript import Transcript
 
 
 class MainWindow(QMainWindow):
@@ -64,6 +64,7 @@ class MainWindow(QMainWindow):
         self.first_start = FirstStart()
         self._disk_panel: DiskPanel | None = None
         self._log_window: EngineLogWindow | None = None
+        self._settings: SettingsWindow | None = None
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
         self._connect()
@@ -106,11 +107,23 @@ class MainWindow(QMainWindow):
         if self._disk_panel is None:
             self._disk_panel = DiskPanel(self._runtime, self._look, self.wishes, self)
             self._disk_panel.changed.connect(self.bridge.refresh_usage)
+            self._disk_panel.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
         if self.bridge.usage is not None:  # a large store needs a moment to answer: show what it said last until then
             self._disk_panel.show_usage(self.bridge.usage, self.bridge.titles())
         self._disk_panel.refresh()
-        self._disk_panel.open()
+        self._disk_panel.show()
+        self._disk_panel.raise_()
+        self._disk_panel.activateWindow()
         return self._disk_panel
+
+    def open_settings(self, page: str = "") -> SettingsWindow:
+        """What the user may choose, at the page of that name, else at the one shown last."""
+        if self._settings is None:
+            self._settings = window = SettingsWindow(self._runtime, self._look, self.wishes, self)
+            window.model.model_requested.connect(self.show_first_start)
+            window.storage.usage_requested.connect(self.open_disk_panel)
+        self._settings.show_page(page)
+        return self._settings
 
     def open_engine_log(self) -> EngineLogWindow:
         """What the engine says."""
@@ -154,7 +167,8 @@ class MainWindow(QMainWindow):
         )
 
     def _build(self) -> None:
-        self._chat_page = self._build_chat_page()
+        parts = (self.header, self.notices, self.transcript, self.engine_card, self.composer)
+        self._chat_page = ChatPage(*parts)
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
         self._pages.addWidget(self.first_start)
@@ -174,26 +188,8 @@ class MainWindow(QMainWindow):
         column.addWidget(self.strip)
         self.setCentralWidget(ground)
 
-    def _build_chat_page(self) -> QWidget:
-        page = QWidget()
-        page.setObjectName("page")
-        page.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self._welcome = _welcome()
-        self._middle = QStackedWidget()
-        self._middle.addWidget(self._welcome)
-        self._middle.addWidget(self.transcript)
-        column = QVBoxLayout(page)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.header)
-        column.addLayout(_centred(self.notices, 4))
-        column.addWidget(self._middle, 1)
-        column.addLayout(_centred(self.engine_card, 10))
-        column.addLayout(_centred(self.composer, 16))
-        return page
-
     def _connect(self) -> None:
-        self.bridge.opened.connect(self._show_middle)
+        self.bridge.opened.connect(self._chat_page.show_messages)
         self.bridge.model_changed.connect(self._show_right_page)
         self.bridge.settings_changed.connect(lambda: self._look.choose(self._runtime.settings.theme))
         self.sidebar.new_requested.connect(self.new_conversation)
@@ -207,7 +203,7 @@ class MainWindow(QMainWindow):
         self.header.log_requested.connect(self.open_engine_log)
         self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.header.model_requested.connect(self.show_first_start)
-        self.header.theme_requested.connect(self._choose_theme)
+        self.header.settings_requested.connect(self.open_settings)
         self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
@@ -225,12 +221,10 @@ class MainWindow(QMainWindow):
             ("Esc", self.bridge.stop),
             ("Ctrl+Q", self.quit_requested.emit),
             ("F2", self.sidebar.begin_rename),
+            ("Ctrl+,", self.open_settings),
         ):
             shortcut = QShortcut(QKeySequence(keys), self)
             shortcut.activated.connect(wish)
-
-    def _show_middle(self, has_messages: bool) -> None:
-        self._middle.setCurrentWidget(self.transcript if has_messages else self._welcome)
 
     def _show_right_page(self) -> None:
         if self._runtime.settings.model_path is None:
@@ -247,9 +241,6 @@ class MainWindow(QMainWindow):
             "Delete",
             lambda: self.bridge.delete(conversation_id),
         )
-
-    def _choose_theme(self, choice: str) -> None:
-        self.wishes.start(self._runtime.apply_settings(replace(self._runtime.settings, theme=choice)))
 
     async def use_model(self, path: Path) -> None:
         """Use another model; the chat page opens once it is accepted. Raises KvchatError."""
@@ -273,32 +264,3 @@ class MainWindow(QMainWindow):
             self.resize(QSize(1100, 760).boundedTo(screen))
         if splitter is not None:
             self._splitter.restoreState(splitter)
-
-
-def _centred(widget: QWidget, below: int) -> QHBoxLayout:
-    """A row that keeps `widget` as wide as the transcript's column."""
-    widget.setMaximumWidth(COLUMN_WIDTH + 32)
-    row = QHBoxLayout()
-    row.setContentsMargins(16, 0, 26, below)  # the transcript's scroll bar takes 10
-    row.addStretch(1)
-    row.addWidget(widget, 1000)
-    row.addStretch(1)
-    return row
-
-
-def _welcome() -> QWidget:
-    page = QWidget()
-    title = QLabel("What is on your mind?")
-    title.setProperty("kind", "hero")
-    words = QLabel("Come back to it any day: kvchat keeps what the model has already read.")
-    words.setProperty("kind", "muted")
-    words.setWordWrap(True)
-    column = QVBoxLayout(page)
-    column.setContentsMargins(24, 24, 24, 24)
-    column.setSpacing(8)
-    column.addStretch(2)
-    for label in (title, words):
-        label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        column.addWidget(label)
-    column.addStretch(3)
-    return page

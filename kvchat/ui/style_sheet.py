@@ -17,6 +17,12 @@ def _frames(t: Theme) -> str:
     #strip {{ background: {t.sidebar}; border: none; border-top: 1px solid {t.line}; }}
     #header {{ background: {t.page}; border: none; }}
     #transcript, #transcriptColumn, #page, #firstStart {{ background: {t.page}; border: none; }}
+    #settingsPage {{ background: {t.page}; }}
+    #settingsPages {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; padding: 14px 10px; }}
+    #settingsPages::item {{ padding: 0 10px; border: 1px solid transparent; border-radius: 8px; color: {t.text}; }}
+    #settingsPages::item:hover {{ background: {t.hover}; }}
+    #settingsPages::item:selected {{ background: {t.selected}; }}
+    #settingsPages::item:focus {{ border: 1px solid {t.accent}; }}
     QSplitter::handle {{ background: transparent; }}
     QFrame[kind="bubble"] {{ background: {t.bubble}; border: none; border-radius: 14px; }}
     QFrame[kind="code"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px; }}
@@ -40,6 +46,7 @@ def _words(t: Theme, base: float, small: float) -> str:
     QLabel[kind="title"] {{ font-size: {base + 1}pt; font-weight: 600; }}
     QLabel[kind="hero"] {{ font-size: {base + 9}pt; font-weight: 600; }}
     QLabel[kind="strong"] {{ font-weight: 600; }}
+    QLabel[kind="refusal"] {{ color: {t.bad}; font-size: {small}pt; }}
     QLabel[tone="bad"] {{ color: {t.bad}; }}
     QLabel[tone="warn"] {{ color: {t.warn}; }}
     QLabel[tone="good"] {{ color: {t.accent}; }}
@@ -95,12 +102,19 @@ def _inputs(t: Theme) -> str:
     QPlainTextEdit[kind="log"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px;
                    padding: 8px; }}
     QListView {{ background: transparent; border: none; outline: none; }}
-    QLineEdit, QDoubleSpinBox {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
+    QComboBox {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
+                   padding: 5px 30px 5px 11px; }}
+    QComboBox:hover {{ background: {t.hover}; }}
+    QComboBox:focus {{ border: 1px solid {t.accent}; }}
+    QComboBox::drop-down {{ border: none; width: 0; }}
+    QComboBox QAbstractItemView {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
+                   padding: 4px; outline: none; selection-background-color: {t.hover};
+                   selection-color: {t.text}; }}
+    QLineEdit {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
                    border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
                    selection-color: {t.on_accent}; }}
-    QDoubleSpinBox::up-button, QDoubleSpinBox::down-button {{ width: 0; border: none; }}
-    QDoubleSpinBox QLineEdit {{ border: none; padding: 0 7px; background: transparent; }}
-    QLineEdit:focus, QDoubleSpinBox:focus {{ border: 1px solid {t.accent}; }}
+    QLineEdit:focus {{ border: 1px solid {t.accent}; }}
+    QLineEdit[tone="bad"], QLineEdit[tone="bad"]:focus {{ border: 1px solid {t.bad}; }}
     QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
     QSlider {{ min-height: 22px; }}

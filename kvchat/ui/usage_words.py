@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.ui.wording import since
@@ -40,6 +40,16 @@ def sharing(usage: StoreUsage) -> str:
     share = 100 * spared / usage.logical_bytes
     percent = f"{share:.0f}%" if share < 99.5 else "more than 99%"
     return f"{size(spared)} spared ({percent}): whole files would take {size(usage.logical_bytes)}."
+
+
+def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
+    """What makes save points go by themselves."""
+    words = (
+        f"When the quota of {size(usage.quota_bytes)} is full, what spares the least reading for its size goes first."
+    )
+    if max_age_days is not None:
+        words += f" What was not used for {several(max_age_days, 'day', 'days')} goes as well."
+    return words
 
 
 def use_of(usage: ConversationUsage, now: datetime) -> str:
@@ -84,3 +94,14 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         parts.append(several(cold, "conversation becomes cold", "conversations become cold"))
     cost = f"reading it all again would take {roughly(plan.prefill_seconds)}"
     return f"Frees {size(plan.bytes_freed)}: {'; '.join([*parts, cost])}.{missed}"
+
+
+def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
+    """What goes when save points not used for so many days are deleted, as far as the usage tells."""
+    limit = now - timedelta(days=days)
+    cold = [one for one in usage.conversations if one.save_points and not one.pinned and one.last_used_at < limit]
+    if not cold:
+        return "No conversation becomes cold by it now; old turns may go. Messages stay."
+    becomes = several(len(cold), "conversation becomes cold", "conversations become cold")
+    cost = roughly(sum(one.prefill_seconds for one in cold))
+    return f"{becomes}; reading it all again would take {cost}. Old turns of others may go as well. Messages stay."

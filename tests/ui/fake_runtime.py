@@ -24,7 +24,7 @@ from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.paths import Paths, resolve_paths
-from kvchat.runtime import Runtime
+from kvchat.runtime import RESTART_SETTINGS, Runtime
 from kvchat.settings import GB, Settings
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -186,6 +186,8 @@ class FakeRuntime(Runtime):
         self.events = EventBus()
         self.chat: FakeChat = FakeChat(self.events)
         self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
+        self.started = self.settings  # what the engine runs with
+        self.warning = ""  # about the context size
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
@@ -211,6 +213,14 @@ class FakeRuntime(Runtime):
         return "32,768 tokens: what the model was trained for; memory would allow 91,000."
 
     @property
+    def context_warning(self) -> str:
+        return self.warning
+
+    @property
+    def restart_pending(self) -> bool:
+        return any(getattr(self.started, name) != getattr(self.settings, name) for name in RESTART_SETTINGS)
+
+    @property
     def slot_conversation(self) -> str | None:
         return self.slot
 
@@ -227,6 +237,8 @@ class FakeRuntime(Runtime):
         self.calls.append(("restart",))
         if self.refuse is not None:
             raise self.refuse
+        self.started = self.settings
+        self.set_engine(EngineState.READY)
 
     async def use_model(self, path: Path) -> None:
         self.calls.append(("use_model", path))

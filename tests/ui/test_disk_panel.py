@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -225,8 +226,9 @@ async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
     await slid(panel, qtbot, 0.5)
     furnished.refuse = KvchatError("The save points could not be read or written.", "Disk error.", "")
     qtbot.mouseClick(panel.prune.button, LEFT)
-    await until(lambda: window.notices.on_show)
-    assert window.notices.on_show[0].words[0] == "The save points could not be read or written."
+    await until(lambda: panel.notices.on_show)
+    assert not window.notices.on_show
+    assert panel.notices.on_show[0].words[0] == "The save points could not be read or written."
     assert not panel.prune.moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
 
@@ -252,23 +254,14 @@ async def test_nothing_saved_yet(window: MainWindow) -> None:
     assert not panel.delete_all.isEnabled()
 
 
-async def test_set_the_quota(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.settings = replace(furnished.settings, quota_bytes=5 * GB, max_age_days=30)
     panel = await opened(window)
-    assert panel.quota.value() == 20.0
-    panel.quota.setValue(7.5)
-    qtbot.mouseClick(panel.apply, LEFT)
-    await until(lambda: furnished.settings.quota_bytes == 7.5 * GB)
-    await until(lambda: panel.summary.total.text() == "1 of 7.5 GB in use")
-
-
-async def test_enter_in_the_field_sets_the_quota(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    panel = await opened(window)
-    field = panel.quota.lineEdit()
-    field.selectAll()
-    qtbot.keyClicks(field, "5")
-    qtbot.keyClick(field, Qt.Key.Key_Return)
-    await until(lambda: furnished.settings.quota_bytes == 5 * GB)
-    assert panel.isVisible()
+    words = (
+        "When the quota of 5 GB is full, what spares the least reading for its size goes first. "
+        "What was not used for 30 days goes as well."
+    )
+    await until(lambda: panel.limits.text() == words)
 
 
 async def test_opens_from_the_line_at_the_bottom(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

@@ -361,12 +361,6 @@ async def test_a_bug_becomes_a_report_to_copy(furnished: FakeRuntime, window: Ma
     report.close()
 
 
-async def test_theme_choice_is_applied_and_stored(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
-    window.header.theme_requested.emit("dark")
-    await until(lambda: furnished.settings.theme == "dark")
-    assert look.theme.name == "dark"
-
-
 async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await settled(window, furnished)
     receipt = replies(window)[0].receipt

@@ -1,0 +1,39 @@
+"""What the windows beside the main one have in common: they tell their own trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from PySide6.QtWidgets import QDialog, QPushButton, QWidget
+
+from kvchat.errors import KvchatError
+from kvchat.ui.notices import Notices
+from kvchat.ui.tasks import Wishes
+from kvchat.ui.theme import Look
+
+
+class Panel(QDialog):
+    """A window with notices of its own: one in the main window would stand behind it. Subclasses place `notices`."""
+
+    def __init__(self, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._wishes = wishes
+        self.notices = Notices(look)
+
+    def wish(self, wish: Coroutine[Any, Any, Any]) -> None:
+        """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
+        self._wishes.start(wish, self.tell)
+
+    def tell(self, error: KvchatError) -> None:
+        """Say what failed, where the user looks."""
+        if self.isVisible():
+            self.notices.show_error(error)
+        else:
+            self._wishes.on_error(error)
+
+    def setVisible(self, visible: bool) -> None:
+        """Enter confirms the field it is pressed in and presses no button."""
+        for button in self.findChildren(QPushButton):
+            button.setAutoDefault(False)
+        super().setVisible(visible)

@@ -1,0 +1,193 @@
+"""The entries of a settings page: a name, a sentence of help, a control, and why a value was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QWheelEvent
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.settings import Settings, why_not
+from kvchat.ui.icons import icon
+from kvchat.ui.settings_numbers import Notation
+from kvchat.ui.theme import Look
+
+_FIELD_WIDTH, _UNIT_WIDTH = 140, 46  # pixels
+
+Change = Callable[[str, Any], None]  # called with a setting's name and its new value
+
+
+class Entry(QWidget):
+    """What a page is made of. The control stands to the right of the words, or below them where it is `wide`."""
+
+    def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
+        super().__init__()
+        self.title, self.words, self.refusal = QLabel(title), QLabel(words), QLabel()
+        self.control = control
+        self.words.setProperty("kind", "small")
+        self.refusal.setProperty("kind", "refusal")
+        for label in (self.words, self.refusal):
+            label.setWordWrap(True)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+        self.refusal.hide()
+        column = QVBoxLayout()
+        column.setSpacing(3)
+        for label in (self.title, self.words, self.refusal):
+            column.addWidget(label)
+        column.addStretch(1)
+        row = QVBoxLayout(self) if wide else QHBoxLayout(self)
+        row.setContentsMargins(0, 10, 0, 10)
+        row.setSpacing(8 if wide else 24)
+        row.addLayout(column, 1)
+        row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
+
+    def say(self, words: str) -> None:
+        """Other words of help."""
+        self.words.setText(words)
+        self.words.setVisible(bool(words))
+
+    def refuse(self, reason: str) -> None:
+        """Say why what was entered is not taken; empty takes the words back."""
+        self.refusal.setText(reason)
+        self.refusal.setVisible(bool(reason))
+
+    def refresh(self, settings: Settings) -> None:
+        """Show what is in force."""
+
+
+class ChoiceEntry(Entry):
+    """A setting with a few values to choose from."""
+
+    def __init__(
+        self, look: Look, name: str, title: str, words: str, choices: Sequence[tuple[str, str]], change: Change
+    ) -> None:
+        """`choices`: each value with its words."""
+        self.box = ChoiceBox(look)
+        super().__init__(title, words, self.box)
+        self._name = name
+        for value, said in choices:
+            self.box.addItem(said, value)
+        self.box.setAccessibleName(title)
+        self.box.setAccessibleDescription(words)
+        self.title.setBuddy(self.box)
+        self.box.activated.connect(lambda index: change(name, self.box.itemData(index)))
+
+    def refresh(self, settings: Settings) -> None:
+        """Show the value in force; one that is not among the choices is added."""
+        value = getattr(settings, self._name)
+        if self.box.findData(value) < 0:
+            self.box.addItem(str(value), value)
+        self.box.setCurrentIndex(self.box.findData(value))
+
+
+class NumberEntry(Entry):
+    """A setting that is a number, or empty for its default. What makes no sense is refused in place."""
+
+    def __init__(
+        self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str, reset: str
+    ) -> None:
+        """`default` stands in the empty field; `reset` is the button that empties it."""
+        self.field, self.reset = QLineEdit(), QPushButton(reset)
+        super().__init__(title, words, _field_with_unit(self.field, notation.unit, self.reset))
+        self.name, self._notation, self._change = name, notation, change
+        self._default = getattr(Settings(), name)
+        self.field.setFixedWidth(_FIELD_WIDTH)
+        self.field.setPlaceholderText(default)
+        self.field.setAccessibleName(f"{title}, in {notation.unit}")
+        self.field.setAccessibleDescription(words)
+        self.title.setBuddy(self.field)
+        self.field.editingFinished.connect(self._take)
+        self.reset.setProperty("kind", "link")
+        self.reset.setAccessibleName(f"{title}: {reset}")
+        self.reset.clicked.connect(self._reset)
+
+    def refresh(self, settings: Settings) -> None:
+        """Show the value in force, unless something else is being typed."""
+        value = getattr(settings, self.name)
+        self.reset.setVisible(value != self._default)
+        if not (self.field.isModified() and self.field.hasFocus()):
+            self._write(value)
+
+    def say(self, words: str) -> None:
+        """For who does not see them as well."""
+        super().say(words)
+        self.field.setAccessibleDescription(words)
+
+    def refuse(self, reason: str) -> None:
+        """Mark the field as well."""
+        super().refuse(reason)
+        self.field.setAccessibleDescription(reason or self.words.text())
+        self.field.setProperty("tone", "bad" if reason else "")
+        self.field.style().unpolish(self.field)
+        self.field.style().polish(self.field)
+
+    def restore(self, settings: Settings) -> None:
+        """Forget what was typed and not taken."""
+        self.field.setModified(False)
+        self.refresh(settings)
+
+    def _write(self, value: int | None) -> None:
+        self.field.setText("" if value is None else self._notation.write(value))
+        self.refuse("")
+
+    def _take(self) -> None:
+        """Enter was pressed, or the field was left."""
+        if not self.field.isModified():
+            return
+        text = self.field.text().strip()
+        try:
+            value = self._notation.read(text) if text else self._default
+        except ValueError as error:
+            self.refuse(str(error))
+            return
+        reason = why_not(self.name, value) if value is not None else ""
+        self.refuse(reason)
+        if not reason:
+            self.field.setModified(False)
+            self._change(self.name, value)
+
+    def _reset(self) -> None:
+        self.field.setModified(False)
+        self._change(self.name, self._default)
+
+
+class ChoiceBox(QComboBox):
+    """A combo box in the application's look, which the mouse wheel scrolls past."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        look.changed.connect(self.update)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """The page is meant, not the value below the pointer."""
+        event.ignore()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Qt's own, and an arrow: a style sheet could only take one from a file."""
+        super().paintEvent(event)
+        painter = QPainter(self)
+        side = 16
+        box = QRect(self.width() - side - 8, (self.height() - side) // 2, side, side)
+        icon("chevron-down", self._look.theme.muted).paint(painter, box)
+        painter.end()
+
+
+def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget:
+    holder = QWidget()
+    said = QLabel(unit)
+    said.setProperty("kind", "muted")
+    said.setMinimumWidth(_UNIT_WIDTH)  # fields of other units stand in one line
+    said.setBuddy(field)
+    row = QHBoxLayout()
+    row.setSpacing(8)
+    row.addWidget(field)
+    row.addWidget(said)
+    column = QVBoxLayout(holder)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(2)
+    column.addLayout(row)
+    column.addWidget(below, 0, Qt.AlignmentFlag.AlignLeft)
+    return holder

@@ -1,0 +1,61 @@
+"""Settings, Model and context: which model, how much it can hold in mind, and how exactly."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QPushButton
+
+from kvchat.ui.settings_entries import ChoiceEntry, Entry, NumberEntry
+from kvchat.ui.settings_numbers import TOKENS
+from kvchat.ui.settings_page import Desk, SettingsPage
+
+_KV_TYPES = (
+    ("f16", "Exact (f16)"),
+    ("q8_0", "Half the memory (q8_0)"),
+    ("q4_0", "A quarter (q4_0)"),
+)
+
+
+class ModelPage(SettingsPage):
+    """The model and its memory."""
+
+    name = "Model and context"
+    model_requested = Signal()
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        choose = QPushButton("Choose another…")
+        choose.setAccessibleName("Choose another model")
+        choose.clicked.connect(self.model_requested)
+        self.model = self.add(Entry("Model", "", choose))
+        self.context = self.add(
+            NumberEntry(
+                "context_size",
+                "Context size",
+                "",
+                TOKENS,
+                desk.change,
+                default="kvchat decides",
+                reset="Let kvchat decide",
+            )
+        )
+        self.kv_type = self.add(
+            ChoiceEntry(
+                desk.look,
+                "kv_type",
+                "Precision of the KV cache",
+                "Less precision leaves room for more context, and replies may suffer a little. What was saved with "
+                "another precision cannot be used until you change it back.",
+                _KV_TYPES,
+                desk.change,
+            )
+        )
+
+    def refresh(self) -> None:
+        """Model and context are the runtime's to say."""
+        super().refresh()
+        runtime = self.desk.runtime
+        self.model.say(runtime.model_name or "None is chosen yet.")
+        words = "How much of a conversation the model has in view at once. More takes more memory."
+        known = " ".join(part for part in (runtime.context_reason, runtime.context_warning) if part)
+        self.context.say("\n\n".join(part for part in (words, known) if part))

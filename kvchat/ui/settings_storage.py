@@ -1,0 +1,130 @@
+"""Settings, Storage: how much the save points may take, how long they are kept, and where everything is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from PySide6.QtCore import QUrl, Signal
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QPushButton
+
+from kvchat.errors import KvchatError
+from kvchat.runtime import store_bounds
+from kvchat.settings import Settings
+from kvchat.ui.confirm import confirm
+from kvchat.ui.settings_entries import Entry, NumberEntry
+from kvchat.ui.settings_numbers import DAYS, GIGABYTES
+from kvchat.ui.settings_page import Desk, SettingsPage
+from kvchat.ui.usage_words import expiry_in_words, plan_in_words
+from kvchat.wording import size
+
+
+class FolderNotOpened(KvchatError):
+    """The desktop has nothing to show a folder with."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("The folder could not be opened", f"It is {folder}.", "Open it in your file manager.")
+
+
+class StoragePage(SettingsPage):
+    """The store's bounds, and the folders. Nothing is removed without being shown first."""
+
+    name = "Storage"
+    usage_requested = Signal()
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        show = QPushButton("Show…")
+        show.setAccessibleName("Show what is saved")
+        show.clicked.connect(self.usage_requested)
+        words = "Each conversation’s share of the disk, with pins and pruning."
+        self.add(Entry("What is saved", words, show))
+        self.quota = self.add(
+            NumberEntry(
+                "quota_bytes",
+                "Quota",
+                "",
+                GIGABYTES,
+                lambda _, value: desk.panel.wish(self._change_quota(value)),
+                default="kvchat decides",
+                reset="Let kvchat decide",
+            )
+        )
+        self.floor = self.add(
+            NumberEntry(
+                "free_floor_bytes",
+                "Keep free",
+                "When less than this is free on the disk, nothing more is saved.",
+                GIGABYTES,
+                desk.change,
+                default="",
+                reset=f"Back to {size(Settings().free_floor_bytes)}",
+            )
+        )
+        self.age = self.add(
+            NumberEntry(
+                "max_age_days",
+                "Maximum age",
+                "What was saved and then not used for so long is deleted. Messages always stay.",
+                DAYS,
+                lambda _, value: desk.panel.wish(self._change_age(value)),
+                default="no limit",
+                reset="No limit",
+            )
+        )
+        paths = desk.runtime.paths
+        for title, folder, words in (
+            ("Save points", paths.save_points, "This folder may be deleted at any time."),
+            ("Conversations", paths.data, "Back this folder up to keep your conversations."),
+            ("Settings", paths.config, ""),
+        ):
+            self.add(self._place(title, folder, words))
+
+    def refresh(self) -> None:
+        """What the quota comes to where nobody chose one depends on the disk."""
+        super().refresh()
+        self.quota.say(
+            "How much disk save points may take. When it is full, what spares the least reading for its size goes "
+            f"first. Left to kvchat it is {size(self._quota(None))} here."
+        )
+
+    def _quota(self, chosen: int | None) -> int:
+        runtime = self.desk.runtime
+        return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
+
+    async def _change_quota(self, chosen: int | None) -> None:
+        """A lower quota takes save points away at once: only after they were shown."""
+        quota = self._quota(chosen)
+        if quota < self._quota(self.desk.runtime.settings.quota_bytes):
+            plan = await self.desk.runtime.plan_prune(quota)
+            if plan.save_point_ids:
+                words = f"{plan_in_words(plan, quota)} Messages stay."
+                self._ask(self.quota, f"Lower the quota to {size(quota)}?", words, "Lower the quota", chosen)
+                return
+        self.desk.change("quota_bytes", chosen)
+
+    async def _change_age(self, days: int | None) -> None:
+        """So does a lower age."""
+        before = self.desk.runtime.settings.max_age_days
+        if days is None or (before is not None and days >= before):
+            self.desk.change("max_age_days", days)
+            return
+        words = expiry_in_words(await self.desk.runtime.store_usage(), days, datetime.now(UTC))
+        self._ask(self.age, f"Delete what was not used for {days:,} days?", words, "Delete", days)
+
+    def _ask(self, entry: NumberEntry, title: str, words: str, action: str, value: int | None) -> None:
+        dialog = confirm(self.desk.panel, title, words, action, lambda: self.desk.change(entry.name, value))
+        dialog.rejected.connect(lambda: entry.restore(self.desk.runtime.settings))
+
+    def _place(self, title: str, folder: Path, words: str) -> Entry:
+        button = QPushButton("Open folder")
+        button.setAccessibleName(f"Open the folder: {title}")
+        button.clicked.connect(lambda: self._open(folder))
+        path = str(folder).replace("/", "/\u200b")  # may be wrapped there
+        return Entry(title, "\n".join(part for part in (path, words) if part), button)
+
+    def _open(self, folder: Path) -> None:
+        if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
+            self.desk.panel.tell(FolderNotOpened(folder))
