@@ -20,7 +20,7 @@ While serving; PHASE is one of prefill, stream, save, restore (and load, for han
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
   FAKE_HANG_DURING=PHASE            never answer in that phase
-  FAKE_BREAK_STREAM=1               send an error event in the middle of the reply
+  FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
   FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
   FAKE_EXACT_ONLY=1                 like hybrid models: the cache is of use only if the prompt extends it exactly
   FAKE_REFUSE_RESTORE=1             restore answers 400
@@ -318,7 +318,7 @@ class Handler(BaseHTTPRequestHandler):
             if index >= len(words) // 2:
                 phase("stream")
                 if switch("FAKE_BREAK_STREAM"):
-                    yield Refusal(500, "Compute error.", "server_error").body
+                    yield Refusal(500, switch("FAKE_BREAK_STREAM"), "server_error").body
                     return
             said += len(word)
             slot.tokens = [*prompt, *(FIRST_BYTE + byte for byte in wanted[: said - 1])]  # the last is not read yet

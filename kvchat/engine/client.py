@@ -34,6 +34,10 @@ class EngineGone(EngineError):
     """The connection could not be made or broke off: the engine died, hangs or was stopped."""
 
 
+class EngineSilent(EngineGone):
+    """The engine took a request and then said nothing for too long."""
+
+
 class EngineRefused(EngineError):
     """The engine answered with an error status."""
 
@@ -109,15 +113,18 @@ class LlamaServerClient:
         key: str,
         *,
         hang_guard_s: float | None = 600.0,
+        on_fault: Callable[[EngineError], None] = lambda _: None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
 
-        A prefill shows progress at least after each batch, so a silence of minutes is a hang.
+        A prefill shows progress at least after each batch, so a silence of minutes is a hang. `on_fault` is told of
+        every stream that went wrong, before whoever reads it is.
         """
         self.base_url = base_url
         self.key = key
         self._hang_guard_s = hang_guard_s
+        self._on_fault = on_fault
         self._authorization = {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
             base_url=base_url,
@@ -141,10 +148,10 @@ class LlamaServerClient:
         """Drop all connections."""
         await self._http.aclose()
 
-    async def health(self) -> Health:
+    async def health(self, timeout_s: float = _HEALTH_S) -> Health:
         """GET /health. Raises EngineGone while nobody listens yet."""
         with _translated(self._http):
-            response = await self._http.get("/health", timeout=_HEALTH_S)
+            response = await self._http.get("/health", timeout=timeout_s)
         if response.status_code == 200:
             return Health.READY
         if response.status_code == 503:
@@ -260,10 +267,16 @@ class LlamaServerClient:
                         raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
                     async for event in httpx_sse.EventSource(answer).aiter_sse():
                         chunk = wire.parse_event(event.data)
-                        if chunk is not None:
-                            arrive(_refusal(chunk) if isinstance(chunk, wire.WireError) else chunk)
+                        if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
+                            refusal = _refusal(chunk)
+                            self._on_fault(refusal)
+                            arrive(refusal)
+                        elif chunk is not None:
+                            arrive(chunk)
                         ended = ended or wire.ends_stream(event.data)
         except Exception as error:  # whatever it is, it belongs to whoever reads
+            if isinstance(error, EngineError):
+                self._on_fault(error)
             arrive(error)
         else:
             arrive(
@@ -284,8 +297,10 @@ def _translated(http: httpx.AsyncClient) -> Iterator[None]:
         yield
     except httpx.ConnectError as error:
         raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
+    except httpx.ReadTimeout as error:
+        raise EngineSilent("The engine does not answer", "It has been silent for too long.", _GONE_ADVICE) from error
     except httpx.TimeoutException as error:
-        raise EngineGone("The engine does not answer", "It has been silent for too long.", _HANG_ADVICE) from error
+        raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
     except (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError) as error:
         raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from kvchat.engine import embedded, leash
+from kvchat.engine.client import EngineError, EngineRefused, EngineSilent
 from kvchat.engine.outcome import Outcome
 from kvchat.engine.status import EngineFailure, FailureKind
 
@@ -28,6 +29,14 @@ _BAD_MODEL = re.compile(
     re.IGNORECASE,
 )
 _NO_FLASH_ATTENTION = re.compile(r"V cache.* requires flash[_ ]att", re.IGNORECASE)  # src/llama-context.cpp
+# What the backends say when the driver was reset or the card is gone (ggml-cuda, -vulkan, -metal, -sycl).
+_GPU_LOST = re.compile(
+    r"(CUDA|ROCm|MUSA|HIP) error|DeviceLost|device lost|GPU is lost|fallen off the bus|unspecified launch failure"
+    r"|command buffer \d+ failed|SYCL error",
+    re.IGNORECASE,
+)
+# llama-server goes on after this, and no request will succeed again (tools/server/server-context.cpp).
+_CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
 _ASSERTION = re.compile(r"GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
 
 _Rule = tuple[re.Pattern[str], Callable[[str], EngineFailure]]
@@ -61,6 +70,28 @@ def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
         "The engine did not come up",
         _with_line(f"It showed no progress for {seconds:.0f} seconds and was stopped.", _last_error(lines)),
         "Is the model on a slow or sleeping disk? Try again, or try a smaller model.",
+    )
+
+
+def ailing(error: EngineError) -> EngineFailure | None:
+    """What a failed request says of the process: a reason to start another one, or None."""
+    if isinstance(error, EngineSilent):
+        return hangs()
+    if not isinstance(error, EngineRefused):
+        return None  # gone: the process says why
+    if _GPU_LOST.search(error.message):
+        return _gpu_lost(error.message)
+    if error.status == 500 and _CANNOT_COMPUTE.search(error.message):
+        return EngineFailure(
+            FailureKind.CRASHED, "The engine can no longer compute", f"It said: {error.message}", _LOG_ADVICE
+        )
+    return None
+
+
+def hangs() -> EngineFailure:
+    """A ready engine that answers no more."""
+    return EngineFailure(
+        FailureKind.HANGS, "The engine hung", "It did not answer for too long and was stopped.", _LOG_ADVICE
     )
 
 
@@ -130,7 +161,11 @@ def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> Engine
     """It said why. The order counts: a model that finds no memory also "failed to load"."""
     if outcome.signal in _FROM_OUTSIDE:
         return None  # it had no time to say anything; what stands in the log is about something else
-    dying: tuple[_Rule, ...] = ((_OUT_OF_MEMORY, _out_of_memory), (_ASSERTION, _assertion))
+    dying: tuple[_Rule, ...] = (
+        (_OUT_OF_MEMORY, _out_of_memory),
+        (_GPU_LOST, _gpu_lost),
+        (_ASSERTION, _assertion),
+    )
     starting: tuple[_Rule, ...] = (
         (_PORT_TAKEN, _port_taken),
         (_BAD_ARGUMENT, _bad_argument),
@@ -172,6 +207,15 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
 
 def _out_of_memory(line: str) -> EngineFailure:
     return EngineFailure(FailureKind.OUT_OF_MEMORY, "The engine ran out of memory", line, _MEMORY_ADVICE)
+
+
+def _gpu_lost(line: str) -> EngineFailure:
+    return EngineFailure(
+        FailureKind.GPU_LOST,
+        "The graphics card stopped working for the engine",
+        line,
+        "This happens when its driver is reset or updated, or after sleep. If it goes on, restart the computer.",
+    )
 
 
 def _port_taken(line: str) -> EngineFailure:

@@ -30,6 +30,8 @@ class FailureKind(Enum):
     KILLED = "killed"
     CRASHED = "crashed"
     TIMED_OUT = "timed out"
+    HANGS = "hangs"  # it was ready and answers no more
+    GPU_LOST = "gpu lost"
     EXITED = "exited"
 
 

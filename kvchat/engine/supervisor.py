@@ -19,6 +19,7 @@ from kvchat.engine.outcome import StopRung
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.process import EngineProcess, Ladder
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.watch import Watch, WatchPolicy
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
@@ -80,6 +81,7 @@ class EngineSupervisor:
         *,
         log: EngineLog | None = None,
         policy: RestartPolicy | None = None,
+        watch: WatchPolicy | None = None,
         ladder: Ladder | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -90,6 +92,7 @@ class EngineSupervisor:
         self.location: EngineLocation | None = None
         self.plan: LaunchPlan | None = None  # once launched, with the port really used
         self._policy = policy or RestartPolicy()
+        self._watch = watch or WatchPolicy()
         self._ladder = ladder or Ladder()
         self._clock = clock
         self._sleep = sleep
@@ -221,20 +224,39 @@ class EngineSupervisor:
             return _Death(failure.cannot_spawn(error), was_ready=False)
         self.generation += 1
         self.plan, self._process = invocation.plan, process
-        client = LlamaServerClient(invocation.base_url, invocation.key)
+        watch = Watch(self._watch, self.log)
+        client = LlamaServerClient(
+            invocation.base_url, invocation.key, hang_guard_s=self._watch.silence_s, on_fault=watch.report
+        )
         try:
             reason = await self._bring_up(process, client, invocation.plan.port, status)
             if reason is not None:
                 return _Death(reason, was_ready=False)
             self._client = client
             self._publish(EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
-            return _Death(failure.explain(await process.wait(), was_ready=True), was_ready=True)
+            return _Death(await self._look_after(process, client, watch), was_ready=True)
         finally:
             self._client = None
             try:
                 self._rung = (await process.stop(self._ladder)).rung
             finally:
                 await client.close()
+
+    async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
+        """Wait until a ready engine ends by itself, or has to be ended; the reason."""
+        ending = asyncio.create_task(process.wait(), name="engine ending")
+        ailing = asyncio.create_task(watch.until_ailing(client), name="engine watch")
+        try:
+            await asyncio.wait({ending, ailing}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return failure.explain(ending.result(), was_ready=True)
+            self._client = None
+            self._publish(EngineStatus(EngineState.STARTING, ailing.result()))  # at once: stopping it may take a while
+            return ailing.result()
+        finally:
+            for task in (ending, ailing):
+                task.cancel()
+            await asyncio.wait({ending, ailing})
 
     async def _bring_up(
         self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus

@@ -100,7 +100,7 @@ async def test_a_wrong_key_is_refused(client: LlamaServerClient) -> None:
 
 
 async def test_an_error_in_the_middle_of_a_reply(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_BREAK_STREAM=1)
+    fake_engine.set(FAKE_BREAK_STREAM="Compute error.")
     with pytest.raises(EngineRefused, match="Compute error"):
         await all_chunks(client)
 
@@ -150,7 +150,7 @@ async def test_no_generator_is_left_to_the_garbage_collector(
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(finalizer=left.append)
     try:
-        fake_engine.set(FAKE_BREAK_STREAM=1 if end == "refused" else None)
+        fake_engine.set(FAKE_BREAK_STREAM="Compute error." if end == "refused" else None)
         with contextlib.suppress(EngineRefused):
             async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
                 async for chunk in chunks:

@@ -50,6 +50,10 @@ CUDA = (
 )
 VULKAN = "ggml_vulkan: Device memory allocation of size 1 failed.\nvk::Device::allocateMemory: ErrorOutOfDeviceMemory"
 METAL = "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+CUDA_RESET = "CUDA error: unspecified launch failure\n/src/ggml-cuda.cu:99: CUDA error"
+VULKAN_RESET = (
+    "terminate called after throwing an instance of 'vk::DeviceLostError'\nvk::Queue::submit: ErrorDeviceLost"
+)
 BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"
 LD_SO = "llama-server: error while loading shared libraries: libggml.so.0: cannot open shared object file"
 DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
@@ -63,6 +67,8 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
         (1, VULKAN, FailureKind.OUT_OF_MEMORY),
         (1, METAL, FailureKind.OUT_OF_MEMORY),
         (-6, BAD_ALLOC, FailureKind.OUT_OF_MEMORY),
+        (-6, CUDA_RESET, FailureKind.GPU_LOST),
+        (-6, VULKAN_RESET, FailureKind.GPU_LOST),
         (1, NOT_A_MODEL, FailureKind.BAD_MODEL),
         (embedded.EXIT_LOAD_FAILED, CUT_MODEL, FailureKind.BAD_MODEL),
         (1, "E llama_model_load: error loading model: unknown model architecture: 'new'", FailureKind.BAD_MODEL),

@@ -1,0 +1,64 @@
+"""Looks after a ready engine: does it still answer, also after the computer slept, and can it still compute?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvchat.engine import failure
+from kvchat.engine.client import EngineError, EngineGone, LlamaServerClient
+from kvchat.engine.log import EngineLog
+from kvchat.engine.status import EngineFailure
+
+
+@dataclass(frozen=True)
+class WatchPolicy:
+    """How closely an engine is watched. Times in seconds; patient, because a busy computer is no fault."""
+
+    every_s: float = 10.0
+    answer_s: float = 20.0  # how long one answer to /health may take
+    misses: int = 4  # so many in a row, and it hangs
+    asleep_s: float = 30.0  # the clock on the wall went so much further than ours: the computer slept
+    silence_s: float = 600.0  # a reply without a sign for so long hangs; a prefill tells of each batch
+
+
+class Watch:
+    """Over one process, from its being ready to its end."""
+
+    def __init__(self, policy: WatchPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
+        """`wall` is the clock that goes on while the computer sleeps."""
+        self._policy = policy
+        self._log = log
+        self._wall = wall
+        self._reported: asyncio.Future[EngineFailure] = asyncio.get_running_loop().create_future()
+
+    def report(self, error: EngineError) -> None:
+        """A request went wrong; what only a new process can heal ends the watch."""
+        reason = failure.ailing(error)
+        if reason is not None and not self._reported.done():
+            self._reported.set_result(reason)
+
+    async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
+        """Wait until the process is of no more use; the reason. Cancel it when the process ended by itself."""
+        misses = 0
+        while misses < self._policy.misses:
+            before = self._wall()
+            done, _ = await asyncio.wait({self._reported}, timeout=self._policy.every_s)
+            if done:
+                return self._reported.result()
+            if self._wall() - before - self._policy.every_s > self._policy.asleep_s:
+                self._log.note("kvchat: the computer slept; asking the engine whether it still answers")
+                misses = 0  # what it missed before was its falling asleep
+            misses = 0 if await self._answers(client) else misses + 1
+        return failure.hangs()
+
+    async def _answers(self, client: LlamaServerClient) -> bool:
+        try:
+            await client.health(timeout_s=self._policy.answer_s)
+        except EngineGone:
+            return False
+        except EngineError:
+            return True  # whatever it says, it answers
+        return True

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from kvchat.engine.client import Engine, EngineError, EngineSilent
+from kvchat.engine.log import EngineLog
+from kvchat.engine.process import Ladder
+from kvchat.engine.status import EngineState, EngineStatus, FailureKind
+from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.watch import Watch, WatchPolicy
+from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage
+from tests.engine.waiting import is_alive, until
+from tests.engine_fixtures import FakeEngine
+
+# An answer may take long on a busy machine; a process that is stopped never gives one.
+CLOSE = WatchPolicy(every_s=0.05, answer_s=1.0, misses=2)
+
+
+@contextlib.asynccontextmanager
+async def watched(fake: FakeEngine, policy: WatchPolicy = CLOSE) -> AsyncIterator[EngineSupervisor]:
+    restart = RestartPolicy(first_delay_s=0.01)
+    supervisor = EngineSupervisor(policy=restart, watch=policy, ladder=Ladder(0.2, 0.2))
+    await supervisor.start(fake.location, fake.plan)
+    await supervisor.ready()
+    try:
+        yield supervisor
+    finally:
+        await supervisor.close()
+
+
+async def ask(engine: Engine) -> None:
+    async with contextlib.aclosing(engine.chat([ChatMessage("user", "one two three")], ENGINE_DEFAULTS)) as chunks:
+        async for _ in chunks:
+            pass
+
+
+def failures(said: list[EngineStatus]) -> list[FailureKind]:
+    """Each failure that was told while the engine was starting again, once."""
+    told = [status.failure.kind for status in said if status.failure and status.state is EngineState.STARTING]
+    return list(dict.fromkeys(told))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
+async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
+    async with watched(fake_engine) as supervisor:
+        said: list[EngineStatus] = []
+        supervisor.subscribe(said.append)
+        frozen = supervisor.pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: supervisor.generation == 2)
+        await supervisor.ready()
+        assert failures(said) == [FailureKind.HANGS]
+        assert not is_alive(frozen)
+
+
+async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HANG_DURING="stream")
+    async with watched(fake_engine, replace(CLOSE, silence_s=0.5)) as supervisor:
+        with pytest.raises(EngineSilent):
+            await ask(await supervisor.ready())
+        await until(lambda: supervisor.status.failure is not None)
+        fake_engine.set(FAKE_HANG_DURING=None)
+        await ask(await supervisor.ready())
+        assert supervisor.generation == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Compute error.", FailureKind.CRASHED),
+        ("vk::Queue::submit: ErrorDeviceLost", FailureKind.GPU_LOST),
+    ],
+)
+async def test_an_engine_that_can_no_longer_compute_is_replaced(
+    fake_engine: FakeEngine, message: str, kind: FailureKind
+) -> None:
+    fake_engine.set(FAKE_BREAK_STREAM=message)
+    async with watched(fake_engine) as supervisor:
+        said: list[EngineStatus] = []
+        supervisor.subscribe(said.append)
+        with pytest.raises(EngineError, match=message):
+            await ask(await supervisor.ready())
+        fake_engine.set(FAKE_BREAK_STREAM=None)
+        await until(lambda: supervisor.generation == 2)
+        await ask(await supervisor.ready())
+        assert failures(said) == [kind]
+
+
+async def test_a_refusal_is_no_reason_for_another_process(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_BREAK_STREAM="Context size has been exceeded.")
+    async with watched(fake_engine) as supervisor:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="Context size"):
+                await ask(await supervisor.ready())
+        assert supervisor.generation == 1
+        assert supervisor.status == EngineStatus(EngineState.READY)
+
+
+async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake_engine: FakeEngine) -> None:
+    class Clock:
+        now = 0.0
+
+        def wall(self) -> float:
+            self.now += 1000.0
+            return self.now
+
+    async with watched(fake_engine) as supervisor:
+        log = EngineLog()
+        engine = await supervisor.ready()
+        watching = asyncio.create_task(Watch(CLOSE, log, Clock().wall).until_ailing(engine))  # type: ignore[arg-type]
+        await until(lambda: len(log.lines) >= 3)
+        assert set(log.lines) == {"kvchat: the computer slept; asking the engine whether it still answers"}
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+async def test_an_engine_that_ends_by_itself_ends_its_watch(fake_engine: FakeEngine) -> None:
+    async with watched(fake_engine) as supervisor:
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: supervisor.generation == 2)
+        await supervisor.ready()
+        assert len([task for task in asyncio.all_tasks() if task.get_name() == "engine watch"]) == 1
