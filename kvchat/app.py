@@ -91,9 +91,8 @@ class _Application:
         if not (hidden and self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
             self._window.show()
         await self._window.start()
-        if self._runtime.settings.model_path:
-            await self._runtime.start_engine()
-        elif starter:
+        await self._runtime.begin()
+        if starter and not self._runtime.settings.model_path:
             self._window.first_start.show_progress(0, 0)
             self._fetch_starter()
 

@@ -64,7 +64,7 @@ class SupervisedRoom:
     async def start(self) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
         async with self._starting:
-            if self.status.state not in (EngineState.STOPPED, EngineState.FAILED):
+            if self.status.state not in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED):
                 return
             self._set_preparing(EngineStatus(EngineState.STARTING))
             self.started_with = settings = self._settings()
@@ -84,6 +84,12 @@ class SupervisedRoom:
         """Stop the engine by the ladder."""
         async with self._starting:
             self._preparing = None
+            await self._supervisor.stop()
+
+    async def rest(self) -> None:
+        """Stop the engine, or do not even start it, until somebody asks for one."""
+        async with self._starting:
+            self._set_preparing(EngineStatus(EngineState.RESTING))
             await self._supervisor.stop()
 
     async def close(self) -> None:
@@ -131,7 +137,7 @@ class SupervisedRoom:
         failure = self.status.failure
         if failure:
             return _error(failure)
-        stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING)
+        stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
         return _stopped_on_purpose() if stopped else error
 
     def _supervisor_changed(self, _: EngineStatus) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
@@ -15,6 +17,7 @@ from kvchat.engine.log import EngineLog
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.wire import Sampling
+from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
@@ -45,6 +48,7 @@ class Runtime:
         supervisor = EngineSupervisor(log=self._log)
         self.room = SupervisedRoom(lambda: self.settings, store.staging_folder(), supervisor, self._engine_changed)
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
+        self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
         self._storing_settings = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
@@ -80,7 +84,7 @@ class Runtime:
     def restart_pending(self) -> bool:
         """Whether the engine that runs (or failed) was started with other settings than those in force."""
         started = self.room.started_with
-        if started is None or self.engine_status.state is EngineState.STOPPED:
+        if started is None or self.engine_status.state in (EngineState.STOPPED, EngineState.RESTING):
             return False
         return any(getattr(started, name) != getattr(self.settings, name) for name in RESTART_SETTINGS)
 
@@ -93,11 +97,18 @@ class Runtime:
         """The engine's own output, newest last, bounded."""
         return list(self._log.lines)
 
+    async def begin(self) -> None:
+        """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
+
+        The settings say which and when.
+        """
+        if self.settings.model_path:
+            await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
+        self._spawn(self._rest.run())
+
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
-        task = asyncio.create_task(self.room.start())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._spawn(self.room.start())
 
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
@@ -114,7 +125,7 @@ class Runtime:
         """Check that it is a GGUF, remember it in the settings and run the engine with it. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
-        if self.engine_status.state in (EngineState.STOPPED, EngineState.FAILED):
+        if self.engine_status.state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED):
             await self.start_engine()
         elif self.restart_pending:
             await self.restart_engine()
@@ -163,6 +174,7 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        self._rest.end()
         self.chat.close()
         await self._come_to_rest()
         await self.room.close()
@@ -180,6 +192,11 @@ class Runtime:
                 await self.chat.idle()
         except TimeoutError:
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _sampling(self) -> Sampling:
         return Sampling(self.settings.max_tokens, self.settings.temperature, self.settings.seed)

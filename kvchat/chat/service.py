@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from kvchat.chat.database import Database
@@ -55,12 +56,18 @@ class ChatService:
         self._sampling = sampling
         self._turns: list[Turn] = []  # running or waiting, until their save is over
         self._selected: str | None = None
+        self._used_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def busy(self) -> str | None:
         """The conversation whose reply is being made right now, if any."""
         return next((turn.conversation_id for turn in self._turns if turn.answering), None)
+
+    @property
+    def idle_s(self) -> float:
+        """For how long the engine has not been needed, in seconds."""
+        return 0.0 if self._tasks else time.monotonic() - self._used_at
 
     def is_answering(self, conversation_id: str) -> bool:
         """Whether a reply in this conversation is being made or waits for its turn."""
@@ -108,6 +115,7 @@ class ChatService:
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""
+        self._used_at = time.monotonic()
         if self._selected and not self._turns:
             self._spawn(self._restore_ahead(self._selected))
 
@@ -148,6 +156,13 @@ class ChatService:
         """Wait until every turn, its save included, and every restore ahead is over."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def rest(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """Stop the engine with everything saved, and between turns: one that comes meanwhile waits, then starts it."""
+        async with self.slot.lock:
+            await self.slot.absorb()
+            await stop()
+            self.slot.forget()
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
@@ -255,6 +270,7 @@ class ChatService:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A KvchatError was told already; anything else is a bug and goes to the loop's handler at once."""
         self._tasks.discard(task)
+        self._used_at = time.monotonic()
         if not task.cancelled() and (error := task.exception()):
             context = {"message": "A turn ended in a bug", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)

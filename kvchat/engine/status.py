@@ -10,6 +10,7 @@ class EngineState(Enum):
     """The life of an engine process."""
 
     STOPPED = "stopped"
+    RESTING = "resting"  # none runs, to save memory; the next message starts one
     STARTING = "starting"
     LOADING = "loading"
     READY = "ready"

@@ -128,7 +128,7 @@ class EngineCard(_Card):
         """Say what the engine's state means for the user."""
         state, failure = status.state, status.failure
         failed = state is EngineState.FAILED
-        if state is EngineState.READY:
+        if state in (EngineState.READY, EngineState.RESTING):
             self.hide()
             return
         if failure is not None and failed:

@@ -177,7 +177,8 @@ class StatusStrip(QFrame):
 def _state_colour(state: EngineState, theme: Theme) -> str:
     if state is EngineState.FAILED:
         return theme.bad
-    return theme.muted if state in (EngineState.STOPPED, EngineState.STOPPING) else theme.accent
+    off = (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
+    return theme.muted if state in off else theme.accent
 
 
 def _tone_colour(tone: str, theme: Theme) -> str:

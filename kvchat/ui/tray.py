@@ -20,6 +20,7 @@ Wish = Callable[[], Coroutine[Any, Any, None]]
 
 _MARKS = {
     EngineState.STOPPED: MarkState.STOPPED,
+    EngineState.RESTING: MarkState.STOPPED,
     EngineState.STOPPING: MarkState.STOPPED,
     EngineState.STARTING: MarkState.LOADING,
     EngineState.LOADING: MarkState.LOADING,
@@ -87,7 +88,7 @@ class Tray(QObject):
             self.icon.setToolTip(tooltip)
         self.toggle.setText("Hide" if self._window.isVisible() else "Show")
         running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
-        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.FAILED))
+        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED))
         self.stop.setEnabled(running)
         self.restart.setEnabled(running or state is EngineState.FAILED)
 
