@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat.events import (
     Absorbed,
@@ -25,15 +25,13 @@ from kvchat.chat.events import (
     TurnEvent,
     TurnFailed,
 )
-from kvchat.chat.messages import Conversation, Message, Role
-from kvchat.engine.status import EngineState
+from kvchat.chat.messages import Message, Role
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.runtime import Runtime
 from kvchat.ui.cards import EngineCard
 from kvchat.ui.composer import Composer
-from kvchat.ui.conversation_list import Row, Warmth
 from kvchat.ui.header import Header
+from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
@@ -41,9 +39,7 @@ from kvchat.ui.tasks import Wishes
 from kvchat.ui.transcript import Transcript
 from kvchat.ui.turn_story import TurnStory
 
-_GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
 _EMPTY_PAGE = ""  # stands for the conversation that has not begun, which has a draft but no id
-NEW_TITLE = "New conversation"
 
 
 @dataclass(frozen=True)
@@ -84,20 +80,14 @@ class Bridge(QObject):
         super().__init__(parent)
         self._runtime, self._views, self._wishes = runtime, views, wishes
         self.current: str | None = None
-        self._conversations: list[Conversation] = []
+        self.list = ListBridge(runtime, views.sidebar, wishes, lambda: self.current, self)
         self._messages: list[Message] = []
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
-        self._saved: frozenset[str] = frozenset()
-        self.usage: StoreUsage | None = None  # as last asked for
         self._talks: dict[str, _Talk] = {}
         self._had_model = runtime.settings.model_path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
-        self._gather = QTimer(self)
-        self._gather.setSingleShot(True)
-        self._gather.setInterval(_GATHER_MS)
-        self._gather.timeout.connect(lambda: self._wishes.start(self._reload_list()))
+        self.list.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
-        views.sidebar.rename_requested.connect(lambda id, title: wishes.start(runtime.chat.rename(id, title)))
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         views.transcript.retry_requested.connect(self.retry)
@@ -106,20 +96,16 @@ class Bridge(QObject):
     async def start(self) -> None:
         """Show what there is: the list, the newest conversation, the engine."""
         self.show_engine()
-        await self._reload_list()
-        if self._conversations and self.current is None:
-            self.open(self._conversations[0].id)
+        await self.list.reload()
+        if self.list.ids and self.current is None:
+            self.open(self.list.ids[0])
         else:
             self._show_all()
 
     def close(self) -> None:
         """Stop listening."""
         self._unsubscribe()
-        self._gather.stop()
-
-    def title(self, conversation_id: str | None) -> str:
-        """A conversation's title."""
-        return next((c.title for c in self._conversations if c.id == conversation_id), NEW_TITLE)
+        self.list.close()
 
     def open(self, conversation_id: str | None) -> None:
         """Show another conversation, or with None an empty page for a new one."""
@@ -154,14 +140,6 @@ class Bridge(QObject):
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation; the one below it is opened if it was on the page."""
         self._wishes.start(self._delete(conversation_id))
-
-    def titles(self) -> dict[str, str]:
-        """The title of every conversation, by id."""
-        return {conversation.id: conversation.title for conversation in self._conversations}
-
-    def refresh_usage(self) -> None:
-        """What is saved has changed."""
-        self._gather.start()
 
     def show_engine(self) -> None:
         """Engine, model and context, wherever they are shown."""
@@ -203,7 +181,7 @@ class Bridge(QObject):
             self._show_turn()
 
     async def _delete(self, conversation_id: str) -> None:
-        ids = [c.id for c in self._conversations]
+        ids = self.list.ids
         await self._runtime.chat.delete(conversation_id)
         self._talks.pop(conversation_id, None)
         if conversation_id == self.current and conversation_id in ids:
@@ -211,7 +189,7 @@ class Bridge(QObject):
             rest = ids[:position] + ids[position + 1 :]
             self.current = None
             self.open(rest[min(position, len(rest) - 1)] if rest else None)
-        await self._reload_list()
+        await self.list.reload()
 
     def _leave(self) -> None:
         self._talk().draft = self._views.composer.draft
@@ -224,16 +202,17 @@ class Bridge(QObject):
         match event:
             case EngineChanged():
                 self.show_engine()
-                self._gather.start()
+                self._show_turn()
+                self.list.reload_soon()
             case SettingsChanged():
                 self.settings_changed.emit()
             case ConversationsChanged():
-                self._gather.start()
+                self.list.reload_soon()
             case MessagesChanged(conversation_id=id):
                 if id == self.current:
                     self._wishes.start(self._reload_messages(id))
             case Absorbed():
-                self._gather.start()
+                self.list.reload_soon()
             case QuestionNotStored(conversation_id=id, text=text, error=error):
                 self._give_back(id, text, error)
             case Notice(title=title, detail=detail):
@@ -263,13 +242,13 @@ class Bridge(QObject):
                 talk.context_used = used
             case ReplyFinished():
                 talk.live_id = ""
-                self._gather.start()
+                self.list.reload_soon()
                 if id == self.current:
                     self._wishes.start(self._reload_messages(id))
             case TurnFailed(error=error):
                 talk.failure, talk.live_id = error, ""
             case Restored() | Saved():
-                self._gather.start()
+                self.list.reload_soon()
         if id == self.current:
             self._show_turn()
 
@@ -283,29 +262,6 @@ class Bridge(QObject):
         talk.live_thinking += event.thinking
         if event.conversation_id == self.current:
             self._views.transcript.set_live(event.message_id, talk.live_text, talk.live_thinking)
-
-    async def _reload_list(self) -> None:
-        self._conversations = await self._runtime.chat.conversations()
-        self._show_list()
-        usage = await self._runtime.store_usage()
-        self._show_usage(usage)
-
-    def _show_usage(self, usage: StoreUsage) -> None:
-        self.usage = usage
-        self._saved = frozenset(entry.conversation_id for entry in usage.conversations)
-        self._views.sidebar.show_usage(usage)
-        self._show_list()
-
-    def _show_list(self) -> None:
-        slot, busy = self._runtime.slot_conversation, self._runtime.chat.busy
-        rows = [Row(c.id, c.title, self._warmth(c.id, slot), c.id == busy) for c in self._conversations]
-        self._views.sidebar.show_rows(rows, self.current)
-        self._views.header.show_title(self.title(self.current), self.current is not None)
-
-    def _warmth(self, conversation_id: str, slot: str | None) -> Warmth:
-        if conversation_id == slot and self._runtime.engine_status.state is EngineState.READY:
-            return Warmth.HOT
-        return Warmth.DISK if conversation_id in self._saved else Warmth.COLD
 
     async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
         messages = await self._runtime.chat.messages(conversation_id)
@@ -328,8 +284,17 @@ class Bridge(QObject):
             talk.context_used = receipts[-1].prompt_tokens + receipts[-1].predicted_tokens
 
     def _show_all(self) -> None:
-        self._views.header.show_title(self.title(self.current), self.current is not None)
+        self._show_header()
         self._show_turn()
+
+    def _show_header(self) -> None:
+        usage = self.list.usage_of(self.current)
+        self._views.header.show_conversation(
+            self.list.title(self.current),
+            exists=self.current is not None,
+            pinned=usage is not None and usage.pinned,
+            never_save=usage is not None and usage.never_save,
+        )
 
     def _show_turn(self) -> None:
         """The open conversation's turn, wherever it is shown."""
@@ -338,12 +303,18 @@ class Bridge(QObject):
         views.composer.set_busy(running)
         views.strip.show_turn(talk.story.pieces, talk.story.fraction)
         views.transcript.show_pending(talk.story.pending if talk.awaiting else "")
-        views.transcript.show_failure(talk.failure)
+        failure = None if self._told_by_engine(talk.failure) else talk.failure
+        views.transcript.show_failure(failure)
         last = self._messages[-1] if self._messages else None
-        stranded = last is not None and last.role is Role.USER and not running and talk.failure is None
+        stranded = last is not None and last.role is Role.USER and not running and failure is None
         views.transcript.show_unanswered(stranded)
         self._show_context()
         self.opened.emit(bool(self._messages) or running or self._loading)
+
+    def _told_by_engine(self, failure: KvchatError | None) -> bool:
+        """Whether the engine's card says the same already: one card is enough."""
+        engine = self._runtime.engine_status.failure
+        return failure is not None and engine is not None and engine.title == failure.title
 
     def _show_context(self) -> None:
         runtime = self._runtime

@@ -30,9 +30,12 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.ui.elided import plain_tip
+from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
 
 _Index = QModelIndex | QPersistentModelIndex
+
+_MARK = 15  # pixels
 
 ID = Qt.ItemDataRole.UserRole
 TITLE = Qt.ItemDataRole.UserRole + 1
@@ -55,6 +58,19 @@ class Row:
     title: str
     warmth: Warmth
     busy: bool = False
+    pinned: bool = False  # what is saved of it is never pruned
+    never_save: bool = False
+
+    @property
+    def marks(self) -> tuple[tuple[str, str], ...]:
+        """What was wished for it: each an icon's name, and the words for it."""
+        marks = ((self.pinned, "pin", "pinned"), (self.never_save, "disk-off", "never saved"))
+        return tuple((name, words) for on, name, words in marks if on)
+
+    @property
+    def state(self) -> str:
+        """Warmth and wishes in words."""
+        return ", ".join([self.warmth.value, *(words for _, words in self.marks)])
 
 
 class ConversationModel(QAbstractListModel):
@@ -98,9 +114,9 @@ class ConversationModel(QAbstractListModel):
         if role == ROW:
             return row
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            return f"{row.title}, {row.warmth.value}"
+            return f"{row.title}, {row.state}"
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"{row.title}\n{row.warmth.value}"
+            return f"{row.title}\n{row.state}"
         return None
 
     def setData(self, index: _Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
@@ -143,7 +159,7 @@ class ConversationDelegate(QStyledItemDelegate):
             painter.drawRoundedRect(QRectF(option.rect).adjusted(0.5, 1.5, -0.5, -1.5), 8, 8)
         self._paint_dot(painter, option.rect, row)
         painter.setPen(QColor(theme.text))
-        box = self._title_box(option.rect)
+        box = option.rect.adjusted(30, 0, -10 - self._paint_marks(painter, option.rect, row), 0)
         title = option.fontMetrics.elidedText(" ".join(row.title.split()), Qt.TextElideMode.ElideRight, box.width())
         painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
         painter.restore()
@@ -168,9 +184,12 @@ class ConversationDelegate(QStyledItemDelegate):
             return True
         return super().helpEvent(event, view, option, index)
 
-    @staticmethod
-    def _title_box(rect: QRect) -> QRect:
-        return rect.adjusted(30, 0, -10, 0)
+    def _paint_marks(self, painter: QPainter, rect: QRect, row: Row) -> int:
+        """The wishes at the right edge; returns the room they take, in pixels."""
+        for number, (name, _) in enumerate(row.marks):
+            left = rect.right() - 8 - (number + 1) * _MARK
+            icon(name, self._look.theme.muted).paint(painter, left, rect.center().y() - _MARK // 2 + 1, _MARK, _MARK)
+        return len(row.marks) * _MARK
 
     def _paint_dot(self, painter: QPainter, rect: QRect, row: Row) -> None:
         theme = self._look.theme

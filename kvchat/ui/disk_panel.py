@@ -76,14 +76,17 @@ class DiskPanel(Panel):
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
-        self._usage, self._titles = usage, titles
+        before, self._usage, self._titles = self._usage, usage, titles
         self.summary.show_usage(usage)
         self.limits.setText(limits_in_words(usage, self._runtime.settings.max_age_days))
         some = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):
             widget.setVisible(some)
         self.empty.setVisible(not some)
-        self.prune.set_total(usage.total_bytes)  # drops the plan, and with it fills the list
+        if self.prune.plan is None or before is None or before.conversations != usage.conversations:
+            self.prune.set_total(usage.total_bytes)  # drops the plan, and with it fills the list
+        else:
+            self._fill()
         self.delete_all.setEnabled(some or usage.set_aside_bytes > 0)
 
     def _fill(self) -> None:

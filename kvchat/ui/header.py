@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToo
 
 from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
+from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.theme import Look
 
 
@@ -15,6 +16,8 @@ class Header(QWidget):
 
     rename_requested = Signal()
     delete_requested = Signal()
+    pin_requested = Signal(bool)  # pinned from now on
+    never_save_requested = Signal(bool)  # never saved from now on
     disk_requested = Signal()
     log_requested = Signal()
     restart_requested = Signal()
@@ -51,11 +54,13 @@ class Header(QWidget):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_title(self, title: str, is_conversation: bool) -> None:
-        """The open conversation's title; without one there is nothing to rename or delete."""
+    def show_conversation(self, title: str, *, exists: bool, pinned: bool, never_save: bool) -> None:
+        """The open conversation. One that does not exist yet cannot be renamed, deleted, pinned."""
         self.title.set_text(title)
-        self._rename.setEnabled(is_conversation)
-        self._delete.setEnabled(is_conversation)
+        for action in (self._rename, self._delete, self.pin, self.never_save):
+            action.setEnabled(exists)
+        self.pin.setChecked(pinned)
+        self.never_save.setChecked(never_save)
 
     def show_model(self, name: str | None, context_reason: str) -> None:
         """The model's name, and why its context is as large as it is."""
@@ -73,6 +78,8 @@ class Header(QWidget):
         menu = QMenu(self)
         self._rename = menu.addAction("Rename", self.rename_requested.emit)
         self._delete = menu.addAction("Delete conversation…", self.delete_requested.emit)
+        menu.addSeparator()
+        self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()
         menu.addAction("Disk usage…", self.disk_requested.emit)
         menu.addAction("Engine log…", self.log_requested.emit)

@@ -106,10 +106,9 @@ class MainWindow(QMainWindow):
         """What the save points cost."""
         if self._disk_panel is None:
             self._disk_panel = DiskPanel(self._runtime, self._look, self.wishes, self)
-            self._disk_panel.changed.connect(self.bridge.refresh_usage)
+            self._disk_panel.changed.connect(self.bridge.list.reload_soon)
             self._disk_panel.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
-        if self.bridge.usage is not None:  # a large store needs a moment to answer: show what it said last until then
-            self._disk_panel.show_usage(self.bridge.usage, self.bridge.titles())
+        self._show_usage()  # as last told: a large store needs a moment to answer
         self._disk_panel.refresh()
         self._disk_panel.show()
         self._disk_panel.raise_()
@@ -190,6 +189,7 @@ class MainWindow(QMainWindow):
 
     def _connect(self) -> None:
         self.bridge.opened.connect(self._chat_page.show_messages)
+        self.bridge.list.usage_changed.connect(self._show_usage)
         self.bridge.model_changed.connect(self._show_right_page)
         self.bridge.settings_changed.connect(lambda: self._look.choose(self._runtime.settings.theme))
         self.sidebar.new_requested.connect(self.new_conversation)
@@ -199,6 +199,8 @@ class MainWindow(QMainWindow):
         self.sidebar.disk_requested.connect(self.open_disk_panel)
         self.header.rename_requested.connect(self.sidebar.begin_rename)
         self.header.delete_requested.connect(self.sidebar.ask_delete)
+        self.header.pin_requested.connect(lambda on: self.bridge.list.pin(self.bridge.current or "", on))
+        self.header.never_save_requested.connect(lambda on: self.bridge.list.never_save(self.bridge.current or "", on))
         self.header.disk_requested.connect(self.open_disk_panel)
         self.header.log_requested.connect(self.open_engine_log)
         self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
@@ -225,6 +227,12 @@ class MainWindow(QMainWindow):
         ):
             shortcut = QShortcut(QKeySequence(keys), self)
             shortcut.activated.connect(wish)
+
+    def _show_usage(self) -> None:
+        """The disk panel stays true while it is on show."""
+        usage = self.bridge.list.usage
+        if self._disk_panel is not None and usage is not None:
+            self._disk_panel.show_usage(usage, self.bridge.list.titles)
 
     def _show_right_page(self) -> None:
         if self._runtime.settings.model_path is None:

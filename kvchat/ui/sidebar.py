@@ -17,8 +17,9 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.kvstore.savepoint import StoreUsage
-from kvchat.ui.conversation_list import ID, TITLE, ConversationDelegate, ConversationModel, Row
+from kvchat.ui.conversation_list import ID, ROW, TITLE, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.icons import icon
+from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.theme import Look
 from kvchat.ui.wording import size_of
 
@@ -47,6 +48,8 @@ class Sidebar(QFrame):
     selected = Signal(str)  # conversation id
     rename_requested = Signal(str, str)  # conversation id, title
     delete_requested = Signal(str, str)  # conversation id, title
+    pin_requested = Signal(str, bool)  # conversation id, pinned from now on
+    never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
     disk_requested = Signal()
     typed = Signal(str)  # text typed while the list had the keyboard
 
@@ -158,7 +161,16 @@ class Sidebar(QFrame):
             return
         menu = QMenu(self.list)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        row: Row = self.list.indexAt(where).data(ROW)
         menu.addAction("Rename", self.begin_rename)
+        pin, never = add_keep_actions(
+            menu,
+            lambda on: self.pin_requested.emit(row.id, on),
+            lambda on: self.never_save_requested.emit(row.id, on),
+        )
+        pin.setChecked(row.pinned)
+        never.setChecked(row.never_save)
+        menu.addSeparator()
         menu.addAction("Delete…", self.ask_delete)
         menu.popup(self.list.viewport().mapToGlobal(where))
 

@@ -10,6 +10,7 @@ from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QListView, QMenu, QToolButton, QWidget
 
 from kvchat.ui.icons import icon
+from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_delegate import UsageDelegate, button_box
 from kvchat.ui.usage_row import UsageRow
@@ -113,15 +114,11 @@ class UsageList(QListView):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setAccessibleName(f"What to do with {row.title}")
-        pin = menu.addAction("Pin: never prune it")
-        never = menu.addAction("Never save this one")
-        for action, on, wanted in (
-            (pin, row.usage.pinned, self.pin_wanted),
-            (never, row.usage.never_save, self.never_save_wanted),
-        ):
-            action.setCheckable(True)
-            action.setChecked(on)
-            action.triggered.connect(lambda checked, wanted=wanted: wanted.emit(id, checked))
+        pin, never = add_keep_actions(
+            menu, lambda on: self.pin_wanted.emit(id, on), lambda on: self.never_save_wanted.emit(id, on)
+        )
+        pin.setChecked(row.usage.pinned)
+        never.setChecked(row.usage.never_save)
         menu.addSeparator()
         delete = menu.addAction("Delete what is saved")
         delete.setEnabled(row.usage.save_points > 0)

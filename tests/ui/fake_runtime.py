@@ -260,8 +260,8 @@ class FakeRuntime(Runtime):
     def usage_of(self, conversation_id: str) -> ConversationUsage:
         """What is kept of a conversation."""
         known = self.details.get(conversation_id)
-        kept = self.kept[conversation_id]
-        return known or ConversationUsage(conversation_id, kept, 1, datetime.now(UTC), kept)
+        kept = self.kept.get(conversation_id, 0)
+        return known or ConversationUsage(conversation_id, kept, 1 if kept else 0, datetime.now(UTC), kept)
 
     async def store_usage(self) -> StoreUsage:
         entries = tuple(self.usage_of(id) for id in self.kept)

@@ -16,6 +16,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
 from kvchat.settings import GB
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.disk_panel import DiskPanel
+from kvchat.ui.keep_menu import NEVER_SAVE, PIN
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_row import UsageRow
@@ -125,7 +126,7 @@ async def test_delete_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
 async def test_pin_and_unpin(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
     for pinned in (True, False):
-        await chosen(panel, qtbot, "b", "Pin: never prune it")
+        await chosen(panel, qtbot, "b", PIN)
         await until(lambda pinned=pinned: rows_of(panel)["b"].usage.pinned is pinned)
         assert furnished.calls[-1] == ("pin", "b", pinned)
         assert ("pinned" in rows_of(panel)["b"].spoken) is pinned
@@ -133,7 +134,7 @@ async def test_pin_and_unpin(furnished: FakeRuntime, window: MainWindow, qtbot: 
 
 async def test_never_save_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
-    await chosen(panel, qtbot, "a", "Never save this one")
+    await chosen(panel, qtbot, "a", NEVER_SAVE)
     await until(lambda: rows_of(panel)["a"].usage.never_save)
     assert ("never_save", "a", True) in furnished.calls
     assert "never saved" in rows_of(panel)["a"].spoken
@@ -206,7 +207,7 @@ async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWin
     panel = await opened(window)
     before = await slid(panel, qtbot, 0.5)
     assert "a" in {one.conversation_id for one in before.conversations}
-    await chosen(panel, qtbot, "a", "Pin: never prune it")
+    await chosen(panel, qtbot, "a", PIN)
     await until(lambda: panel.prune.plan not in (None, before), "another plan")
     assert panel.prune.plan is not None
     assert {one.conversation_id for one in panel.prune.plan.conversations} == {"b"}
@@ -287,7 +288,7 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
 
 
 async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
-    await until(lambda: window.bridge.usage is not None)
+    await until(lambda: window.bridge.list.usage is not None)
     furnished.kept["gone"] = 5_000_000
     panel = window.open_disk_panel()  # no await: the store has had no chance to answer
     assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A conversation that is gone"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPlainTextEdit, QPushButton
+from PySide6.QtWidgets import QAbstractButton, QLineEdit, QMenu, QPlainTextEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.engine.client import EngineError
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.conversation_list import ROW, Warmth
+from kvchat.ui.keep_menu import NEVER_SAVE
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import ReplyView
 from kvchat.ui.theme import Look
@@ -266,7 +268,7 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
     assert warmth(window) == [Warmth.COLD, Warmth.COLD]
     furnished.slot = "thesis"
     furnished.kept = {"jeju": 136_000_000}
-    window.bridge.refresh_usage()
+    window.bridge.list.reload_soon()
     await until(lambda: warmth(window) == [Warmth.HOT, Warmth.DISK])
     assert window.sidebar.usage_button.text() == "KV 136 MB of 20 GB"
     furnished.set_engine(EngineState.STOPPED)
@@ -305,6 +307,56 @@ async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntim
     window.transcript.unanswered.button.click()
     assert ("retry", "thesis") in furnished.chat.calls
     assert not window.transcript.unanswered.isVisible()
+
+
+async def test_one_card_where_engine_and_turn_fail_alike(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    furnished.chat.write("thesis", Role.USER, "And then?")
+    failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "The model does not fit", "It needs 9 GB.", "Choose another.")
+    furnished.events.publish(TurnFailed("thesis", EngineError(failure.title, failure.detail, failure.advice)))
+    await until(lambda: window.transcript.failure.isVisible())
+    furnished.set_engine(EngineState.FAILED, failure=failure)
+    assert window.engine_card.isVisible()
+    assert not window.transcript.failure.isVisible()
+    await until(window.transcript.unanswered.isVisible)
+    qtbot.mouseClick(window.transcript.unanswered.button, Qt.MouseButton.LeftButton)
+    await until(lambda: ("retry", "thesis") in furnished.chat.calls)
+
+
+async def test_pin_and_never_save_from_the_conversation_s_own_menus(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    furnished.kept["thesis"] = 1000
+    window.header.menu.popup(window.mapToGlobal(window.rect().center()))
+    action = window.header.pin
+    qtbot.mouseClick(
+        window.header.menu, Qt.MouseButton.LeftButton, pos=window.header.menu.actionGeometry(action).center()
+    )
+    await until(lambda: ("pin", "thesis", True) in furnished.calls)
+    await until(lambda: window.sidebar.model.index(0).data(ROW).pinned)
+    assert action.isChecked()
+    jeju = window.sidebar.model.index(1)
+    where = window.sidebar.list.visualRect(jeju).center()
+    window.sidebar.list.customContextMenuRequested.emit(where)
+    menu = next(menu for menu in window.sidebar.list.findChildren(QMenu) if menu.isVisible())
+    never = next(action for action in menu.actions() if action.text() == NEVER_SAVE)
+    assert not never.isChecked()
+    qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(never).center())
+    await until(lambda: ("never_save", "jeju", True) in furnished.calls)
+    await until(lambda: window.sidebar.model.index(1).data(ROW).never_save)
+    spoken = [window.sidebar.model.index(i).data(Qt.ItemDataRole.AccessibleTextRole) for i in range(2)]
+    assert spoken == [
+        "Thesis, chapter 3, on disk: comes back in a moment, pinned",
+        "Trip to Jeju, must be read again, never saved",
+    ]
+
+
+async def test_an_empty_page_has_nothing_to_pin(runtime: FakeRuntime, window: MainWindow) -> None:
+    assert not window.header.pin.isEnabled()
+    assert not window.header.never_save.isEnabled()
 
 
 async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:
