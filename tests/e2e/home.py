@@ -27,6 +27,7 @@ class Home:
     """One user's kvchat folder."""
 
     folder: Path
+    prefix: tuple[str, ...] = ()  # what kvchat is run under
 
     def write_settings(self, **settings: object) -> None:
         """What the user chose."""
@@ -65,7 +66,7 @@ class Home:
     def run(self, *arguments: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
         """`kvchat …` in a process of its own."""
         return subprocess.run(
-            [sys.executable, "-m", "kvchat", *arguments],
+            [*self.prefix, sys.executable, "-m", "kvchat", *arguments],
             env=os.environ | {"KVCHAT_HOME": str(self.folder)},
             capture_output=True,
             text=True,

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kvchat.engine import embedded
@@ -231,3 +232,19 @@ def test_the_embedded_child_does_not_read_the_current_folder(
     command = embedded.command(embedded_parameters(parameters).to_json())
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == embedded.EXIT_LOAD_FAILED
+
+
+async def test_no_web_page_and_no_stranger_may_talk_to_it(
+    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
+) -> None:
+    """A browser sends the page's origin, and hands the answer over only if the server names it, or "*"."""
+    await supervisor.start(location, plan)
+    engine = await supervisor.ready()
+    assert isinstance(engine, LlamaServerClient)
+    page = {"Origin": "https://example.org"}
+    for key, status in ((engine.key, 200), ("guessed", 401)):
+        headers = page | {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=engine.base_url, headers=headers, trust_env=False) as browser:
+            answer = await browser.get("/props")
+        assert answer.status_code == status
+        assert answer.headers.get("Access-Control-Allow-Origin") not in ("*", page["Origin"])

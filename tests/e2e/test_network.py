@@ -1,0 +1,87 @@
+"""kvchat needs no network but the loopback, and opens nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.home import Home, engine_arguments, notes
+from tests.e2e.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+ENGINES = ("embedded", "llama-server")
+# The namespace begins with a loopback that is down.
+LOOPBACK_ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+
+
+def namespaces_allowed() -> bool:
+    """Whether this system lets us make a network namespace; containers and hardened systems may not."""
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        return False
+    return subprocess.run([*LOOPBACK_ALONE, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_everything_works_where_there_is_no_network(
+    tmp_path: Path, tiny_model: Callable[[str], Path], engine: str
+) -> None:
+    if not namespaces_allowed():
+        pytest.skip("network namespaces are not allowed here")
+    home = Home(tmp_path / "home", prefix=LOOPBACK_ALONE)
+    common = ("--model", str(tiny_model("llama")), *engine_arguments(engine))
+    cold = home.ask("--new", *common, notes(100))
+    warm = home.ask("--chat", cold["chat_id"], *common, "And then?")
+    assert warm["receipt"]["source"] == "disk", warm["receipt"]
+    assert home.run("doctor").returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show another process's sockets unasked")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_socket_but_on_the_loopback_is_opened(
+    tmp_path: Path, tiny_model: Callable[[str], Path], engine: str
+) -> None:
+    home = Home(tmp_path / "home")
+    question = ("ask", "--new", "--max-tokens", "120", "--model", str(tiny_model("llama")), *engine_arguments(engine))
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "kvchat", *question, notes(100)],
+        env=os.environ | {"KVCHAT_HOME": str(home.folder)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    listening: set[str] = set()
+    seen: set[str] = set()
+
+    def over() -> bool:
+        for connection in sockets_of(asking.pid):
+            addresses = [address.ip for address in (connection.laddr, connection.raddr) if address]
+            seen.update(addresses)
+            if connection.status == psutil.CONN_LISTEN:
+                listening.update(addresses)
+        return asking.poll() is not None
+
+    wait_until(over, seconds=240, what="the end of the reply")
+    assert asking.returncode == 0
+    assert listening == {"127.0.0.1"}  # the engine was seen
+    assert [address for address in seen if not ip_address(address).is_loopback] == []
+
+
+def sockets_of(pid: int) -> list[Any]:
+    """All internet sockets of a process and those it started, at this moment."""
+    found: list[Any] = []
+    try:
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            found += one.net_connections("inet")
+    except psutil.NoSuchProcess:
+        pass
+    return found
