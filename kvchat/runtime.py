@@ -11,6 +11,7 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
+from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
 from kvchat.engine.log import EngineLog
@@ -24,7 +25,7 @@ from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.store import Bounds
 from kvchat.library.gguf_facts import read_facts
-from kvchat.library.memory import available_memory
+from kvchat.library.memory import available_memory, kv_bytes
 from kvchat.paths import Paths
 from kvchat.settings import Settings, save_settings
 
@@ -79,6 +80,17 @@ class Runtime:
     def context_warning(self) -> str:
         """What is unwise about the user's own context size, in words; empty where nothing is."""
         return self.room.choice.context.warning if self.room.choice else ""
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """From how many tokens on restoring pays here; None until an engine has read and restored something."""
+        choice, context_size = self.room.choice, self.context_size
+        if choice is None or context_size is None:
+            return None
+        plan = choice.plan
+        return self.chat.slot.rates.break_even(
+            lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
+        )
 
     @property
     def restart_pending(self) -> bool:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 LEAST_GAIN = 32  # tokens; below that nothing is worth a restore, whatever the rates
 LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than about the rate
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """From how many tokens on a restore is quicker than reading, and the rates that say so."""
+
+    tokens: int | None  # None: never within the context
+    prefill_ms_per_token: float
+    restore_ms_per_byte: float
 
 
 @dataclass
@@ -36,3 +47,14 @@ class Rates:
         if self.prefill_ms_per_token is None or self.restore_ms_per_byte is None:
             return True
         return size * self.restore_ms_per_byte < gain * self.prefill_ms_per_token
+
+    def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
+        """The least gain that is `worth` its restore; None until both rates were measured.
+
+        `size_of`: bytes of the slot file that holds so many tokens, a part that grows with them and a fixed one.
+        """
+        if self.prefill_ms_per_token is None or self.restore_ms_per_byte is None:
+            return None
+        gains = range(context_size + 1)
+        tokens = bisect.bisect_left(gains, True, key=lambda gain: self.worth(gain, int(size_of(gain))))
+        return BreakEven(tokens if tokens in gains else None, self.prefill_ms_per_token, self.restore_ms_per_byte)

@@ -63,6 +63,11 @@ class SlotKeeper:
             return None
         return contents.conversation_id
 
+    @property
+    def rates(self) -> Rates:
+        """What this machine was measured at; to be looked at, not changed."""
+        return self._rates
+
     async def load(self, room: ReadyEngine, conversation_id: str, prompt: Tokens) -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill.
 

@@ -77,7 +77,7 @@ class DiskPanel(Panel):
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         """Show what is kept, largest first."""
         before, self._usage, self._titles = self._usage, usage, titles
-        self.summary.show_usage(usage)
+        self.summary.show_usage(usage, self._runtime.break_even)
         self.limits.setText(limits_in_words(usage, self._runtime.settings.max_age_days))
         some = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):

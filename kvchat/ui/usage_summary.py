@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
+from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_picture import SavingsBar
-from kvchat.ui.usage_words import sharing
+from kvchat.ui.usage_words import break_even_in_words, sharing
 from kvchat.ui.wording import size_of
 from kvchat.wording import size
 
@@ -28,7 +29,10 @@ class UsageSummary(QWidget):
         self.spared.setWordWrap(True)
         self.today, self.ever, self.warm, self.room = _label(), _label(), _label(), _label()
         self.free = _label("small")
-        self.free.setWordWrap(True)
+        self.pays = _label("small")
+        self.pays.hide()
+        for label in (self.free, self.pays):
+            label.setWordWrap(True)
         column = QVBoxLayout(self)
         column.setContentsMargins(8, 0, 8, 0)
         column.setSpacing(8)
@@ -40,9 +44,12 @@ class UsageSummary(QWidget):
         column.addSpacing(4)
         column.addLayout(self._build_figures())
         column.addWidget(self.free)
+        column.addWidget(self.pays)
 
-    def show_usage(self, usage: StoreUsage) -> None:
-        """Show these sums."""
+    def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
+        """Show these sums, and from where on restoring pays."""
+        self.pays.setText(break_even_in_words(pays))
+        self.pays.setVisible(pays is not None)
         self.total.setText(f"{size_of(usage.total_bytes, usage.quota_bytes)} in use")
         self.share.setValue(int(1000 * min(usage.total_bytes / max(usage.quota_bytes, 1), 1.0)))
         self.picture.show_usage(usage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.ui.wording import since
 from kvchat.wording import size
@@ -50,6 +51,17 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     if max_age_days is not None:
         words += f" What was not used for {several(max_age_days, 'day', 'days')} goes as well."
     return words
+
+
+def break_even_in_words(pays: BreakEven | None) -> str:
+    """From where on restoring beats reading, and why; empty where it was not measured yet."""
+    if pays is None:
+        return ""
+    speed = size(1000 / pays.restore_ms_per_byte)
+    rates = f"(reading {pays.prefill_ms_per_token:.2g} ms a token, restoring {speed}/s)"
+    if pays.tokens is None:
+        return f"Restoring does not pay on this machine {rates}."
+    return f"Restoring pays from about {pays.tokens:,} tokens on this machine {rates}."
 
 
 def use_of(usage: ConversationUsage, now: datetime) -> str:

@@ -18,6 +18,7 @@ from kvchat.chat.events import (
     SettingsChanged,
 )
 from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
@@ -188,6 +189,7 @@ class FakeRuntime(Runtime):
         self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
         self.started = self.settings  # what the engine runs with
         self.warning = ""  # about the context size
+        self.pays: BreakEven | None = None
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
@@ -215,6 +217,10 @@ class FakeRuntime(Runtime):
     @property
     def context_warning(self) -> str:
         return self.warning
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        return self.pays
 
     @property
     def restart_pending(self) -> bool:

@@ -7,8 +7,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.ui.usage_words import loss_of, plan_in_words, roughly, sharing, split_of, use_of
+from kvchat.ui.usage_words import (
+    break_even_in_words,
+    expiry_in_words,
+    limits_in_words,
+    loss_of,
+    plan_in_words,
+    roughly,
+    sharing,
+    split_of,
+    use_of,
+)
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
@@ -64,3 +75,27 @@ def test_a_plan_without_effect() -> None:
     plan = PrunePlan((), 0, 0.0, (), 5_000_000)
     assert plan_in_words(plan, 5_000_000) == "Nothing would go."
     assert plan_in_words(plan, 1) == "Nothing would go. What is pinned stays: it cannot go below 5 MB."
+
+
+def test_the_break_even() -> None:
+    pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
+    rates = "(reading 4.2 ms a token, restoring 210 MB/s)"
+    assert break_even_in_words(pays) == f"Restoring pays from about 1,032 tokens on this machine {rates}."
+    assert break_even_in_words(replace(pays, tokens=None)) == f"Restoring does not pay on this machine {rates}."
+    assert break_even_in_words(None) == ""
+
+
+def test_the_limits() -> None:
+    words = "When the quota of 1 GB is full, what spares the least reading for its size goes first."
+    assert limits_in_words(STORE, None) == words
+    assert limits_in_words(STORE, 1) == f"{words} What was not used for 1 day goes as well."
+
+
+def test_what_a_maximum_age_takes() -> None:
+    old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
+    store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
+    assert expiry_in_words(store, 30, NOW) == (
+        "1 conversation becomes cold; reading it all again would take about 34 s. "
+        "Old turns of others may go as well. Messages stay."
+    )
+    assert expiry_in_words(store, 50, NOW) == "No conversation becomes cold by it now; old turns may go. Messages stay."

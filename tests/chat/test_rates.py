@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.rates import LEAST_GAIN, BreakEven, Rates
+
+CONTEXT = 8192
+
+
+@pytest.mark.parametrize(
+    ("per_token", "fixed", "tokens"),
+    [
+        (20_000, 0, LEAST_GAIN),  # 0.1 ms a token against 4: at once
+        (20_000, 40_000_000, 52),  # 200 ms of recurrent state to load first: 51.3 tokens' reading
+        (0, 400_000_000, 501),
+        (1_000_000, 0, None),  # 5 ms a token
+        (20_000, 10**10, None),  # beyond the context
+    ],
+)
+def test_the_break_even_is_the_least_gain_worth_its_restore(per_token: int, fixed: int, tokens: int | None) -> None:
+    rates = Rates(prefill_ms_per_token=4.0, restore_ms_per_byte=1000 / 200e6)
+    assert rates.break_even(lambda n: fixed + n * per_token, CONTEXT) == BreakEven(tokens, 4.0, 5e-6)
+
+
+def test_nothing_is_said_before_both_rates_were_measured() -> None:
+    rates = Rates()
+    rates.learn_prefill(1000, 4000)
+    assert rates.break_even(lambda n: n, CONTEXT) is None
+    rates.learn_restore(1_000_000, 5)
+    assert rates.break_even(lambda n: n, CONTEXT) is not None
