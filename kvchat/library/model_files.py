@@ -94,7 +94,7 @@ def _in_order(place: Path, folders: list[str]) -> list[str]:
 
 
 def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
-    projectors = [name for name in names if "mmproj" in name.lower()]
+    projectors = [name for name in names if is_projector(name)]
     whole: dict[str, list[Path]] = {}  # the files by the name of the first
     for name in names:
         if name not in projectors:
@@ -136,6 +136,11 @@ def _bare(name: str) -> str:
     return _PROJECTOR_NOISE.sub("", stem.lower())
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file name is that of a multimodal projector, by the convention all publishers follow."""
+    return "mmproj" in name.lower()
+
+
 def display_name(path: Path) -> str:
     """What to call a model file: its name without suffix, or its folder's where that tells nothing."""
     part = part_name(path.name)
@@ -162,3 +167,9 @@ def without_quantisation(name: str, quantisation: str) -> str:
     """A model's name for a place where its quantisation stands beside it."""
     bare = name.removesuffix(quantisation).removesuffix(quantisation.lower())
     return bare.rstrip("-_. ") or name
+
+
+def quantisation_in(name: str) -> str:
+    """The quantisation a file name ends with, such as "Q4_K_M" or "UD-Q4_K_XL"; empty where it names none."""
+    match = _TRAILING_QUANTISATION.search(name)
+    return match[0][1:].upper() if match else ""

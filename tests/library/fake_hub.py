@@ -1,0 +1,197 @@
+"""A stand-in Hugging Face on loopback ports: API and redirects on one, the bytes on another, as with its CDN."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+REVISION = "5f0b02c75b57c5855da9ae460ce51323ea669d8a"
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUv"
+SLICE = 64 * 1024  # bytes sent at a time
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client has asked for."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    on_cdn: bool
+
+
+@dataclass
+class FakeHub:
+    """A running Hub. The switches may be changed at any time."""
+
+    url: str = ""
+    cdn: str = ""
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files by repository and path
+    gated: set[str] = field(default_factory=set)
+    accepted: bool = True  # whether TOKEN's account has accepted the terms
+    claims: dict[str, str] = field(default_factory=dict)  # SHA-256 told for a path instead of the true one
+    status: int = 0  # answered to everything, if set
+    makes_sense: bool = True  # otherwise it answers as the login page of a hotel's network does
+    ignores_ranges: bool = False
+    cut_after: list[int] = field(default_factory=list)  # bytes after which the next downloads break off
+    hold_at: int | None = None  # bytes after which a download waits for `go_on`
+    held: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def downloads(self) -> list[Request]:
+        """Requests for bytes."""
+        return [request for request in self.requests if request.on_cdn]
+
+
+@contextmanager
+def serving() -> Iterator[FakeHub]:
+    """A Hub with nothing in it."""
+    hub = FakeHub()
+    servers = [_server(hub, on_cdn) for on_cdn in (False, True)]
+    hub.url, hub.cdn = (f"http://127.0.0.1:{server.server_port}" for server in servers)
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield hub
+    finally:
+        hub.go_on.set()
+        for server, thread in zip(servers, threads, strict=True):
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def _server(hub: FakeHub, on_cdn: bool) -> ThreadingHTTPServer:
+    class Handler(_Handler):
+        pass
+
+    Handler.hub, Handler.on_cdn = hub, on_cdn
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: FakeHub
+    on_cdn: bool
+
+    def do_GET(self) -> None:
+        hub, path = self.hub, urlsplit(self.path)
+        hub.requests.append(
+            Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self.on_cdn)
+        )
+        if hub.status:
+            self._say(hub.status)
+        elif not hub.makes_sense:
+            self._body("text/html", b"<html>Welcome to our hotel</html>")
+        elif self.on_cdn:
+            repository, _, file = unquote(path.path).strip("/").partition("//")
+            self._send_bytes(hub.repositories[repository][file])
+        elif path.path == "/api/models":
+            self._search(parse_qs(path.query))
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path.path):
+            self._repository(match[1])
+        elif match := re.fullmatch(rf"/([^/]+/[^/]+)/resolve/({REVISION}|main)/(.+)", path.path):
+            self._resolve(match[1], unquote(match[3]))
+        else:
+            self._say(404)
+
+    def _search(self, query: dict[str, list[str]]) -> None:
+        words = query["search"][0].lower()
+        names = [name for name in self.hub.repositories if words in name.lower()]
+        self._json([self._info(name) for name in names[: int(query["limit"][0])]])
+
+    def _repository(self, name: str) -> None:
+        if name not in self.hub.repositories:
+            self._say(401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."})
+        elif not self._token_is_good():
+            self._say(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+        else:
+            files = self.hub.repositories[name]
+            self._json(self._info(name) | {"siblings": [self._sibling(path, files[path]) for path in files]})
+
+    def _info(self, name: str) -> dict[str, Any]:
+        return {
+            "_id": "1",
+            "id": name,
+            "modelId": name,
+            "sha": REVISION,
+            "downloads": 1234,
+            "likes": 56,
+            "lastModified": "2026-11-01T12:00:00.000Z",
+            "gated": "manual" if name in self.hub.gated else False,
+            "tags": ["gguf"],
+        }
+
+    def _sibling(self, path: str, content: bytes) -> dict[str, Any]:
+        entry = {"rfilename": path, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+        if path.endswith(".gguf"):
+            digest = self.hub.claims.get(path) or hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 135}
+        return entry
+
+    def _resolve(self, name: str, path: str) -> None:
+        hub = self.hub
+        if name not in hub.repositories or path not in hub.repositories[name]:
+            self._say(404, {"X-Error-Code": "EntryNotFound"})
+        elif not self._token_is_good():
+            self._say(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+        elif name in hub.gated and not ("Authorization" in self.headers and hub.accepted):
+            status = 403 if "Authorization" in self.headers else 401
+            self._say(status, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model is restricted."})
+        else:
+            self._say(302, {"Location": f"{hub.cdn}/{name}//{quote(path)}?signature=1", "X-Repo-Commit": REVISION})
+
+    def _token_is_good(self) -> bool:
+        return self.headers.get("Authorization", f"Bearer {TOKEN}") == f"Bearer {TOKEN}"
+
+    def _send_bytes(self, content: bytes) -> None:
+        hub, start = self.hub, 0
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if wanted and not hub.ignores_ranges:
+            start = int(wanted[1])
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end = hub.cut_after.pop(0) + start if hub.cut_after else len(content)
+        try:
+            for position in range(start, end, SLICE):
+                if hub.hold_at is not None and position >= hub.hold_at:
+                    hub.held.set()
+                    hub.go_on.wait(60)
+                self.wfile.write(content[position : min(position + SLICE, end)])
+        except ConnectionError:
+            pass  # the client has gone
+        self.close_connection = True
+
+    def _say(self, status: int, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _json(self, value: Any) -> None:
+        self._body("application/json", json.dumps(value).encode())
+
+    def _body(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
