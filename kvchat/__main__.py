@@ -1,4 +1,4 @@
-"""The command line: reads the arguments and hands over to the app, ask, bench, store or doctor."""
+"""The command line: reads the arguments and hands over to the app or to a command."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ def _dispatch(options: argparse.Namespace) -> int:
         from kvchat.cli.arguments import store_options
 
         return store.run(store_options(options))
+    if options.command == "engines":
+        from kvchat.cli import engines
+        from kvchat.cli.arguments import engines_options
+
+        return engines.run(engines_options(options))
     if options.command == "doctor":
         from kvchat.cli import doctor
 

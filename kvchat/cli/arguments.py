@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kvchat import __version__
-from kvchat.cli.options import AskOptions, BenchOptions, StoreAction, StoreOptions
+from kvchat.cli.options import AskOptions, BenchOptions, EnginesOptions, StoreAction, StoreOptions
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 
@@ -28,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
+    _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -72,6 +73,13 @@ def store_options(namespace: argparse.Namespace) -> StoreOptions:
     )
 
 
+def engines_options(namespace: argparse.Namespace) -> EnginesOptions:
+    """The options of `engines`."""
+    return EnginesOptions(
+        test=namespace.action == "test", path=getattr(namespace, "path", None), as_json=namespace.json
+    )
+
+
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--new", action="store_true", help="begin a new conversation")
@@ -113,6 +121,15 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
     verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
     for action in (prune, verify):  # SUPPRESS: see --starter
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    as_json = "print one JSON object"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
+    test = actions.add_parser("test", help="start one with a small model; save and restore")
+    test.add_argument("path", metavar="PATH", nargs="?", help='a llama-server, or "embedded" (default: the one in use)')
+    test.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

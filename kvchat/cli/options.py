@@ -36,6 +36,15 @@ class BenchOptions:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class EnginesOptions:
+    """What `kvchat engines` is to do: list them, or try one out."""
+
+    test: bool = False
+    path: str | None = None  # the engine to try; None: the one kvchat would start
+    as_json: bool = False
+
+
 class StoreAction(Enum):
     """What `kvchat store` does."""
 

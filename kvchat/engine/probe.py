@@ -37,13 +37,24 @@ class EngineTooOld(KvchatError):
         )
 
 
+class NotAnEngine(EngineNotFound):
+    """The program is something else."""
+
+    def __init__(self, program: Path) -> None:
+        super().__init__(
+            "This is not a llama-server",
+            f"{program} answers, but it does not have a llama-server's options.",
+            "Choose the program llama-server, or clear the engine path so that kvchat looks for one itself.",
+        )
+
+
 @dataclass(frozen=True)
 class EngineProbe:
-    """An engine's own account of itself. None: it does not tell."""
+    """An engine's own account of itself."""
 
     version: str
-    build: int | None
-    options: KnownOptions | None
+    build: int | None  # None: it does not tell
+    options: KnownOptions | None  # None: the embedded engine, which has none
 
     def check(self, location: EngineLocation) -> None:
         """Raise EngineTooOld unless kvchat can work with it. One that does not tell is given the chance."""
@@ -65,7 +76,7 @@ def build_number(text: str) -> int | None:
 
 
 def probe(location: EngineLocation) -> EngineProbe:
-    """Ask the engine, once for each file as it lies there. Raises EngineNotFound when it cannot be run."""
+    """Ask the engine, once for each file as it lies there. Raises EngineNotFound when it is none, or cannot be run."""
     if location.path is None:
         return EngineProbe(engine_version(location), None, None)
     stamp = _stamp(location.path)
@@ -73,8 +84,11 @@ def probe(location: EngineLocation) -> EngineProbe:
         known = _probed.get(location.path)
     if known and known[0] == stamp:
         return known[1]
+    options = parse_help(help_text(location.path))
+    if options is None:
+        raise NotAnEngine(location.path)
     version = engine_version(location)
-    asked = EngineProbe(version, build_number(version), parse_help(help_text(location.path)))
+    asked = EngineProbe(version.removeprefix("version: "), build_number(version), options)
     with _lock:
         _probed[location.path] = (stamp, asked)
     return asked

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.doctor import collect, lines, run
+from kvchat.engine.probe import NEEDED_OPTIONS
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, save_settings
 from tests.library.gguf_files import write_gguf
@@ -25,11 +26,13 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 def engine(tmp_path: Path) -> Path:
     """A program that answers as llama-server does when asked who it is."""
     program = tmp_path / "llama-server"
+    known = "\n".join(f"{name} VALUE" for name in NEEDED_OPTIONS)
     program.write_text(
         "#!/bin/sh\n"
         'case "$1" in\n'
         '--version) echo "version: 11434 (abc1234)" >&2;;\n'
         '--list-devices) echo "Available devices:"; echo "  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)";;\n'
+        f'--help) echo "{known}";;\n'
         "esac\n"
     )
     program.chmod(0o755)
