@@ -72,6 +72,11 @@ def _dispatch(options: argparse.Namespace) -> int:
         from kvchat.cli.arguments import engines_options
 
         return engines.run(engines_options(options))
+    if options.command == "models":
+        from kvchat.cli import models
+        from kvchat.cli.arguments import models_options
+
+        return models.run(models_options(options))
     if options.command == "doctor":
         from kvchat.cli import doctor
 

@@ -47,6 +47,11 @@ class Paths:
         return self.data / "models"
 
     @property
+    def model_facts(self) -> Path:
+        """What the headers of the models on disk say, remembered. It may always be thrown away."""
+        return self.cache / "models.json"
+
+    @property
     def save_points(self) -> Path:
         """The save-point store. It may always be thrown away, so it lives under the cache."""
         return self.cache / "savepoints"

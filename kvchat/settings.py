@@ -32,6 +32,7 @@ class Settings:
     """What the user chose. None means "kvchat decides"."""
 
     model_path: str | None = None
+    model_folders: tuple[str, ...] = ()  # where to look for models, besides the places other programs keep theirs
     engine_path: str | None = None  # or "embedded"
     engine_arguments: str = ""  # the user's own, for llama-server, as a shell takes them
     rpc_workers: str = ""  # host:port of other computers' rpc-servers, parted by commas
@@ -96,7 +97,8 @@ def why_not(name: str, value: Any) -> str:
 
 def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The entries of `raw` that are settings, have a setting's type and a value that makes sense."""
-    return {name: value for name, value in raw.items() if name in _RULES and not why_not(name, value)}
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return {name: value for name, value in plain.items() if name in _RULES and not why_not(name, value)}
 
 
 _Rule = Callable[[Any], str]
@@ -127,6 +129,12 @@ def _text(value: Any) -> str:
     return "" if isinstance(value, str) and "\0" not in value else "This must be text."
 
 
+def _paths(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return "This must be a list of paths."
+    return next((why for path in value if (why := _path(path))), "")
+
+
 def _temperature(value: Any) -> str:
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
     return "" if fits else f"This must be a number from 0 to {HIGHEST_TEMPERATURE:.0f}."
@@ -138,6 +146,7 @@ def _tokens(count: float) -> str:
 
 _RULES: dict[str, _Rule] = {
     "model_path": _path,
+    "model_folders": _paths,
     "engine_path": _path,
     "engine_arguments": _text,
     "rpc_workers": _text,

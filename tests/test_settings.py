@@ -13,7 +13,9 @@ from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
     file = tmp_path / "config" / "settings.json"
-    settings = Settings(model_path="/models/晚.gguf", quota_bytes=5 * GB, theme="dark", temperature=0.0)
+    settings = Settings(
+        model_path="/models/晚.gguf", model_folders=("/a", "/b"), quota_bytes=5 * GB, theme="dark", temperature=0.0
+    )
     save_settings(file, settings)
     assert load_settings(file) == settings
     assert not list(file.parent.glob("*.new"))
@@ -47,6 +49,8 @@ def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path: P
         ("temperature", math.nan),
         ("seed", 2**32),
         ("model_path", "/models/\0.gguf"),
+        ("model_folders", "/models"),
+        ("model_folders", ["/models", 3]),
     ],
 )
 def test_a_value_that_makes_no_sense_is_the_default_and_the_others_stay(

@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 
 from kvchat import __version__
-from kvchat.cli.options import AskOptions, BenchOptions, EnginesOptions, StoreAction, StoreOptions
+from kvchat.cli.options import (
+    AskOptions,
+    BenchOptions,
+    EnginesOptions,
+    ModelsAction,
+    ModelsOptions,
+    StoreAction,
+    StoreOptions,
+)
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 
@@ -29,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
     _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
+    _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -77,6 +86,22 @@ def engines_options(namespace: argparse.Namespace) -> EnginesOptions:
     """The options of `engines`."""
     return EnginesOptions(
         test=namespace.action == "test", path=getattr(namespace, "path", None), as_json=namespace.json
+    )
+
+
+def models_options(namespace: argparse.Namespace) -> ModelsOptions:
+    """The options of `models`."""
+    repository, _, quantisation = getattr(namespace, "repository", "").partition(":")
+    if "://" in getattr(namespace, "repository", ""):
+        repository, quantisation = namespace.repository, ""
+    return ModelsOptions(
+        action=ModelsAction(namespace.action or "list"),
+        what=repository or " ".join(getattr(namespace, "words", ())),
+        quantisation=quantisation,
+        use=getattr(namespace, "use", False),
+        forget=getattr(namespace, "forget", False),
+        folders=tuple(namespace.folder or ()),
+        as_json=namespace.json,
     )
 
 
@@ -130,6 +155,31 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     test = actions.add_parser("test", help="start one with a small model; save and restore")
     test.add_argument("path", metavar="PATH", nargs="?", help='a llama-server, or "embedded" (default: the one in use)')
     test.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    as_json = "print one JSON object"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    parser.add_argument(
+        "--folder", metavar="DIR", type=Path, action="append", help="look here as well; may be repeated"
+    )
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", title="actions (without one, the models on this machine are listed)"
+    )
+    suggest = actions.add_parser("suggest", help="name a few models for this machine; nothing is asked of the network")
+    search = actions.add_parser("search", help="search Hugging Face")
+    search.add_argument("words", metavar="WORDS", nargs="+", help="what the name must contain")
+    files = actions.add_parser("files", help="list the models in a repository, with sizes and whether they fit")
+    get = actions.add_parser("get", help="fetch a model; Ctrl+C pauses, the same command goes on")
+    get.add_argument("--use", action="store_true", help="make it the model to chat with")
+    for action in (files, get):
+        action.add_argument(
+            "repository", metavar="OWNER/NAME[:QUANT]", help="such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+        )
+    token = actions.add_parser("token", help="keep an access token for gated models, read from standard input")
+    token.add_argument("--forget", action="store_true", help="forget it")
+    for action in (suggest, search, files):  # SUPPRESS: see --starter
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

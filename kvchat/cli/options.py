@@ -61,3 +61,27 @@ class StoreOptions:
     target_bytes: int = 0  # of a prune
     dry_run: bool = False  # only tell what a prune would remove
     as_json: bool = False
+
+
+class ModelsAction(Enum):
+    """What `kvchat models` does."""
+
+    LIST = "list"
+    SUGGEST = "suggest"
+    SEARCH = "search"
+    FILES = "files"
+    GET = "get"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True)
+class ModelsOptions:
+    """What `kvchat models` is to look for or to fetch."""
+
+    action: ModelsAction = ModelsAction.LIST
+    what: str = ""  # the words of a search; the repository of `files` and `get`
+    quantisation: str = ""  # which file to get
+    use: bool = False  # make what was fetched the model to chat with
+    forget: bool = False  # the token
+    folders: tuple[Path, ...] = ()  # to look into besides those of the settings
+    as_json: bool = False

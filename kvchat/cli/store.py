@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvchat.chat.database import Database
+from kvchat.cli.columns import columns
 from kvchat.cli.options import StoreAction, StoreOptions
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
@@ -113,7 +114,7 @@ def usage_lines(usage: StoreUsage, titles: Titles) -> list[str]:
     lines = [f"{name:<18}{value}" for name, value in rows]
     if not usage.conversations:
         return lines
-    return [*lines, "", *_columns([_usage_row(one, titles) for one in usage.conversations])]
+    return [*lines, "", *columns([_usage_row(one, titles) for one in usage.conversations])]
 
 
 def _usage_row(one: ConversationUsage, titles: Titles) -> tuple[str, ...]:
@@ -143,7 +144,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         lines = [
             f"{verb} {_points(len(plan.save_point_ids))}, {size(plan.bytes_freed)};"
             f" to read again: {_rereading(plan.prefill_seconds)}.",
-            *_columns([_pruned_row(one, titles) for one in plan.conversations]),
+            *columns([_pruned_row(one, titles) for one in plan.conversations]),
             f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
         ]
     if plan.bytes_left > target_bytes:
@@ -174,7 +175,7 @@ def report_lines(report: VerifyReport, lost: Sequence[LostConversation], titles:
         )
         for one in lost
     ]
-    return lines + _columns(rows)
+    return lines + columns(rows)
 
 
 def _usage_fields(usage: StoreUsage, titles: Titles) -> dict[str, Any]:
@@ -220,14 +221,6 @@ def _report_fields(report: VerifyReport, lost: Sequence[LostConversation], title
 
 def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict[str, Any]:
     return {"conversation_id": conversation_id, "title": titles.get(conversation_id), **fields}
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines, indented, each column as wide as its widest entry."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _title(conversation_id: str, titles: Titles) -> str:

@@ -32,7 +32,7 @@ MOST_RESULTS = 40
 TIMEOUT_S = 20.0  # without any byte
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
-Token = Callable[[], str | None]
+Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock it
 
 
 class HubError(KvchatError):
@@ -143,10 +143,11 @@ class Hub:
     ) -> AsyncIterator[httpx2.Response]:
         """A good answer, its body not yet read; every failure in words, those while the body is read too."""
         library = await asyncio.to_thread(_library)
+        token = await asyncio.to_thread(self._token)
         import httpx2
 
         sent = library.build_hf_headers(
-            token=self._token() or False,
+            token=token or False,
             library_name="kvchat",
             library_version=__version__,
             headers=dict(headers or {}),
@@ -163,13 +164,13 @@ class Hub:
                 library.hf_raise_for_status(response)
                 yield response
         except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:  # the last: HF_HUB_OFFLINE
-            raise self._in_words(error, repository) from error
+            raise self._in_words(error, repository, had_token=bool(token)) from error
 
-    def _in_words(self, error: Exception, repository: str) -> HubError:
+    def _in_words(self, error: Exception, repository: str, *, had_token: bool) -> HubError:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         host = urlsplit(self.endpoint).netloc
         if status in (401, 403):
-            return self._refused(status, repository)
+            return self._refused(status, repository, had_token)
         if status == 404:
             return HubError("Hugging Face has no such model", repository, "Check its name, or search for it.")
         if status == 429:
@@ -180,9 +181,9 @@ class Hub:
         detail = f"{host}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         return Unreachable("Hugging Face cannot be reached", detail, "Check the internet connection and try again.")
 
-    def _refused(self, status: int, repository: str) -> AccessNeeded:
+    def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
-        if not self._token():
+        if not had_token:
             return AccessNeeded(
                 "This model wants to know who you are",
                 f"{repository} is open only to those who have accepted its terms.",

@@ -42,9 +42,21 @@ class TokenStore:
 
     def __init__(self, config: Path) -> None:
         self._file = config / FILE_NAME
+        self._loaded: AccessToken | None = None
+        self._looked = False
 
     def load(self) -> AccessToken | None:
-        """The token kvchat keeps, or else the one the user has given to Hugging Face's own tools."""
+        """The token kvchat keeps, or else the one the user has given to Hugging Face's own tools. Remembered."""
+        if not self._looked:
+            self._loaded, self._looked = self._look(), True
+        return self._loaded
+
+    def value(self) -> str | None:
+        """The token alone, for a request."""
+        found = self.load()
+        return found.value if found else None
+
+    def _look(self) -> AccessToken | None:
         kept = _from_keyring()
         if kept:
             return AccessToken(kept, TokenPlace.KEYRING)
@@ -71,6 +83,7 @@ class TokenStore:
 
     def forget(self) -> None:
         """Forget the token kvchat keeps, wherever it is."""
+        self._looked = False
         self._file.unlink(missing_ok=True)
         with contextlib.suppress(Exception):  # not there, or no keyring
             import keyring

@@ -1,0 +1,243 @@
+"""`kvchat models`: the models on this machine, and those on Hugging Face."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from kvchat.cli.columns import columns
+from kvchat.cli.options import ModelsAction, ModelsOptions
+from kvchat.cli.session import run_until_interrupted
+from kvchat.engine.discovery import find_engine
+from kvchat.engine_choice import memory_for
+from kvchat.errors import KvchatError
+from kvchat.library.curated import SUGGESTIONS, Suggestion, tier_for
+from kvchat.library.gguf_facts import read_facts
+from kvchat.library.hub import HubFile, HubModel, HubRepository, repository_in
+from kvchat.library.hub_download import Order, fetch_model
+from kvchat.library.memory import MemoryFacts, available_memory
+from kvchat.library.model_files import without_quantisation
+from kvchat.library.model_finder import FoundModel, UnreadableFolder
+from kvchat.library.model_library import ModelLibrary
+from kvchat.library.verdict import judge, judge_size
+from kvchat.paths import Paths, resolve_paths
+from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.wording import size, tokens_short
+
+
+class NoSuchFile(KvchatError):
+    """The repository has no such model, or several; says which there are."""
+
+
+def run(options: ModelsOptions) -> int:
+    """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
+    paths = resolve_paths()
+    settings = load_settings(paths.settings_file)
+    chosen = (*settings.model_folders, *(str(folder.absolute()) for folder in options.folders))
+    library = ModelLibrary(paths, lambda: chosen, lambda download: None)
+    match options.action:
+        case ModelsAction.LIST:
+            return run_until_interrupted(_list(library, settings, options.as_json))
+        case ModelsAction.SUGGEST:
+            return _suggest(_memory(settings), options.as_json)
+        case ModelsAction.SEARCH:
+            return run_until_interrupted(_search(library, options))
+        case ModelsAction.FILES:
+            return run_until_interrupted(_files(library, settings, options))
+        case ModelsAction.GET:
+            return run_until_interrupted(_get(library, paths, options))
+        case ModelsAction.TOKEN:
+            return _token(library, options)
+
+
+def _memory(settings: Settings) -> MemoryFacts:
+    """The memory a model may use: the computer's alone where the engine cannot be asked."""
+    try:
+        return memory_for(find_engine(settings.engine_path))
+    except KvchatError:
+        return available_memory()
+
+
+async def _list(library: ModelLibrary, settings: Settings, as_json: bool) -> int:
+    memory, models = _memory(settings), list[FoundModel]()
+    unreadable = await library.find(models.append)
+    models.sort(key=lambda model: (model.facts is None, model.name.lower()))
+    if as_json:
+        print(json.dumps({"models": [_fields(one, memory, settings.kv_type) for one in models]}))
+    else:
+        print("\n".join(list_lines(models, unreadable, memory, settings.kv_type)))
+    return 0
+
+
+def list_lines(
+    models: Sequence[FoundModel], unreadable: Sequence[UnreadableFolder], memory: MemoryFacts, kv_type: str
+) -> list[str]:
+    """The models for a reader, those that cannot be used at the end with the reason."""
+    lines = [f"{len(models)} models" if len(models) != 1 else "1 model"]
+    lines += columns([_row(model, memory, kv_type) for model in models if model.facts])
+    for model in models:
+        if model.problem:
+            lines += [f"  {model.name}: {model.problem.title}.", f"    {model.problem.detail}"]
+    lines += [f"  {folder.path} cannot be read: {folder.reason}." for folder in unreadable]
+    if not models:
+        lines += ["`kvchat models suggest` names some, `kvchat models get` fetches one."]
+    return lines
+
+
+def _row(model: FoundModel, memory: MemoryFacts, kv_type: str) -> tuple[str, ...]:
+    assert model.facts is not None
+    return (
+        without_quantisation(model.name, model.facts.quantisation),
+        model.facts.quantisation,
+        size(model.size),
+        f"{tokens_short(model.facts.trained_context)} context",
+        judge(model.facts, memory, kv_type).verdict.value,
+        model.source.value,
+    )
+
+
+def _fields(model: FoundModel, memory: MemoryFacts, kv_type: str) -> dict[str, Any]:
+    """A model as JSON: size in bytes, context in tokens."""
+    fields: dict[str, Any] = {
+        "name": model.name,
+        "path": str(model.path),
+        "source": model.source.value,
+        "size": model.size,
+        "projector": str(model.projector) if model.projector else None,
+        "problem": str(model.problem) if model.problem else None,
+    }
+    if model.facts:
+        judgement = judge(model.facts, memory, kv_type)
+        fields |= {
+            "architecture": model.facts.architecture,
+            "quantisation": model.facts.quantisation,
+            "trained_context": model.facts.trained_context,
+            "parts": [str(part) for part in model.facts.parts],
+            "verdict": judgement.verdict.value,
+            "reason": judgement.reason,
+        }
+    return fields
+
+
+def _suggest(memory: MemoryFacts, as_json: bool) -> int:
+    tier = tier_for(memory)
+    fitting = [one for one in SUGGESTIONS if one.memory_gb == tier]
+    if as_json:
+        print(json.dumps({"memory_gb": tier, "suggestions": [dataclasses.asdict(one) for one in fitting]}))
+        return 0
+    print(f"For a GPU of {tier} GB:" if tier else "For a computer without a large GPU:")
+    print("\n".join(columns([_suggestion_row(one, memory) for one in fitting])))
+    print("Fetch one with `kvchat models get NAME`.")
+    return 0
+
+
+def _suggestion_row(one: Suggestion, memory: MemoryFacts) -> tuple[str, ...]:
+    verdict = judge_size(one.size, memory).verdict.value
+    return (f"{one.repository}:{one.quantisation}", f"about {size(one.size)}", verdict, one.why)
+
+
+async def _search(library: ModelLibrary, options: ModelsOptions) -> int:
+    found = await library.hub.search(options.what)
+    if options.as_json:
+        print(json.dumps({"models": [_hub_fields(one) for one in found]}))
+    elif not found:
+        print(f"Nothing on Hugging Face is named like “{options.what}” and has GGUF files.")
+    else:
+        rows = [
+            (one.repository, f"{one.downloads:,} downloads", "asks for your account" if one.gated else "")
+            for one in found
+        ]
+        print("\n".join(columns(rows)))
+    return 0
+
+
+def _hub_fields(one: HubModel) -> dict[str, Any]:
+    return dataclasses.asdict(one) | {"updated": one.updated.isoformat() if one.updated else None}
+
+
+async def _files(library: ModelLibrary, settings: Settings, options: ModelsOptions) -> int:
+    repository, memory = await library.hub.repository(_named(options.what)), _memory(settings)
+    if options.as_json:
+        files = [
+            dataclasses.asdict(file) | {"size": file.size, "verdict": judge_size(file.size, memory).verdict.value}
+            for file in repository.files
+        ]
+        print(json.dumps({"repository": repository.repository, "revision": repository.revision, "files": files}))
+        return 0
+    if not repository.files:
+        print(f"{repository.repository} has no model that kvchat could use.")
+        return 0
+    rows = [(one.name, size(one.size), judge_size(one.size, memory).verdict.value) for one in repository.files]
+    print("\n".join(columns(rows)))
+    if repository.gated:
+        print("Its makers want to know who fetches it: `kvchat models token` takes an access token.")
+    return 0
+
+
+async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> int:
+    paths.ensure()
+    repository = await library.hub.repository(_named(options.what))
+    file = chosen_file(repository, options.quantisation)
+    order = Order(repository.repository, repository.revision, file)
+    path = await fetch_model(order, paths.models, library.hub, _Progress(file).told)
+    print(path)
+    if options.use:
+        read_facts(path)
+        settings = load_settings(paths.settings_file)
+        save_settings(paths.settings_file, dataclasses.replace(settings, model_path=str(path)))
+    return 0
+
+
+def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
+    """The model of that quantisation or name; without one, Q4_K_M or the only one. Raises NoSuchFile."""
+    wanted = quantisation.lower()
+    fitting = [one for one in repository.files if wanted in (one.quantisation.lower(), one.name.lower()) and wanted]
+    if not wanted:
+        usual = [one for one in repository.files if one.quantisation == "Q4_K_M"]
+        fitting = list(repository.files) if len(repository.files) == 1 else usual
+    if len(fitting) == 1:
+        return fitting[0]
+    there = ", ".join(one.quantisation or one.name for one in repository.files) or "no model that kvchat could use"
+    raise NoSuchFile(
+        f"{repository.repository} has no such file" if wanted else "Which file is it to be?",
+        f"There is: {there}.",
+        f"Name one: `kvchat models get {repository.repository}:Q8_0`.",
+    )
+
+
+def _named(text: str) -> str:
+    """The repository a text names. Raises NoSuchFile."""
+    repository = repository_in(text)
+    if repository is None:
+        raise NoSuchFile(
+            "This is no repository", f"“{text}”", "Write it as OWNER/NAME; `kvchat models search` finds it."
+        )
+    return repository
+
+
+class _Progress:
+    """Tells on a terminal how far it is."""
+
+    def __init__(self, file: HubFile) -> None:
+        self._file = file
+
+    def told(self, done: int, checking: bool) -> None:
+        if sys.stderr.isatty():
+            word = "Checking" if checking else "Fetching"
+            end = "\n" if done == self._file.size else ""
+            print(f"\r{word}: {size(done)} of {size(self._file.size)}    ", end=end, file=sys.stderr, flush=True)
+
+
+def _token(library: ModelLibrary, options: ModelsOptions) -> int:
+    if options.forget:
+        library.token.forget()
+        print("The access token is forgotten.")
+        return 0
+    # Not as an argument: those can be seen by every user of the machine.
+    value = getpass.getpass("Access token: ") if sys.stdin.isatty() else sys.stdin.readline()
+    print(f"Kept in {library.token.save(value).value}.")
+    return 0

@@ -1,0 +1,62 @@
+"""The models there are and those that can be had: finder, Hugging Face, downloads and token, joined."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvchat.library.downloads import Download, Downloads
+from kvchat.library.hub import Hub, HubFile, HubRepository
+from kvchat.library.hub_download import Order
+from kvchat.library.hub_token import TokenStore
+from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolder
+from kvchat.library.model_folders import model_folders, this_machine
+from kvchat.paths import Paths
+
+
+class ModelLibrary:
+    """Belongs to one event loop. Asks nothing of the network and of no disk until a method is called."""
+
+    def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]], tell: Callable[[Download], None]) -> None:
+        self.token = TokenStore(paths.config)
+        self.hub = Hub(self.token.value)
+        self.downloads = Downloads(paths.models, self.hub, tell)
+        self._paths = paths
+        self._chosen = chosen
+
+    async def find(self, found: Callable[[FoundModel], None]) -> tuple[UnreadableFolder, ...]:
+        """Look for models, telling each as it is found; returns the folders that may not be read. Can be cancelled."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+
+        def look() -> tuple[UnreadableFolder, ...]:
+            chosen = [Path(folder).expanduser() for folder in self._chosen()]
+            finder = ModelFinder(model_folders(self._paths.models, chosen, this_machine()), self._paths.model_facts)
+            for model in finder.models(stop):
+                loop.call_soon_threadsafe(found, model)
+            return tuple(finder.unreadable)
+
+        looking = asyncio.ensure_future(asyncio.to_thread(look))
+        try:
+            return await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([looking])
+            raise
+
+    def download(self, repository: HubRepository, file: HubFile) -> Path:
+        """Begin to fetch a model; returns where it will be. Raises HubError for an impossible file name."""
+        return self.downloads.begin(Order(repository.repository, repository.revision, file))
+
+    def repository_of(self, path: Path) -> str | None:
+        """The repository a model was fetched from, told by where it lies; None for one that kvchat did not fetch."""
+        try:
+            owner, name, *_, _ = path.relative_to(self._paths.models).parts
+        except ValueError:
+            return None
+        return f"{owner}/{name}"
+
+    async def close(self) -> None:
+        """Stop the downloads; what has arrived is kept."""
+        await self.downloads.close()

@@ -1,0 +1,171 @@
+"""`kvchat models`, with a stand-in Hugging Face."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keyring
+import pytest
+from keyring.backends import fail
+
+from kvchat.cli.arguments import build_parser, models_options
+from kvchat.cli.models import NoSuchFile, chosen_file, run
+from kvchat.cli.options import ModelsAction, ModelsOptions
+from kvchat.library.curated import SUGGESTIONS, tier_for
+from kvchat.library.hub import HubFile, HubPart, HubRepository
+from kvchat.library.memory import DeviceMemory, MemoryFacts
+from kvchat.paths import resolve_paths
+from kvchat.settings import load_settings
+from tests.library import fake_hub
+from tests.library.fake_hub import REVISION, TOKEN, FakeHub
+from tests.library.gguf_files import write_gguf
+
+REPOSITORY = "org/Thing-7B-GGUF"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user without models of other programs, and without a keyring."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "kvchat"))
+    backend = keyring.get_keyring()
+    keyring.set_keyring(fail.Keyring())
+    (tmp_path / "home").mkdir()
+    yield tmp_path / "home"
+    keyring.set_keyring(backend)
+
+
+@pytest.fixture
+def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    model = write_gguf(home / "thing.gguf").read_bytes()
+    with fake_hub.serving() as hub:
+        hub.repositories[REPOSITORY] = {f"Thing-7B-{kind}.gguf": model for kind in ("Q4_K_M", "Q8_0")}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
+
+
+def told(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
+    assert run(ModelsOptions(as_json=True, **options)) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    studio = home / ".lmstudio" / "models" / "org" / "Thing"
+    studio.mkdir(parents=True)
+    write_gguf(studio / "Thing-F32.gguf")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "half.gguf").write_bytes(b"GGUF")
+    found = told(capsys, folders=(tmp_path / "mine",))["models"]
+    thing, half = found
+    assert (thing["name"], thing["source"], thing["verdict"]) == ("Thing-F32", "LM Studio", "fits")
+    assert (thing["trained_context"], thing["quantisation"]) == (4096, "F32")
+    assert half["problem"].startswith("The model file is not whole")
+    assert run(ModelsOptions(folders=(tmp_path / "mine",))) == 0
+    text = capsys.readouterr().out
+    assert "Thing  F32" in text
+    assert "half: The model file is not whole." in text
+
+
+def test_no_model_at_all_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ModelsOptions()) == 0
+    assert "kvchat models suggest" in capsys.readouterr().out
+
+
+def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = told(capsys, action=ModelsAction.SUGGEST)
+    assert answer["suggestions"]
+    assert all(one["memory_gb"] == answer["memory_gb"] for one in answer["suggestions"])
+    assert served.requests == []
+
+
+@pytest.mark.parametrize(("free", "tier"), [(0, 0), (6.0, 0), (7.2, 8), (11.5, 12), (15.6, 16), (23.5, 24), (80, 24)])
+def test_suggestions_suit_the_gpu(free: float, tier: int) -> None:
+    devices = (DeviceMemory("GPU", int(free * 10**9)),) if free else ()
+    assert tier_for(MemoryFacts(16 * 10**9, devices=devices)) == tier
+    for one in SUGGESTIONS:
+        assert one.why.endswith(".")
+        assert one.size < (one.memory_gb or 32) * 10**9
+
+
+def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [one["repository"] for one in told(capsys, action=ModelsAction.SEARCH, what="thing")["models"]] == [
+        REPOSITORY
+    ]
+    files = told(capsys, action=ModelsAction.FILES, what=f"https://huggingface.co/{REPOSITORY}")["files"]
+    assert {(one["quantisation"], one["verdict"]) for one in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
+    for options in (ModelsOptions(ModelsAction.SEARCH, "thing"), ModelsOptions(ModelsAction.FILES, REPOSITORY)):
+        assert run(options) == 0
+        assert "Thing-7B" in capsys.readouterr().out
+    assert run(ModelsOptions(ModelsAction.GET, REPOSITORY, "q8_0", use=True)) == 0
+    path = resolve_paths().models / REPOSITORY / "Thing-7B-Q8_0.gguf"
+    assert capsys.readouterr().out == f"{path}\n"
+    assert load_settings(resolve_paths().settings_file).model_path == str(path)
+    assert [one["source"] for one in told(capsys)["models"]] == ["kvchat"]
+
+
+def test_a_search_without_result_says_so(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ModelsOptions(ModelsAction.SEARCH, "unheard of")) == 0
+    assert "unheard of" in capsys.readouterr().out
+
+
+def test_the_token_is_read_from_standard_input_and_used(
+    served: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.gated.add(REPOSITORY)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
+    assert run(ModelsOptions(ModelsAction.TOKEN)) == 0
+    assert run(ModelsOptions(ModelsAction.GET, REPOSITORY)) == 0
+    assert run(ModelsOptions(ModelsAction.TOKEN, forget=True)) == 0
+    printed = capsys.readouterr()
+    assert "only you may read" in printed.out
+    assert TOKEN not in printed.out + printed.err
+
+
+def repository(*kinds: str) -> HubRepository:
+    files = (HubFile(f"Thing-{kind}", kind, (HubPart(f"Thing-{kind}.gguf", 1, "0"),)) for kind in kinds)
+    return HubRepository(REPOSITORY, REVISION, False, tuple(files))
+
+
+def test_which_file_is_meant() -> None:
+    assert chosen_file(repository("Q4_K_M", "Q8_0"), "").quantisation == "Q4_K_M"
+    assert chosen_file(repository("Q8_0"), "").quantisation == "Q8_0"
+    assert chosen_file(repository("Q4_K_M", "Q8_0"), "q8_0").quantisation == "Q8_0"
+    assert chosen_file(repository("Q4_K_M", "Q8_0"), "Thing-Q8_0").quantisation == "Q8_0"
+    with pytest.raises(NoSuchFile, match="no such file") as caught:
+        chosen_file(repository("Q4_K_M", "Q8_0"), "Q2_K")
+    assert "Q4_K_M, Q8_0" in caught.value.detail
+    with pytest.raises(NoSuchFile, match="Which file"):
+        chosen_file(repository("Q5_0", "Q8_0"), "")
+
+
+def test_the_command_line() -> None:
+    def parse(*words: str) -> ModelsOptions:
+        return models_options(build_parser().parse_args(["models", *words]))
+
+    assert parse() == ModelsOptions()
+    assert parse("--folder", "a", "--folder", "b").folders == (Path("a"), Path("b"))
+    assert parse("search", "gemma", "3") == ModelsOptions(ModelsAction.SEARCH, "gemma 3")
+    assert parse("get", "org/x:Q8_0", "--use") == ModelsOptions(ModelsAction.GET, "org/x", "Q8_0", use=True)
+    assert parse("get", "https://huggingface.co/org/x").what == "https://huggingface.co/org/x"
+    assert parse("files", "org/x", "--json").as_json
+    assert parse("token", "--forget").forget
+
+
+def test_the_list_opens_no_connection(home: Path) -> None:
+    """As a process of its own: importing huggingface_hub would be a sign of wanting the network."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "kvchat", "models"], capture_output=True, text=True, check=True
+    )
+    assert "0 models" in ended.stdout
+    assert "huggingface_hub" not in ended.stderr
