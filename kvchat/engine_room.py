@@ -13,6 +13,7 @@ from kvchat.engine.extra_arguments import BadArguments, BadWorkers
 from kvchat.engine.probe import EngineTooOld
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.supervisor import EngineSupervisor
+from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine_choice import EngineChoice, choose_engine
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
@@ -56,6 +57,17 @@ class SupervisedRoom:
     def engine_pid(self) -> int | None:
         """The running engine process, None without one."""
         return self._supervisor.pid
+
+    async def vitals(self) -> Vitals | None:
+        """How the running engine is doing; None without a ready one."""
+        client = self._supervisor.client
+        return await take_vitals(self._supervisor.pid, client) if client is not None else None
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown to anybody: the running engine's key."""
+        client = self._supervisor.client
+        return (client.key,) if client is not None else ()
 
     def is_ready(self) -> bool:
         """Whether `ready` would answer at once."""

@@ -14,9 +14,11 @@ from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
+from kvchat.diagnostics import Facts, report
 from kvchat.engine.log import EngineLog
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
+from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import Sampling
 from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
@@ -27,6 +29,7 @@ from kvchat.kvstore.store import Bounds
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.memory import available_memory, kv_bytes
 from kvchat.paths import Paths
+from kvchat.redaction import this_person
 from kvchat.settings import Settings, save_settings
 
 MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
@@ -108,6 +111,16 @@ class Runtime:
     def engine_log(self) -> list[str]:
         """The engine's own output, newest last, bounded."""
         return list(self._log.lines)
+
+    async def engine_vitals(self) -> Vitals | None:
+        """How the engine is doing at this moment; None without a ready one."""
+        return await self.room.vitals()
+
+    async def diagnostics(self) -> str:
+        """What somebody who helps needs to know, as text to copy, with nothing private in it."""
+        vitals = await self.room.vitals()
+        facts = Facts(self.settings, self.engine_status, self.room.choice, vitals, self._log.lines)
+        return report(facts, this_person(), self.room.secrets)
 
     async def begin(self) -> None:
         """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.

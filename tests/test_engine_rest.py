@@ -5,32 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.messages import Message, Source
+from kvchat.chat.messages import Source
 from kvchat.engine.status import EngineState
 from kvchat.engine_rest import EngineRest
-from kvchat.paths import resolve_paths
-from kvchat.runtime import Runtime, open_runtime
-from kvchat.settings import Settings
+from kvchat.runtime import Runtime
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
-from tests.library.gguf_files import LLAMA, write_gguf
+from tests.running import ask, running
 
 RESTING, READY = EngineState.RESTING, EngineState.READY
 LONG = "Tell me again, and at length, how a cache of keys and values comes to know what was said before. " * 20
-
-
-@contextlib.asynccontextmanager
-async def running(folder: Path, fake: FakeEngine, **wishes: object) -> AsyncIterator[Runtime]:
-    model = write_gguf(folder / "model.gguf", dict(LLAMA))
-    settings = replace(Settings(model_path=str(model), engine_path=str(fake.path)), **wishes)  # type: ignore[arg-type]
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
-    try:
-        yield runtime
-    finally:
-        await runtime.close()
 
 
 @contextlib.asynccontextmanager
@@ -43,12 +29,6 @@ async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
     finally:
         rest.end()
         await running
-
-
-async def ask(runtime: Runtime, chat: str, text: str) -> Message:
-    reply = await runtime.chat.send(chat, text)
-    assert reply is not None
-    return reply
 
 
 async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(

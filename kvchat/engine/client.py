@@ -217,12 +217,21 @@ class LlamaServerClient:
         """POST /slots/0?action=erase."""
         await self._slot("erase", {})
 
+    async def look(self, path: str) -> bytes:
+        """GET something that is there to be looked at, such as /slots or /metrics."""
+        return await self._answer("GET", path)
+
     async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
         return await self._call("POST", f"/slots/0?action={action}", body, timeout_s=_SLOT_S)
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> dict[str, Any]:
+        return wire.parse_object(await self._answer(method, path, body, timeout_s=timeout_s))
+
+    async def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
+    ) -> bytes:
         with _translated(self._http):
             response = await self._http.request(
                 method,
@@ -233,7 +242,7 @@ class LlamaServerClient:
             )
         if response.status_code != 200:
             raise _refusal(wire.parse_error(response.content, response.status_code))
-        return wire.parse_object(response.content)
+        return response.content
 
     async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
         """The events of a streamed answer. Raises EngineGone when it breaks off before its end.

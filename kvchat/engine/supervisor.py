@@ -115,6 +115,11 @@ class EngineSupervisor:
         """The running engine process, None without one."""
         return self._process.pid if self._process is not None and self._process.running else None
 
+    @property
+    def client(self) -> LlamaServerClient | None:
+        """The connection to a ready engine, None without one."""
+        return self._client
+
     def subscribe(self, listener: Callable[[EngineStatus], None]) -> Callable[[], None]:
         """Call `listener` with each new status, on the loop's thread; returns the function that ends it."""
         self._listeners.append(listener)

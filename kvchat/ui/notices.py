@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolBut
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
+from kvchat.redaction import redact, this_person
 from kvchat.ui.icons import icon
 from kvchat.ui.text_window import TextWindow
 from kvchat.ui.theme import Look
@@ -91,7 +92,7 @@ class Notices(QWidget):
 
     def show_bug(self, error: BaseException) -> None:
         """Something kvchat did not expect: a report to copy."""
-        text = "".join(traceback.format_exception(error))
+        text = redact("".join(traceback.format_exception(error)), this_person())
         if self.report is not None:
             self.report.add(text)
             return
