@@ -14,7 +14,8 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.gguf_facts import GgufFacts, read_facts
-from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory, kv_bytes_per_token
+from kvchat.library.kv_cache import kv_bytes_per_token
+from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
 from kvchat.library.model_identity import model_identity
 from kvchat.settings import Settings
 
@@ -47,7 +48,7 @@ class EngineChoice:
     @property
     def can_cut(self) -> bool:
         """Whether a state can be cut back to any prefix: plain attention alone can (see llama.cpp's llama_memory_i)."""
-        return self.facts.sliding_window is None and self.facts.recurrent is None
+        return self.facts.sliding_window is None and not self.facts.is_recurrent
 
 
 def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
@@ -62,16 +63,20 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
     stamp = file_stamps(facts.parts)
     location, asked = usable_engine(settings.engine_path)
     extra, workers = wished_arguments(settings, location, asked)
-    context = choose_context_size(facts, memory_for(location), settings.kv_type, settings.context_size)
+    memory = memory_for(location, workers)
+    swa_full = "--swa-full" in extra
+    context = choose_context_size(facts, memory, settings.kv_type, settings.context_size, swa_full=swa_full)
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,
         slot_path=slot_path,
         kv_type_k=settings.kv_type,
         kv_type_v=settings.kv_type,
+        gpu_layers=context.placement.gpu_layers if context.placement else None,
+        cpu_experts=context.placement.cpu_experts if context.placement else 0,
         rpc_workers=workers,
         extra=extra,
-        left_out=asked.options.missing(OPTIONAL) if asked.options else frozenset(),
+        left_out=options_to_leave_out(asked),
     )
     fingerprint = Fingerprint(
         model=model_identity(model),
@@ -84,6 +89,15 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(location, plan, facts, context, fingerprint, per_token, stamp)
+
+
+def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
+    """What this build does not know, or takes to mean something else."""
+    if asked.options is None:
+        return frozenset()
+    # At the levels of the year before, 4 would write whole conversations into the log.
+    levels = frozenset() if asked.options.traces else frozenset(("--verbosity",))
+    return asked.options.missing(OPTIONAL) | levels
 
 
 def wished_arguments(
@@ -111,11 +125,14 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
     return "long" if context_size > facts.original_context else "short"
 
 
-def memory_for(location: EngineLocation) -> MemoryFacts:
-    """The memory this engine can use: the computer's, and that of the GPUs it sees. Raises EngineNotFound."""
+def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
+    """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
+
+    Raises EngineNotFound.
+    """
     if location.path is None:  # the embedded engine is built for the processor alone
         return available_memory()
-    devices = list_devices(location)
+    devices = list_devices(location, workers)
     return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 

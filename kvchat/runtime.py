@@ -27,7 +27,8 @@ from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.store import Bounds
 from kvchat.library.gguf_facts import read_facts
-from kvchat.library.memory import available_memory, kv_bytes
+from kvchat.library.kv_cache import kv_bytes
+from kvchat.library.memory import available_memory
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
 from kvchat.settings import Settings, save_settings

@@ -13,6 +13,9 @@ At the start
   FAKE_PORT_TAKEN_TIMES=N           the first N starts fail as if somebody else had taken the port
   FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
+  FAKE_MOST_CONTEXT=TOKENS          a larger --ctx-size runs out of memory, in llama.cpp's words
+  FAKE_MOST_LAYERS=N                so does a larger --n-gpu-layers
+  FAKE_KV_MIB_PER_1K=N              log a KV buffer of so much for each 1024 tokens, and other buffers
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
   FAKE_LACKS="--cors-origins …"     options it does not know
 While serving; PHASE is one of prefill, stream, save, restore (and load, for hanging)
@@ -386,10 +389,10 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--slot-save-path", type=Path)
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
-    valued = "--parallel -ctk -ctv --cache-ram --threads --cors-origins --rpc --lora"
-    for flag in valued.split():
+    valued = "--parallel -ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --n-cpu-moe --n-gpu-layers"
+    for flag in (*valued.split(), "--verbosity"):
         if flag not in lacking:
-            parser.add_argument(flag)
+            parser.add_argument(flag, type=int if flag in ("--n-gpu-layers", "--verbosity") else str)
     for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui", "--mlock"):
         if flag not in lacking:
             parser.add_argument(flag, action="store_true")
@@ -401,6 +404,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
         for action in parser._actions:
             value = "" if isinstance(action, argparse._StoreTrueAction) else " VALUE"
             print(f"{', '.join(action.option_strings) + value:<40}what it is for")
+        print(" - 4: trace (more info)")
         sys.exit(0)
     return flags
 
@@ -434,6 +438,23 @@ def misbehave_at_start(flags: argparse.Namespace) -> None:
         os._exit(1)
 
 
+def allocate(flags: argparse.Namespace) -> None:
+    """Tell what memory is taken, and die where it does not suffice. The lines are those of b11434."""
+    kv_mib = int(switch("FAKE_KV_MIB_PER_1K") or 0) * flags.ctx_size / 1024
+    layers = flags.n_gpu_layers or 0
+    place = "FAKE0" if layers else "CPU"
+    too_much = flags.ctx_size > int(switch("FAKE_MOST_CONTEXT") or sys.maxsize)
+    if too_much or layers > int(switch("FAKE_MOST_LAYERS") or sys.maxsize):
+        say(f"0.00.228.366 E ggml_backend_buft_alloc_buffer_n_default: failed to allocate {place} buffer of size 377")
+        say("0.00.228.491 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv")
+        os._exit(1)
+    if kv_mib and (getattr(flags, "verbosity", None) or 0) >= 4:
+        say(f"0.00.260.001 I load_tensors: {place:>12} model buffer size = {100:8.2f} MiB")
+        say(f"0.00.260.002 I llama_context: n_ctx                 = {flags.ctx_size}")
+        say(f"0.00.260.003 I llama_kv_cache: {place:>10} KV buffer size = {kv_mib:8.2f} MiB")
+        say(f"0.00.260.004 I sched_reserve: {place:>10} compute buffer size = {50:8.2f} MiB")
+
+
 def load(server: FakeServer) -> None:
     until = time.monotonic() + float(switch("FAKE_SLOW_LOAD") or 0)
     while time.monotonic() < until:
@@ -458,6 +479,7 @@ def main(arguments: list[str]) -> int:
     llama = sorted(name for name in os.environ if name.upper().startswith("LLAMA_"))
     record({"pid": os.getpid(), "arguments": arguments, "environment": llama}, "launches.jsonl")
     misbehave_at_start(flags)
+    allocate(flags)
     stranger = has_turn_left("strangers", switch("FAKE_STRANGER_TIMES") or "0")
     server = FakeServer(flags, "" if stranger else flags.api_key)
     threading.Thread(target=load, args=(server,), daemon=True).start()

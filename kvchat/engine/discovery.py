@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -127,14 +127,15 @@ def help_text(program: Path) -> str:
     return _ask([str(program), "--help"])
 
 
-def list_devices(location: EngineLocation) -> tuple[Device, ...]:
-    """The devices the engine sees; empty for a llama-server that has the processor alone.
+def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
+    """The devices the engine sees, its RPC workers' included; empty for one that has the processor alone.
 
     Blocks; raises EngineNotFound when the engine cannot be run.
     """
     if location.path is None:
         return parse_embedded_devices(_ask(embedded.command(embedded.DEVICES)))
-    return parse_devices(_ask([str(location.path), "--list-devices"]))
+    shared = ["--rpc", ",".join(workers)] if workers else []  # before the other: that one ends the program
+    return parse_devices(_ask([str(location.path), *shared, "--list-devices"]))
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:

@@ -25,6 +25,7 @@ class KnownOptions:
     """All options of one build."""
 
     options: tuple[Option, ...]
+    traces: bool = False  # log levels are numbered up to "trace", below which no conversation is logged
 
     def find(self, name: str) -> Option | None:
         """The option of that name; llama.cpp takes `--ctx_size` for `--ctx-size`."""
@@ -48,7 +49,7 @@ def parse_help(text: str) -> KnownOptions | None:
     its description (common_arg::to_string in llama.cpp's common/arg.cpp).
     """
     found = tuple(_option(line) for line in text.splitlines() if _NAME.match(line))
-    options = KnownOptions(found)
+    options = KnownOptions(found, traces="4: trace" in text)
     return None if options.missing(("--model", "--port")) else options
 
 

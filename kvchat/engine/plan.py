@@ -7,8 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Options that serve kvchat and that a build may lack without harm: it then has no such feature to turn off.
-OPTIONAL = ("--kv-unified", "--cache-ram", "--metrics", "--jinja", "--no-webui", "--cors-origins")
+OPTIONAL = (
+    "--kv-unified",
+    "--cache-ram",
+    "--metrics",
+    "--jinja",
+    "--no-webui",
+    "--cors-origins",
+    "--fit",
+    "--n-cpu-moe",
+    "--verbosity",
+)
 NO_ORIGIN = "https://kvchat.invalid"  # an address no web page can have (RFC 2606): none may talk to the engine
+TRACE = 4  # llama-server's log level: it tells what memory the engine takes, and nothing of conversations
 
 ParameterValue = str | int | bool | tuple[str, ...]
 
@@ -27,6 +38,8 @@ class LaunchPlan:
     batch_size: int = 512  # tokens; small, because a dropped connection stops a prefill only between batches
     cache_ram_mib: int = 0  # the engine's own RAM cache of evicted prompts; the save-point store does that job
     threads: int | None = None  # None: the engine's default
+    gpu_layers: int | None = None  # the output counted as one more; None: there is no GPU
+    cpu_experts: int = 0  # of the first so many layers a mixture's experts stay in the computer's memory
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
     extra: tuple[str, ...] = ()  # the user's own arguments, checked
     left_out: frozenset[str] = frozenset()  # of OPTIONAL, what this build does not know
@@ -59,7 +72,11 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ("--jinja",),  # the default today; older builds render another prompt without it
         ("--no-webui",),
         ("--cors-origins", NO_ORIGIN),
+        ("--fit", "off"),  # kvchat decides what goes where, and shows it
+        ("--verbosity", str(TRACE)),
     ]
+    if plan.cpu_experts:
+        optional.append(("--n-cpu-moe", str(plan.cpu_experts)))
     arguments = [
         *("--model", str(plan.model)),
         *("--host", plan.host),
@@ -72,6 +89,8 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("-ctv", plan.kv_type_v),
         *(word for words in optional if words[0] not in plan.left_out for word in words),
     ]
+    if plan.gpu_layers is not None:
+        arguments += ["--n-gpu-layers", str(plan.gpu_layers)]
     if plan.rpc_workers:
         arguments += ["--rpc", ",".join(plan.rpc_workers)]
     if plan.threads is not None:
@@ -99,6 +118,8 @@ def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
         ("use_jinja", True),
         ("ui", False),
         ("cors_origins", NO_ORIGIN),
+        ("fit_params", False),
+        ("verbosity", TRACE),
     ]
     if plan.threads is not None:
         # The batch threads do not follow by themselves here, as they do on llama-server's command line.

@@ -1,24 +1,31 @@
-"""Chooses the context size: as much as the model was trained for and memory holds, and says why in words."""
+"""Chooses context size and offload: as much as the model was trained for and memory holds, and says why in words.
+
+kvchat alone decides this; the engine's own `--fit` is off, so that what is shown is what is done.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 
+from kvchat.library.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.gguf_facts import GgufFacts
-from kvchat.library.memory import MICRO_BATCH, MemoryFacts, kv_bytes, kv_estimate
+from kvchat.library.memory import MemoryFacts
+from kvchat.library.memory_bar import MemoryBar, bars
+from kvchat.library.placement import Demand, Placement
 from kvchat.wording import size as size_in_words
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MINIMUM = 2048  # tokens; less is of little use for a conversation
 MARGIN_SHARE = 0.10  # of free memory, left for everything else
 MARGIN_LEAST = 256 * 1024 * 1024  # bytes
-ENGINE_BYTES = 128 * 1024 * 1024  # the engine's program, its HTTP threads and small buffers
 ENOUGH_ON_DEVICE = 16_384  # tokens; with that much on the GPU, memory beside it is not worth its slowness
 
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """A context size and why. Sizes in bytes."""
+    """A context size with its offload, and why. Sizes in bytes."""
 
     tokens: int
     reason: str  # two plain sentences
@@ -26,134 +33,224 @@ class ContextChoice:
     needed: int  # estimated memory for everything: weights, KV cache, buffers
     free: int  # what it is compared with
     fits: bool
+    bars: tuple[MemoryBar, ...]
+    placement: Placement | None = None  # None: there is no GPU
     warning: str = ""  # one sentence, when the user's own wish is unwise
 
-
-@dataclass(frozen=True)
-class _Budget:
-    """The memory a choice is made against."""
-
-    free: int
-    place: str  # how it ends a sentence: "free", "free on the GPU"
-
     @property
-    def spendable(self) -> float:
-        """What may be spent, a margin kept."""
-        return max(0.0, self.free - max(MARGIN_LEAST, MARGIN_SHARE * self.free))
-
-    @property
-    def in_words(self) -> str:
-        """How much can be spared, as the end of a sentence."""
-        return f"only {size_in_words(self.spendable)} of the {size_in_words(self.free)} {self.place} can be spared"
+    def beside_gpu(self) -> bool:
+        """Whether there is a GPU and part of the model runs beside it."""
+        return self.placement is not None and not self.placement.whole
 
 
 def choose_context_size(
-    facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16", wanted: int | None = None
+    facts: GgufFacts,
+    memory: MemoryFacts,
+    kv_type: str = "f16",
+    wanted: int | None = None,
+    *,
+    corrections: Corrections = NOTHING_LEARNED,
+    swa_full: bool = False,
 ) -> ContextChoice:
     """The context size to launch the engine with. A `wanted` size is honoured, with a warning where it is unwise.
 
     Raises ValueError for an unknown KV type.
     """
-    budget = _budget(facts, memory, kv_type)
-    if wanted is not None:
-        return _honour(facts, budget, kv_type, wanted)
-    least = _least(facts)
-    trained = max(least, _round_down(facts.trained_context))
-    fitting = _largest_fitting(facts, budget, kv_type, trained)
-    tokens = max(least, fitting)
-    if fitting < least and not _fits(facts, budget, kv_type, least):
-        needed = size_in_words(memory_needed(facts, least, kv_type))
-        reason = (
-            f"{least:,} tokens: the least that is of use, though even this may not fit. "
-            f"The model with its KV cache takes about {needed}, and {budget.in_words}."
+    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections), memory)
+    return chooser.automatic() if wanted is None else chooser.honour(wanted)
+
+
+def smaller_choices(
+    choice: ContextChoice,
+    facts: GgufFacts,
+    memory: MemoryFacts,
+    kv_type: str,
+    *,
+    corrections: Corrections = NOTHING_LEARNED,
+    swa_full: bool = False,
+) -> tuple[ContextChoice, ...]:
+    """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
+    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections), memory)
+    return tuple(chooser.stepped_down(tokens, placement, choice) for tokens, placement in chooser.steps_below(choice))
+
+
+def margin(free: int) -> int:
+    """Of so much free memory, what is left for everything else, in bytes."""
+    return min(free, round(max(MARGIN_LEAST, MARGIN_SHARE * free)))
+
+
+class _Chooser:
+    """One choice in the making."""
+
+    def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
+        self._demand, self._memory = demand, memory
+        self._facts = demand.facts
+        self._layers = self._facts.block_count + 1
+        self._in_memory = Placement(0, self._layers)
+        self._on_gpu = Placement(self._layers, self._layers)
+        self._bars = lru_cache(maxsize=None)(self._make_bars)
+        self._least = min(MINIMUM, self._facts.trained_context)
+        self._trained = max(self._least, _round_down(self._facts.trained_context))
+
+    def automatic(self) -> ContextChoice:
+        """The size kvchat chooses."""
+        tokens, placement = self._largest(self._trained)
+        if not self._fits(tokens, placement):
+            needed = size_in_words(self._compared(tokens, placement)[0])
+            reason = (
+                f"{tokens:,} tokens: the least that is of use, though even this may not fit. "
+                f"The model with its KV cache takes about {needed}, and {self._sparable(placement)}."
+            )
+        elif self._memory.devices and not placement.whole:
+            reason = f"{tokens:,} tokens: a good length where {placement.in_words}. {self._share(tokens, placement)}"
+        elif tokens >= self._trained:
+            reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
+        else:
+            trained = self._facts.trained_context
+            reason = (
+                f"{tokens:,} tokens: what fits into memory; the model was trained for {trained:,}. "
+                f"{self._share(tokens, placement)}"
+            )
+        return self._choice(tokens, placement, reason)
+
+    def honour(self, wanted: int) -> ContextChoice:
+        """The user's own size, at least one step, with a warning where it is unwise."""
+        tokens = max(STEP, wanted)
+        placement = self._best_placement(tokens)
+        reason = f"{tokens:,} tokens: your own choice. {self._share(tokens, placement)}"
+        warning = ""
+        if not self._fits(tokens, placement):
+            needed = size_in_words(self._compared(tokens, placement)[0])
+            spare = self._sparable(placement)
+            warning = f"This may not fit: the model with its KV cache takes about {needed}, and {spare}."
+        elif tokens > self._facts.trained_context:
+            trained = self._facts.trained_context
+            warning = f"The model was trained for {trained:,} tokens and may lose the thread beyond them."
+        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning)
+
+    def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
+        """A smaller choice after `before` did not fit."""
+        less = f", and {placement.in_words}" if self._memory.devices and not placement.whole else ""
+        reason = f"{tokens:,} tokens: memory ran out with {before.tokens:,}{less}. {self._share(tokens, placement)}"
+        return self._choice(tokens, placement, reason)
+
+    def steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
+        """Half the context again and again; with a GPU, from ENOUGH_ON_DEVICE on, less of the model on it first."""
+        steps: list[tuple[int, Placement]] = []
+        tokens, placement = choice.tokens, choice.placement or self._in_memory
+
+        def halve_down_to(floor: int) -> None:
+            nonlocal tokens
+            while tokens > floor:
+                tokens = max(floor, _round_down(tokens // 2))
+                steps.append((tokens, placement))
+
+        if placement.gpu_layers:
+            halve_down_to(min(ENOUGH_ON_DEVICE, self._trained))
+            for quarters in (3, 2, 1, 0):
+                placement = dataclasses.replace(placement, gpu_layers=placement.gpu_layers * quarters // (quarters + 1))
+                steps.append((tokens, placement))
+        halve_down_to(self._least)
+        return steps
+
+    def _largest(self, most: int) -> tuple[int, Placement]:
+        """The largest context up to `most`, at least the least, and where the model goes for it."""
+        if not self._memory.devices:
+            return self._largest_fitting(most, self._in_memory), self._in_memory
+        tokens = self._largest_fitting(most, self._on_gpu)
+        enough = min(most, ENOUGH_ON_DEVICE)
+        if tokens >= enough and self._fits(tokens, self._on_gpu):
+            return tokens, self._on_gpu
+        tokens = max(tokens, self._largest_fitting(enough, self._in_memory))
+        return tokens, self._best_placement(tokens)
+
+    def _best_placement(self, tokens: int) -> Placement:
+        """As much on the GPUs as fits with that context. A mixture's experts, seldom used, are the first to go."""
+        if not self._memory.devices:
+            return self._in_memory
+        blocks = self._facts.block_count
+        ways = [self._on_gpu]
+        if any(self._facts.weights.experts):
+            ways += [Placement(self._layers, self._layers, cpu_experts) for cpu_experts in range(1, blocks + 1)]
+            ways += [Placement(layers, self._layers, blocks) for layers in range(blocks, 0, -1)]
+        else:
+            ways += [Placement(layers, self._layers) for layers in range(blocks, 0, -1)]
+        return next((placement for placement in ways if self._fits(tokens, placement)), self._in_memory)
+
+    def _largest_fitting(self, most: int, placement: Placement) -> int:
+        """The largest fitting multiple of STEP up to `most`, or `most` itself; the least when none fits."""
+        if self._fits(most, placement):
+            return most
+        fitting, too_much = 0, most // STEP + 1
+        while too_much - fitting > 1:
+            middle = (fitting + too_much) // 2
+            if self._fits(middle * STEP, placement):
+                fitting = middle
+            else:
+                too_much = middle
+        return max(self._least, fitting * STEP)
+
+    def _fits(self, tokens: int, placement: Placement) -> bool:
+        """Whether every place keeps its margin."""
+        *gpus, computer = self._bars(tokens, placement)
+        if not gpus:
+            return computer.needed <= self._spendable(computer.free)
+        if self._memory.devices[0].is_computers:
+            return sum(bar.needed for bar in (*gpus, computer)) <= self._spendable(min(gpus[0].free, computer.free))
+        return computer.fits and all(bar.needed <= self._spendable(bar.free) for bar in gpus)
+
+    def _spendable(self, free: int) -> float:
+        """What may be spent where the model computes: the margin is kept, and what did not fit before is not tried."""
+        return min(free - margin(free), self._demand.corrections.share * free)
+
+    def _compared(self, tokens: int, placement: Placement) -> tuple[int, int]:
+        """What is needed and what is free, in the place or places that decide."""
+        *gpus, computer = self._bars(tokens, placement)
+        decide = gpus if placement.whole else [*gpus, computer]
+        return sum(bar.needed for bar in decide), sum(bar.free for bar in decide)
+
+    def _place(self, placement: Placement) -> str:
+        """How a sentence about free memory ends."""
+        if placement.gpu_layers == 0:
+            return "allowed here" if self._memory.limited else "free"
+        if placement.whole:
+            return "free on the GPU" if len(self._memory.devices) == 1 else "free on the GPUs"
+        return "free, the GPU's included"
+
+    def _sparable(self, placement: Placement) -> str:
+        """How much can be spared, as the end of a sentence."""
+        free = self._compared(self._least, placement)[1]
+        spare = size_in_words(max(0.0, self._spendable(free)))
+        return f"only {spare} of the {size_in_words(free)} {self._place(placement)} can be spared"
+
+    def _share(self, tokens: int, placement: Placement) -> str:
+        """What the KV cache takes of what there is, as a sentence; "about" where the header did not tell everything."""
+        hedge = "about " if self._facts.kv.notes else ""
+        free = self._compared(tokens, placement)[1]
+        kv = size_in_words(sum(bar.kv for bar in self._bars(tokens, placement)))
+        return (
+            f"Its KV cache takes {hedge}{kv} of the {size_in_words(free)} {self._place(placement)}; "
+            f"{size_in_words(margin(free))} of it is left alone."
         )
-    elif tokens >= trained:
-        reason = f"{tokens:,} tokens: all this model was trained for. {_share(facts, budget, kv_type, tokens)}"
-    else:
-        reason = (
-            f"{tokens:,} tokens: what fits into memory; the model was trained for {facts.trained_context:,}. "
-            f"{_share(facts, budget, kv_type, tokens)}"
+
+    def _make_bars(self, tokens: int, placement: Placement) -> tuple[MemoryBar, ...]:
+        needs = self._demand.needs(tokens, placement)
+        return bars(self._memory, needs.gpu, needs.host, margin)
+
+    def _choice(self, tokens: int, placement: Placement, reason: str) -> ContextChoice:
+        found = self._bars(tokens, placement)
+        needed, free = self._compared(tokens, placement)
+        return ContextChoice(
+            tokens=tokens,
+            reason=reason,
+            kv_bytes=sum(bar.kv for bar in found),
+            needed=needed,
+            free=free,
+            fits=self._fits(tokens, placement),
+            bars=found,
+            placement=placement if self._memory.devices else None,
         )
-    return _choice(facts, budget, kv_type, tokens, reason)
-
-
-def memory_needed(facts: GgufFacts, tokens: int, kv_type: str = "f16") -> int:
-    """Bytes for weights, KV cache, compute buffers and the engine itself: an estimate, erring on the high side."""
-    return facts.size + kv_bytes(facts, tokens, kv_type, kv_type) + compute_bytes(facts, tokens) + ENGINE_BYTES
-
-
-def compute_bytes(facts: GgufFacts, tokens: int) -> int:
-    """Bytes allowed for llama.cpp's compute buffers: a micro-batch of logits, activations and attention mask."""
-    activations = MICRO_BATCH * (facts.vocabulary_size + 16 * facts.embedding_length) * 4
-    mask = MICRO_BATCH * tokens * 6  # f32 and f16 copies
-    return activations + mask
-
-
-def _budget(facts: GgufFacts, memory: MemoryFacts, kv_type: str) -> _Budget:
-    """The GPU alone where a good context fits there, else all memory there is."""
-    if not memory.devices:
-        return _Budget(memory.available, "allowed here" if memory.limited else "free")
-    on_device = _Budget(memory.device_free, "free on the GPU" if len(memory.devices) == 1 else "free on the GPUs")
-    if _fits(facts, on_device, kv_type, min(facts.trained_context, ENOUGH_ON_DEVICE)):
-        return on_device
-    return _Budget(memory.available + memory.device_free, "free, the GPU's included")
-
-
-def _least(facts: GgufFacts) -> int:
-    return min(MINIMUM, facts.trained_context)
 
 
 def _round_down(tokens: int) -> int:
     return tokens // STEP * STEP
-
-
-def _fits(facts: GgufFacts, budget: _Budget, kv_type: str, tokens: int) -> bool:
-    return memory_needed(facts, tokens, kv_type) <= budget.spendable
-
-
-def _largest_fitting(facts: GgufFacts, budget: _Budget, kv_type: str, most: int) -> int:
-    """The largest fitting multiple of STEP up to `most`, or `most` itself; 0 when none fits. By bisection."""
-    if _fits(facts, budget, kv_type, most):
-        return most
-    fitting, too_much = 0, most // STEP + 1
-    while too_much - fitting > 1:
-        middle = (fitting + too_much) // 2
-        if _fits(facts, budget, kv_type, middle * STEP):
-            fitting = middle
-        else:
-            too_much = middle
-    return fitting * STEP
-
-
-def _honour(facts: GgufFacts, budget: _Budget, kv_type: str, wanted: int) -> ContextChoice:
-    """The user's own size, at least one step, with a warning where it is unwise."""
-    tokens = max(STEP, wanted)
-    reason = f"{tokens:,} tokens: your own choice. {_share(facts, budget, kv_type, tokens)}"
-    warning = ""
-    if not _fits(facts, budget, kv_type, tokens):
-        needed = size_in_words(memory_needed(facts, tokens, kv_type))
-        warning = f"This may not fit: the model with its KV cache takes about {needed}, and {budget.in_words}."
-    elif tokens > facts.trained_context:
-        warning = f"The model was trained for {facts.trained_context:,} tokens and may lose the thread beyond them."
-    return _choice(facts, budget, kv_type, tokens, reason, warning)
-
-
-def _share(facts: GgufFacts, budget: _Budget, kv_type: str, tokens: int) -> str:
-    """What the KV cache takes of what there is, as a sentence; "at most" where the estimate is an upper bound."""
-    hedge = "" if kv_estimate(facts, tokens, kv_type, kv_type).exact else "at most "
-    size = size_in_words(kv_bytes(facts, tokens, kv_type, kv_type))
-    return f"Its KV cache takes {hedge}{size} of the {size_in_words(budget.free)} {budget.place}."
-
-
-def _choice(
-    facts: GgufFacts, budget: _Budget, kv_type: str, tokens: int, reason: str, warning: str = ""
-) -> ContextChoice:
-    return ContextChoice(
-        tokens=tokens,
-        reason=reason,
-        kv_bytes=kv_bytes(facts, tokens, kv_type, kv_type),
-        needed=memory_needed(facts, tokens, kv_type),
-        free=budget.free,
-        fits=_fits(facts, budget, kv_type, tokens),
-        warning=warning,
-    )

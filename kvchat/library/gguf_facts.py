@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+from kvchat.library.gguf_fields import GgufFields
 from kvchat.library.gguf_header import TENSOR_TYPES, CutShort, GgufHeader, HeaderFault, Value, read_header
+from kvchat.library.kv_layers import KvLayout, head_lengths, kv_heads_per_layer, kv_layout
 from kvchat.library.split_files import part_name
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
@@ -49,6 +52,7 @@ FILE_TYPES = {
     40: "Q1_0",
 }
 MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
+_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
 class NotAModel(KvchatError):
@@ -56,36 +60,14 @@ class NotAModel(KvchatError):
 
 
 @dataclass(frozen=True)
-class SlidingWindow:
-    """Sliding-window attention: some layers look back only so far."""
+class Weights:
+    """The sizes of a model's tensors in the file, in bytes, by where they may go."""
 
-    tokens: int
-    layers: tuple[bool, ...] | int | None  # which layers slide, or every how many-th does not; None: the file is silent
-    key_length: int  # values per head; may differ from the other layers'
-    value_length: int
-
-
-@dataclass(frozen=True)
-class RecurrentState:
-    """The sizes of recurrent layers (Mamba, Gated DeltaNet, RWKV, short convolutions); 0 where the file has no such."""
-
-    conv_kernel: int
-    inner_size: int
-    state_size: int
-    group_count: int
-    wkv_head_size: int
-    token_shift_count: int
-    shortconv_cache: int
-    full_attention_interval: int  # every n-th layer is attention, the others recurrent
-    layers: tuple[bool, ...] | None  # which layers are recurrent; None: the file is silent
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """Multi-head latent attention (MLA): one compressed row of rank + rotary values stands for all heads."""
-
-    kv_rank: int
-    rope_length: int
+    layers: tuple[int, ...]
+    experts: tuple[int, ...]  # of these, the experts of a mixture: large, and each seldom used
+    embedding: int  # always in the computer's memory
+    output: int  # goes with the last layer
+    output_is_embedding: bool  # a GPU then holds a copy of the embedding
 
 
 @dataclass(frozen=True)
@@ -101,18 +83,27 @@ class GgufFacts:
     original_context: int  # before RoPE scaling stretched it; a longer one is counted otherwise. 0: the file is silent
     block_count: int
     embedding_length: int
+    inner_length: int  # of a token inside a layer: feed-forward part, the experts used, recurrent part
     heads: int
     kv_heads: tuple[int, ...]  # one per layer; 0 for a layer without attention
     key_length: int
     value_length: int
-    shared_kv_layers: int  # this many last layers use an earlier layer's KV cache
-    sliding_window: SlidingWindow | None
-    recurrent: RecurrentState | None
-    latent_attention: LatentAttention | None
+    kv: KvLayout
+    weights: Weights
     vocabulary_size: int
     has_chat_template: bool
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens a sliding window reaches back; None for a model without one."""
+        return self.kv.window or None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer keeps recurrent state."""
+        return self.kv.has_state
 
     @property
     def split_count(self) -> int:
@@ -128,9 +119,7 @@ def read_facts(path: Path) -> GgufFacts:
     header = _read_whole(path)
     _check_kind(header.values)
     parts = _parts(path, header.values)
-    for part in parts[1:]:
-        _read_whole(part)
-    return _facts(path, header, parts)
+    return _facts(path, [header, *(_read_whole(part) for part in parts[1:])], parts)
 
 
 def _read_whole(path: Path) -> GgufHeader:
@@ -183,6 +172,7 @@ def _not_gguf(path: Path, fault: str) -> NotAModel:
 def _check_kind(values: Mapping[str, Value]) -> None:
     """Raise NotAModel for GGUF files that are no language model by themselves."""
     kind, architecture = _text(values, "general.type"), _text(values, "general.architecture")
+    fields = GgufFields(values, architecture)
     if kind == "mmproj" or architecture == "clip":
         raise NotAModel(
             "This file only adds sight or hearing to a model",
@@ -193,15 +183,15 @@ def _check_kind(values: Mapping[str, Value]) -> None:
         raise NotAModel("This is a LoRA adapter, not a model", "", "Choose the model that it was made for.")
     if kind == "imatrix":
         raise NotAModel("This is an importance matrix, not a model", "", "Choose the model that it was made for.")
-    if not architecture or not _whole(values, f"{architecture}.context_length"):
+    if not architecture or not fields.number("context_length"):
         raise NotAModel(
             "This is not a language model",
             "The GGUF file names no architecture and trained context.",
             "Choose a text model.",
         )
-    if not 0 < _whole(values, f"{architecture}.block_count") <= MOST_BLOCKS:
+    if not 0 < fields.number("block_count") <= MOST_BLOCKS:
         raise NotAModel("This is not a GGUF model", "Its number of layers makes no sense.", "Download it again.")
-    if any(count < 0 for count in _per_layer(values.get(f"{architecture}.attention.head_count_kv"), MOST_BLOCKS)):
+    if any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
         raise NotAModel("This is not a GGUF model", "Its number of heads makes no sense.", "Download it again.")
     if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
         raise NotAModel(
@@ -211,7 +201,7 @@ def _check_kind(values: Mapping[str, Value]) -> None:
 
 def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
     """All files of the model, `path` being the first. Raises NotAModel when `path` is a later part."""
-    count = _whole(values, "split.count")
+    count = GgufFields(values, "split").number("count")
     if count < 2:
         return (path,)
     part = part_name(path.name)
@@ -228,94 +218,56 @@ def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
     return (path, *(path.with_name(name) for name in part.all_names[1:]))
 
 
-def _facts(path: Path, header: GgufHeader, parts: tuple[Path, ...]) -> GgufFacts:
-    values, architecture = header.values, _text(header.values, "general.architecture")
-
-    def number(key: str, default: int = 0) -> int:
-        return _whole(values, f"{architecture}.{key}", default)
-
-    blocks, width = number("block_count"), number("embedding_length")
-    heads = max(_per_layer(values.get(f"{architecture}.attention.head_count"), blocks), default=0)
-    head_length = width // heads if heads else 0
-    key_length = number("attention.key_length", head_length)
-    value_length = number("attention.value_length", head_length)
+def _facts(path: Path, headers: Sequence[GgufHeader], parts: tuple[Path, ...]) -> GgufFacts:
+    header = headers[0]
+    fields = GgufFields(header.values, _text(header.values, "general.architecture"))
+    blocks = fields.number("block_count")
+    key_length, value_length = head_lengths(fields)
+    experts = fields.number("expert_used_count") * fields.number("expert_feed_forward_length")
     return GgufFacts(
         path=path,
-        architecture=architecture,
-        name=_text(values, "general.name") or path.stem,
+        architecture=fields.prefix,
+        name=_text(header.values, "general.name") or path.stem,
         quantisation=_quantisation(header),
         size=sum(part.stat().st_size for part in parts),
-        trained_context=number("context_length"),
-        original_context=number("rope.scaling.original_context_length"),
+        trained_context=fields.number("context_length"),
+        original_context=fields.number("rope.scaling.original_context_length"),
         block_count=blocks,
-        embedding_length=width,
-        heads=heads,
-        kv_heads=_per_layer(values.get(f"{architecture}.attention.head_count_kv", heads), blocks),
+        embedding_length=fields.number("embedding_length"),
+        inner_length=max(fields.number("feed_forward_length"), experts) + fields.number("ssm.inner_size"),
+        heads=fields.number("attention.head_count"),
+        kv_heads=kv_heads_per_layer(fields, blocks),
         key_length=key_length,
         value_length=value_length,
-        shared_kv_layers=number("attention.shared_kv_layers"),
-        sliding_window=_sliding_window(values, architecture, key_length, value_length),
-        recurrent=_recurrent(values, architecture, blocks),
-        latent_attention=_latent_attention(values, architecture),
-        vocabulary_size=number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
-        has_chat_template="tokenizer.chat_template" in values,
+        kv=kv_layout(fields),
+        weights=_weights(headers, blocks),
+        vocabulary_size=fields.number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
+        has_chat_template="tokenizer.chat_template" in header.values,
         parts=parts,
         header_size=header.data_offset,
     )
 
 
-def _sliding_window(
-    values: Mapping[str, Value], architecture: str, key_length: int, value_length: int
-) -> SlidingWindow | None:
-    prefix = f"{architecture}.attention."
-    tokens = _whole(values, f"{prefix}sliding_window")
-    if not tokens:
-        return None
-    pattern = values.get(f"{prefix}sliding_window_pattern")
-    layers: tuple[bool, ...] | int | None = None
-    if isinstance(pattern, tuple):
-        layers = tuple(bool(slides) for slides in pattern)
-    elif isinstance(pattern, int):
-        layers = pattern
-    return SlidingWindow(
-        tokens,
-        layers,
-        _whole(values, f"{prefix}key_length_swa", key_length),
-        _whole(values, f"{prefix}value_length_swa", value_length),
-    )
-
-
-def _recurrent(values: Mapping[str, Value], architecture: str, blocks: int) -> RecurrentState | None:
-    layers = values.get(f"{architecture}.attention.recurrent_layers")
-
-    def number(key: str) -> int:
-        return _whole(values, f"{architecture}.{key}")
-
-    state = RecurrentState(
-        conv_kernel=number("ssm.conv_kernel"),
-        inner_size=number("ssm.inner_size"),
-        state_size=number("ssm.state_size"),
-        group_count=number("ssm.group_count"),
-        wkv_head_size=number("wkv.head_size"),
-        token_shift_count=number("token_shift_count"),
-        shortconv_cache=number("shortconv.l_cache"),
-        full_attention_interval=number("full_attention_interval"),
-        layers=None if layers is None else tuple(flag != 0 for flag in _per_layer(layers, blocks)),
-    )
-    return state if state.inner_size or state.wkv_head_size or state.shortconv_cache else None
-
-
-def _latent_attention(values: Mapping[str, Value], architecture: str) -> LatentAttention | None:
-    """Set where llama.cpp keeps the compressed rows: files converted with the MLA key lengths."""
-    rank = _whole(values, f"{architecture}.attention.kv_lora_rank")
-    if not rank or not _whole(values, f"{architecture}.attention.key_length_mla"):
-        return None
-    return LatentAttention(rank, _whole(values, f"{architecture}.rope.dimension_count"))
+def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
+    """The sizes of all tensors, by where llama.cpp puts them (llama_model_base::load_tensors)."""
+    layers, experts, embedding, output = [0] * blocks, [0] * blocks, 0, 0
+    for tensor in (tensor for header in headers for tensor in header.tensors):
+        match = _LAYER_TENSOR.match(tensor.name)
+        layer = int(match["layer"]) if match else blocks
+        if layer < blocks:
+            layers[layer] += tensor.bytes
+            experts[layer] += tensor.bytes if "_exps" in tensor.name else 0
+        elif tensor.name == "token_embd.weight":
+            embedding += tensor.bytes
+        else:
+            output += tensor.bytes
+    has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
+    return Weights(tuple(layers), tuple(experts), embedding, output, output_is_embedding=not has_output)
 
 
 def _quantisation(header: GgufHeader) -> str:
     """The file's own word for its type, or else the type that most of its bytes have."""
-    named = FILE_TYPES.get(_whole(header.values, "general.file_type", -1))
+    named = FILE_TYPES.get(GgufFields(header.values, "general").number("file_type", -1))
     if named:
         return named
     totals: dict[int, int] = {}
@@ -323,25 +275,6 @@ def _quantisation(header: GgufHeader) -> str:
         totals[tensor.type] = totals.get(tensor.type, 0) + tensor.bytes
     commonest = max(totals, key=lambda kind: totals[kind], default=-1)
     return TENSOR_TYPES[commonest][0] if commonest in TENSOR_TYPES else "unknown"
-
-
-def _per_layer(value: Value | None, blocks: int) -> tuple[int, ...]:
-    """A header field that is either one number for all layers or a list with one per layer.
-
-    A list that is too short is filled up with its largest number.
-    """
-    if isinstance(value, tuple):
-        numbers = tuple(int(entry) for entry in value[:blocks])
-        return numbers + (max(numbers, default=0),) * (blocks - len(numbers))
-    return (int(value),) * blocks if isinstance(value, int) else (0,) * blocks
-
-
-def _whole(values: Mapping[str, Value], key: str, default: int = 0) -> int:
-    """A whole number; of a per-layer list its largest, so that estimates err on the high side."""
-    value = values.get(key)
-    if isinstance(value, tuple):
-        return max((entry for entry in value if isinstance(entry, int)), default=default)
-    return value if isinstance(value, int) else default
 
 
 def _text(values: Mapping[str, Value], key: str) -> str:

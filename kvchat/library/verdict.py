@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvchat.library.context_size import ENGINE_BYTES, MARGIN_LEAST, MARGIN_SHARE, choose_context_size
+from kvchat.library.context_size import choose_context_size, margin
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import MemoryFacts
+from kvchat.library.placement import ENGINE_BYTES
 from kvchat.wording import size as size_in_words
 
 COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
@@ -35,7 +36,7 @@ def judge(facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16") -> Judgem
     choice = choose_context_size(facts, memory, kv_type)
     if not choice.fits:
         return Judgement(Verdict.NO, choice.reason)
-    if memory.devices and choice.needed > memory.device_free:
+    if choice.beside_gpu:
         return Judgement(Verdict.TIGHT, f"{choice.reason} {_BESIDE_THE_GPU}")
     if choice.tokens < min(facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.reason)
@@ -57,9 +58,9 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     return Judgement(Verdict.NO, guess)
 
 
-def _spendable(free: int) -> float:
+def _spendable(free: int) -> int:
     """What may be spent, a margin kept."""
-    return free - max(MARGIN_LEAST, MARGIN_SHARE * free)
+    return free - margin(free)
 
 
 _BESIDE_THE_GPU = "Part of it runs beside the GPU, which is slower."

@@ -45,6 +45,13 @@ def test_what_is_missing() -> None:
     assert known.missing(("--model", "--cache-ram", "--jinja")) == {"--cache-ram", "--jinja"}
 
 
+def test_numbered_log_levels_are_found() -> None:
+    older, newer = parse_help(HELP), parse_help(HELP + "-lv,   --verbosity N   threshold:\n   - 4: trace (more info)\n")
+    assert older is not None
+    assert newer is not None
+    assert (older.traces, newer.traces) == (False, True)
+
+
 @pytest.mark.parametrize("text", ["", "usage: other [-h]\n", "-h, --help   something else\n", "\0\n--\n-\n---"])
 def test_what_is_no_llama_server_is_not_taken_for_one(text: str) -> None:
     assert parse_help(text) is None

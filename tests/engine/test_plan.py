@@ -63,6 +63,21 @@ def test_what_a_build_does_not_know_is_left_out() -> None:
     assert "--kv-unified" in arguments
 
 
+def test_kvchat_alone_decides_what_goes_on_a_gpu() -> None:
+    arguments = llama_server_arguments(PLAN)
+    assert value_of("--fit", arguments) == "off"
+    assert not {"--n-gpu-layers", "--n-cpu-moe"} & set(arguments)
+    arguments = llama_server_arguments(replace(PLAN, gpu_layers=33, cpu_experts=12))
+    assert (value_of("--n-gpu-layers", arguments), value_of("--n-cpu-moe", arguments)) == ("33", "12")
+    assert value_of("--n-gpu-layers", llama_server_arguments(replace(PLAN, gpu_layers=0))) == "0"
+    assert dict(embedded_parameters(PLAN).fields)["fit_params"] is False
+
+
+def test_the_engine_is_asked_to_tell_what_memory_it_takes() -> None:
+    assert value_of("--verbosity", llama_server_arguments(PLAN)) == "4"
+    assert dict(embedded_parameters(PLAN).fields)["verbosity"] == 4
+
+
 def test_no_web_page_may_talk_to_the_engine() -> None:
     origin = value_of("--cors-origins", llama_server_arguments(PLAN))
     assert origin.endswith(".invalid")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import gguf
 import numpy as np
+
+from kvchat.library.gguf_facts import GgufFacts, Weights, read_facts
 
 LLAMA = {
     "block_count": 4,
@@ -41,6 +44,26 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def llama_8b(folder: Path, experts: float = 0.0) -> GgufFacts:
+    """Llama-3.1-8B's shape, with the size of its Q4_K_M: 131,072 KV bytes per token.
+
+    `experts` is the share of each layer's weights that are a mixture's experts.
+    """
+    shape = {
+        "block_count": 32,
+        "context_length": 131_072,
+        "embedding_length": 4096,
+        "feed_forward_length": 14_336,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+        "vocab_size": 128_256,
+    }
+    layer = 135_000_000
+    weights = Weights((layer,) * 32, (round(layer * experts),) * 32, 295_000_000, 305_000_000, False)
+    facts = read_facts(write_gguf(folder / "large.gguf", shape))
+    return dataclasses.replace(facts, size=4_920_000_000, weights=weights)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from kvchat.library.context_size import ENOUGH_ON_DEVICE, MINIMUM, STEP, choose_context_size, memory_needed
+from kvchat.library.context_size import ENOUGH_ON_DEVICE, MINIMUM, STEP, choose_context_size, margin, smaller_choices
+from kvchat.library.corrections import Corrections
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.memory import DeviceMemory, MemoryFacts
-from tests.library.gguf_files import LLAMA, write_gguf
+from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
 
 GB = 1_000_000_000
 PLENTY = MemoryFacts(500 * GB)
@@ -16,23 +16,15 @@ PLENTY = MemoryFacts(500 * GB)
 
 @pytest.fixture
 def large(tmp_path: Path) -> GgufFacts:
-    """Llama-3.1-8B's shape, with the size of its Q4_K_M: 131,072 KV bytes per token."""
-    shape = {
-        "block_count": 32,
-        "context_length": 131_072,
-        "embedding_length": 4096,
-        "attention.head_count": 32,
-        "attention.head_count_kv": 8,
-        "vocab_size": 128_256,
-    }
-    return dataclasses.replace(read_facts(write_gguf(tmp_path / "large.gguf", shape)), size=4_920_000_000)
+    return llama_8b(tmp_path)
 
 
 def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
     choice = choose_context_size(read_facts(smollm2), MemoryFacts(14_200_000_000))
     assert choice.tokens == 8192
     assert choice.reason == (
-        "8,192 tokens: all this model was trained for. Its KV cache takes 189 MB of the 14.2 GB free."
+        "8,192 tokens: all this model was trained for. "
+        "Its KV cache takes 189 MB of the 14.2 GB free; 1.4 GB of it is left alone."
     )
     assert choice.fits
     assert not choice.warning
@@ -43,10 +35,11 @@ def test_no_needless_cap(large: GgufFacts) -> None:
 
 
 def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
-    choice = choose_context_size(large, MemoryFacts(10 * GB))
+    memory = MemoryFacts(10 * GB)
+    choice = choose_context_size(large, memory)
     assert choice.tokens % STEP == 0
     assert MINIMUM < choice.tokens < 131_072
-    assert memory_needed(large, choice.tokens) <= 9 * GB < memory_needed(large, choice.tokens + STEP)
+    assert choice.needed <= 9 * GB < choose_context_size(large, memory, wanted=choice.tokens + STEP).needed
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits into memory; ")
     assert "trained for 131,072" in choice.reason
 
@@ -105,13 +98,91 @@ def test_a_gpu_with_room_decides_alone(large: GgufFacts) -> None:
     assert "12 GB free on the GPU" in choice.reason
 
 
-def test_a_gpu_that_is_too_small_adds_to_the_rest(large: GgufFacts) -> None:
+def test_a_gpu_that_is_too_small_takes_what_layers_it_can(large: GgufFacts) -> None:
     choice = choose_context_size(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
-    assert choice.tokens == 131_072
-    assert choice.free == 70 * GB
+    assert choice.tokens == ENOUGH_ON_DEVICE
+    assert choice.fits
+    assert choice.placement is not None
+    assert 16 < choice.placement.gpu_layers < 33
+    assert f"{choice.placement.gpu_layers} of its 33 layers fit on the GPU" in choice.reason
+    gpu, memory = choice.bars
+    assert 0 <= gpu.unused < gpu.weights / 20  # not a layer more would have fitted
+    assert gpu.margin == margin(6 * GB)
+    assert memory.weights > 295_000_000
 
 
-def test_an_upper_bound_is_called_one(tmp_path: Path) -> None:
+def test_a_mixtures_experts_stay_beside_the_gpu_first(tmp_path: Path) -> None:
+    mixture = llama_8b(tmp_path, experts=0.9)
+    choice = choose_context_size(mixture, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
+    assert choice.placement is not None
+    assert choice.placement.gpu_layers == 33
+    assert 0 < choice.placement.cpu_experts < 32
+    assert f"the experts of {choice.placement.cpu_experts} layers" in choice.reason
+
+
+def test_a_gpu_of_no_use_is_left_alone(large: GgufFacts) -> None:
+    choice = choose_context_size(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", GB // 4),)))
+    assert choice.placement is not None
+    assert choice.placement.gpu_layers == 0
+    assert "nothing of the model fits on the GPU" in choice.reason
+    assert [bar.place for bar in choice.bars] == ["memory"]
+
+
+def test_apples_gpu_memory_is_the_computers(large: GgufFacts) -> None:
+    own = MemoryFacts(8 * GB, devices=(DeviceMemory("CUDA0", 11 * GB),))
+    shared = MemoryFacts(8 * GB, devices=(DeviceMemory("MTL0", 11 * GB),))
+    choice = choose_context_size(large, shared)
+    assert choice.tokens < choose_context_size(large, own).tokens
+    assert sum(bar.needed for bar in choice.bars) <= 8 * GB - margin(8 * GB)
+
+
+def test_bars_add_up(large: GgufFacts) -> None:
+    alone = choose_context_size(large, MemoryFacts(10 * GB))
+    (bar,) = alone.bars
+    assert bar.needed == alone.needed
+    assert bar.needed + bar.margin + bar.unused == bar.free == 10 * GB
+    pair = choose_context_size(
+        large, MemoryFacts(64 * GB, devices=(DeviceMemory("A0", 6 * GB), DeviceMemory("A1", 12 * GB)))
+    )
+    small, big, _ = pair.bars
+    assert big.weights == pytest.approx(2 * small.weights, rel=0.01)
+    assert small.fits
+    assert big.fits
+
+
+def test_what_was_learned_is_used(large: GgufFacts) -> None:
+    memory, plain = MemoryFacts(10 * GB), choose_context_size(large, MemoryFacts(10 * GB))
+    assert choose_context_size(large, memory, corrections=Corrections(kv=0.5)).tokens > plain.tokens
+    assert choose_context_size(large, memory, corrections=Corrections(weights=1.5)).tokens < plain.tokens
+    assert choose_context_size(large, memory, corrections=Corrections(flash_attention=False)).tokens < plain.tokens
+    held = choose_context_size(large, memory, corrections=Corrections(share=0.7))
+    assert held.needed <= 7 * GB < plain.needed
+
+
+def test_steps_down_halve_the_context_to_the_floor(large: GgufFacts) -> None:
+    memory = MemoryFacts(10 * GB)
+    choice = choose_context_size(large, memory)
+    steps = smaller_choices(choice, large, memory, "f16")
+    assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
+    assert steps[-1].tokens == MINIMUM
+    needed = [choice.needed, *(step.needed for step in steps)]
+    assert needed == sorted(needed, reverse=True)
+    assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: memory ran out with {choice.tokens:,}.")
+    assert smaller_choices(steps[-1], large, memory, "f16") == ()
+
+
+def test_steps_down_take_layers_off_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:
+    memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
+    choice = choose_context_size(large, memory)
+    steps = smaller_choices(choice, large, memory, "f16")
+    kept = [(step.tokens, step.placement.gpu_layers) for step in steps if step.placement]
+    assert kept[0] == (choice.tokens // 2 // STEP * STEP, 33) or kept[0] == (ENOUGH_ON_DEVICE, 33)
+    layers = [gpu_layers for tokens, gpu_layers in kept if tokens == ENOUGH_ON_DEVICE]
+    assert layers[-5:] == [33, 24, 16, 8, 0]
+    assert kept[-1] == (MINIMUM, 0)
+
+
+def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 512}
     facts = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
-    assert "takes at most" in choose_context_size(facts, PLENTY).reason
+    assert "takes about" in choose_context_size(facts, PLENTY).reason

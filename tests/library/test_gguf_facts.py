@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvchat.library.gguf_facts import NotAModel, read_facts
 from kvchat.library.gguf_header import TENSOR_TYPES, HeaderFault, read_header
-from kvchat.library.memory import kv_estimate
+from kvchat.library.kv_cache import kv_estimate
 from tests.library.gguf_files import LLAMA, write_gguf
 
 
@@ -31,7 +31,8 @@ def test_smollm2_facts(smollm2: Path) -> None:
     assert facts.vocabulary_size == 49_152
     assert facts.has_chat_template
     assert facts.split_count == 1
-    assert facts.sliding_window is facts.recurrent is facts.latent_attention is None
+    assert facts.sliding_window is None
+    assert not facts.is_recurrent
 
 
 def test_a_real_vocabulary_is_stepped_over_quickly(smollm2: Path) -> None:
@@ -90,11 +91,11 @@ def test_vocabulary_is_counted_where_no_field_tells_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_memory_kinds_of_tiny_models(tiny_model: Callable[[str], Path]) -> None:
     gemma3 = read_facts(tiny_model("gemma3"))
-    assert gemma3.sliding_window is not None
-    assert gemma3.sliding_window.layers == (True, False)
+    assert gemma3.sliding_window == 32
+    assert [layer.slides for layer in gemma3.kv.layers] == [True, False]
     qwen35 = read_facts(tiny_model("qwen35"))
-    assert qwen35.recurrent is not None
-    assert qwen35.recurrent.layers == (True, False)
+    assert qwen35.is_recurrent
+    assert [layer.state > 0 for layer in qwen35.kv.layers] == [True, False]
     assert qwen35.has_chat_template
 
 

@@ -1,30 +1,20 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import DeviceMemory, MemoryFacts
 from kvchat.library.verdict import Verdict, judge, judge_size
-from tests.library.gguf_files import write_gguf
+from tests.library.gguf_files import llama_8b
 
 GB = 1_000_000_000
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> GgufFacts:
-    """Llama-3.1-8B's shape, with the size of its Q4_K_M: 131,072 KV bytes per token."""
-    shape = {
-        "block_count": 32,
-        "context_length": 131_072,
-        "embedding_length": 4096,
-        "attention.head_count": 32,
-        "attention.head_count_kv": 8,
-        "vocab_size": 128_256,
-    }
-    return dataclasses.replace(read_facts(write_gguf(tmp_path / "large.gguf", shape)), size=4_920_000_000)
+    return llama_8b(tmp_path)
 
 
 @pytest.mark.parametrize(

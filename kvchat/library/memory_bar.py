@@ -1,0 +1,63 @@
+"""A memory bar: what a model takes of one place's free memory, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvchat.library.memory import MemoryFacts
+from kvchat.library.placement import Need
+
+COMPUTER = "memory"  # how a bar calls the computer's own memory
+
+
+@dataclass(frozen=True)
+class MemoryBar:
+    """One place's memory, in bytes. Without `measured` the parts are estimates from before the load."""
+
+    place: str  # a GPU's name, or COMPUTER
+    free: int  # before the load
+    margin: int  # of that, what kvchat never plans with
+    weights: int
+    kv: int
+    compute: int
+    other: int
+    measured: bool = False
+
+    @property
+    def needed(self) -> int:
+        """What the model takes here."""
+        return self.weights + self.kv + self.compute + self.other
+
+    @property
+    def unused(self) -> int:
+        """What is left beside the margin; 0 where the model needs the margin or more."""
+        return max(0, self.free - self.margin - self.needed)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the margin stays untouched."""
+        return self.needed <= self.free - self.margin
+
+
+def bars(memory: MemoryFacts, gpu: Need, host: Need, margin_of: Callable[[int], int]) -> tuple[MemoryBar, ...]:
+    """One bar for each GPU that takes part and one for the computer's memory.
+
+    llama.cpp spreads layers over GPUs by their free memory, so each gets that share; the compute buffer each has whole.
+    """
+    found = []
+    for device in memory.devices if gpu.weights else ():
+        share = device.free / memory.device_free
+        found.append(
+            MemoryBar(
+                device.name,
+                device.free,
+                margin_of(device.free),
+                round(gpu.weights * share),
+                round(gpu.kv * share),
+                gpu.compute,
+                round(gpu.other * share),
+            )
+        )
+    free = memory.available
+    return (*found, MemoryBar(COMPUTER, free, margin_of(free), host.weights, host.kv, host.compute, host.other))
