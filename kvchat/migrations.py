@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvchat.errors import KvchatError
@@ -21,13 +21,17 @@ class DatabaseTooNew(KvchatError):
         )
 
 
-def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str) -> None:
-    """Bring the database to the newest format, with a copy of it beside it first if it already holds something.
+def migrate(
+    connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str, *, keep_copy: bool = True
+) -> None:
+    """Bring the database to the newest format; with `keep_copy` what it held is copied beside it first.
 
     `connection` must be in autocommit mode (isolation_level None). Raises DatabaseTooNew, titled `too_new`.
     """
     if _version(connection) < len(steps):
-        _apply_missing(connection, path, steps)
+        if keep_copy and _version(connection) > 0:
+            back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
+        _apply_missing(connection, steps)
     if _version(connection) > len(steps):
         raise DatabaseTooNew(too_new, path, _version(connection), len(steps))
 
@@ -42,16 +46,24 @@ def back_up(connection: sqlite3.Connection, target: Path) -> None:
     target.chmod(0o600)
 
 
-def _apply_missing(connection: sqlite3.Connection, path: Path, steps: Sequence[str]) -> None:
-    if _version(connection) > 0:
-        back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
+def statements(script: str) -> Iterator[str]:
+    """The single statements of a script; the body of a trigger has semicolons of its own."""
+    pending = ""
+    for part in script.split(";"):
+        pending += part + ";"
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+
+
+def _apply_missing(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
     try:
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
         )
         for number in range(_version(connection) + 1, len(steps) + 1):
-            for statement in steps[number - 1].split(";"):
+            for statement in statements(steps[number - 1]):
                 connection.execute(statement)
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
         connection.execute("COMMIT")

@@ -148,7 +148,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
             f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
         ]
     if plan.bytes_left > target_bytes:
-        lines.append(f"That is more than {size(target_bytes)}: the rest is pinned.")
+        lines.append(f"That is more than {size(target_bytes)}: what is pinned stays, and the list of what is saved.")
     return lines
 
 
@@ -181,7 +181,7 @@ def report_lines(report: VerifyReport, lost: Sequence[LostConversation], titles:
 def _usage_fields(usage: StoreUsage, titles: Titles) -> dict[str, Any]:
     """The store as JSON: sizes in bytes, times in seconds or ISO 8601."""
     plain = dataclasses.asdict(usage)
-    del plain["conversations"], plain["total_bytes"]
+    del plain["conversations"]
     return plain | {
         "conversations": len(usage.conversations),
         "shared_savings_bytes": shared_savings(usage),

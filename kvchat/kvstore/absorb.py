@@ -134,7 +134,7 @@ def _reuse(
     """The block use for rows that are in a known block, None unless the bytes are the very same."""
     block, size = known.use.block, known.use.size
     skip = known.use.skip + span.position - known.use.position
-    if not blocks.claim(block, size):
+    if blocks.claim(block, size) is None:
         return None
     if span.rows == known.block_rows:
         same = _hash_parts(file, row_parts(cache, span.row, span.rows)) == block
@@ -166,7 +166,7 @@ def _write_rows(
         parts = row_parts(cache, part.row, part.rows)
         block = _hash_parts(file, parts)
         size = part.rows * cache.row_bytes
-        new = 0 if blocks.claim(block, size) else blocks.put(block, _read(file, parts))
+        new = 0 if blocks.claim(block, size) is not None else blocks.put(block, _read(file, parts))
         yield BlockUse(block, size, number, part.row, part.rows, 0, part.position), new
 
 
@@ -181,7 +181,7 @@ def _take_residue(
         hasher = blake3(mark)
         hasher.update(packed)
         block, size = hasher.digest(), 1 + len(packed)
-        new = 0 if blocks.claim(block, size) else blocks.put(block, (mark, packed))
+        new = 0 if blocks.claim(block, size) is not None else blocks.put(block, (mark, packed))
         yield BlockUse(block, size, RESIDUE, chunk.offset, chunk.length, 0, 0), new
 
 

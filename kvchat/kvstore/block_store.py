@@ -21,7 +21,7 @@ from kvchat.kvstore import disk, index_points
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.keeping import Keeping
-from kvchat.kvstore.parts import BadFiles, Parts
+from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts
 from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.row_map import read_row_map
@@ -67,11 +67,12 @@ class BlockStore:
         self._closed = False
         try:
             disk.private_folder(folder)
-            bad_files = BadFiles(folder / "set-aside")
+            bad_files = BadFiles(folder / SET_ASIDE)
             self._parts = Parts(
-                index=Index(folder / "index.db", bad_files.take),
-                blocks=BlockFiles(folder / "blocks", sync=sync),
-                staging=Staging(folder / "staging", memory_budget, memory_folder),
+                folder=folder,
+                index=Index(folder / INDEX, bad_files.take),
+                blocks=BlockFiles(folder / BLOCKS, sync=sync),
+                staging=Staging(folder / STAGING, memory_budget, memory_folder),
                 bad_files=bad_files,
                 clock=clock,
                 free_bytes=free_bytes or (lambda: disk.free_bytes(folder)),

@@ -35,19 +35,25 @@ class BlockFiles:
         name = block.hex()
         return self._folder / name[:2] / name
 
-    def claim(self, block: bytes, size: int) -> bool:
-        """Whether the block is there with that size; if so it counts as new, so that no sweep takes it for a leftover.
+    def claim(self, block: bytes, size: int) -> int | None:
+        """The bytes the block takes on disk if it is there with that size, else None.
 
-        Its content is not read: that is done whenever it is used.
+        It then counts as new, so that no sweep takes it for a leftover. Its content is not read: that is done whenever
+        it is used.
         """
         path = self.path(block)
         try:
-            if path.stat().st_size != size:
-                return False
+            found = path.stat()
+            if found.st_size != size:
+                return None
             os.utime(path)
         except FileNotFoundError:
-            return False
-        return True
+            return None
+        return disk.allotted(found)
+
+    def on_disk(self, block: bytes) -> int:
+        """The bytes the block takes on disk."""
+        return disk.allotted(self.path(block).stat())
 
     def put(self, block: bytes, content: Iterable[bytes | memoryview]) -> int:
         """Write a block; returns its size. Replaces a file of that name. Raises Changed if `content` is not `block`."""
@@ -85,6 +91,15 @@ class BlockFiles:
             return "missing"
         except OSError as error:
             return f"the disk cannot read it ({error.strerror})"
+
+    def folders_size(self) -> int:
+        """Bytes on disk of the folders, and of what is half-written: all that is here but for the blocks."""
+        folders = [self._folder, *(folder for folder in disk.listing(self._folder) if folder != self._temporary)]
+        total = disk.tree_size(self._temporary)
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                total += disk.allotted(folder.stat())
+        return total
 
     def remove(self, block: bytes) -> None:
         """Delete a block; one that is gone already is fine."""

@@ -113,11 +113,14 @@ def is_stale(name: str) -> bool:
     return int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))
 
 
-def tree_size(folder: Path) -> int:
-    """Bytes of the files right in `folder`; 0 when it is gone."""
-    total = 0
+def allotted(found: os.stat_result) -> int:
+    """The bytes a file or folder takes on disk, where the system says so; else its length."""
+    blocks: int | None = getattr(found, "st_blocks", None)  # of 512 bytes, whatever the disk's are; not on Windows
+    return found.st_size if blocks is None else 512 * blocks
+
+
+def tree_size(path: Path) -> int:
+    """Bytes on disk of a file, or of a folder and all in it; 0 when it is gone."""
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            with contextlib.suppress(OSError):
-                total += entry.stat(follow_symlinks=False).st_size
-    return total
+        return allotted(path.lstat()) + sum(map(tree_size, listing(path) if path.is_dir() else ()))
+    return 0

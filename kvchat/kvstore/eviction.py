@@ -1,114 +1,113 @@
 """Which save points to give up: pure decisions on values.
 
-A save point is worth the prefill it spares, per byte that only it keeps on disk, and half as much for every week since
-it was used. What others keep as well is neither lost nor freed. Older turns go before a conversation's last.
+A save point is worth the prefill it spares, per byte that it keeps on disk, and half as much for every week since it
+was used. What others keep as well is neither lost nor freed. Older turns go before a conversation's last.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 
 HALF_LIFE_S = 7 * 86_400.0
 OLDER_TURN_SHARE = 0.1  # how often an older turn is gone back to, against the last being gone on from (a guess)
 
+Numbers = npt.NDArray[np.int64]
 
-@dataclass(frozen=True)
-class Candidate:
-    """A save point as eviction sees it."""
+
+class Candidate(NamedTuple):
+    """A save point as eviction sees it; a tuple, for there may be thousands. Times are seconds since 1970."""
 
     id: int
     conversation_id: str
     line: int  # the kind of engine: each has a last save point of its own
-    n_tokens: int
     prefill_ms: float
-    created_at: datetime
-    last_used_at: datetime
+    created_at: float
+    last_used_at: float
     kept: bool  # pinned, or in use: never given up
-    blocks: frozenset[int]
 
 
-class _Shelf:
-    """The save points that are left while a plan is made."""
+@dataclass(frozen=True, eq=False)
+class Needs:
+    """Which save points need which blocks."""
 
-    def __init__(self, candidates: Sequence[Candidate], sizes: Mapping[int, int], now: datetime) -> None:
-        self._sizes, self._now = sizes, now
-        self._users = Counter(block for one in candidates for block in one.blocks)
-        self.left = {one.id: one for one in candidates}
-
-    def freed(self, one: Candidate) -> int:
-        """Bytes that only this save point keeps."""
-        return sum(self._sizes[block] for block in one.blocks if self._users[block] == 1)
-
-    def lost_ms(self, one: Candidate) -> float:
-        """Prefill it would take to have it again: its share of rows that nobody else keeps."""
-        total = sum(self._sizes[block] for block in one.blocks)
-        return one.prefill_ms * self.freed(one) / total if total else 0.0
-
-    def density(self, one: Candidate, weight: float) -> float:
-        """Milliseconds of prefill lost for each byte freed, decayed by age.
-
-        Of what is lost and what is freed it is the same share, so the ratio is that of the whole save point.
-        """
-        age = max(0.0, (self._now - one.last_used_at).total_seconds())
-        total = sum(self._sizes[block] for block in one.blocks)
-        return float(weight * one.prefill_ms / max(total, 1) * 0.5 ** (age / HALF_LIFE_S))
-
-    def drop(self, one: Candidate) -> tuple[int, float]:
-        """Give it up; returns the bytes freed and the prefill lost."""
-        freed, lost = self.freed(one), self.lost_ms(one)
-        self._users.subtract(one.blocks)
-        del self.left[one.id]
-        return freed, lost
+    points: Numbers  # ids of the save points that need the first block, none twice; of those that need the second, ...
+    starts: Numbers  # where in `points` each block's begin
+    sizes: Numbers  # bytes on disk of each block
 
 
-def plan_prune(
-    candidates: Iterable[Candidate], sizes: Mapping[int, int], used: int, target: int, now: datetime
-) -> PrunePlan:
+def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:
     """What to give up so that `used` bytes become at most `target`, the least valuable first.
 
-    `sizes` are the bytes of each block. Save points with `kept` stay, even where the target is then missed.
+    Save points with `kept`, and those that are no candidates, stay, even where the target is then missed.
     """
-    everything = list(candidates)
-    shelf = _Shelf(everything, sizes, now)
-    order = _order(everything, shelf)
-    gone: list[str] = []
+    everything = sorted(candidates, key=lambda one: one.id)
+    places = _places(everything, needs.points)
+    each = np.repeat(needs.sizes, np.diff(needs.starts, append=len(needs.points)))
+    held = np.bincount(places, each, len(everything) + 1).tolist()
+    order = _order(everything, held, now)
+    freed = _freed(order, places, len(everything), needs)
+    enough = int(np.searchsorted(np.cumsum(freed), used - target)) + 1 if used > target else 0
     lost: dict[str, tuple[int, int, float]] = {}
-    freed = 0
-    while order and used - freed > target:
-        one = shelf.left[heapq.heappop(order)[-1]]
-        bytes_freed, ms = shelf.drop(one)
-        freed += bytes_freed
-        gone.append(str(one.id))
-        points, size, time = lost.get(one.conversation_id, (0, 0, 0.0))
-        lost[one.conversation_id] = (points + 1, size + bytes_freed, time + ms)
-    remaining = Counter(one.conversation_id for one in shelf.left.values())
-    pruned = [PrunedConversation(name, n, size, ms / 1000, remaining[name]) for name, (n, size, ms) in lost.items()]
-    return PrunePlan(tuple(gone), freed, sum(one.prefill_seconds for one in pruned), tuple(pruned), used - freed)
+    for place, size in zip(order[:enough], freed, strict=False):
+        one = everything[place]
+        points, freed_before, ms = lost.get(one.conversation_id, (0, 0, 0.0))
+        ms += one.prefill_ms * size / max(held[place], 1.0)  # its share of rows that nobody else keeps
+        lost[one.conversation_id] = (points + 1, freed_before + int(size), ms)
+    there = Counter(one.conversation_id for one in everything)
+    pruned = [PrunedConversation(name, n, size, ms / 1000, there[name] - n) for name, (n, size, ms) in lost.items()]
+    total = sum(one.bytes_freed for one in pruned)
+    return PrunePlan(
+        tuple(str(everything[place].id) for place in order[:enough]),
+        total,
+        sum(one.prefill_seconds for one in pruned),
+        tuple(pruned),
+        used - total,
+    )
 
 
-def expired(candidates: Iterable[Candidate], used_before: datetime) -> tuple[str, ...]:
-    """The save points not used since then, pinned ones apart."""
-    return tuple(str(one.id) for one in candidates if not one.kept and one.last_used_at < used_before)
+def _places(everything: Sequence[Candidate], points: Numbers) -> Numbers:
+    """Where in `everything`, which is sorted, each save point is; behind the end if it is not there."""
+    ids = np.array([one.id for one in everything], np.int64)
+    places = np.searchsorted(ids, points)
+    return np.where(np.append(ids, -1)[places] == points, places, len(ids))
 
 
-def _order(candidates: Sequence[Candidate], shelf: _Shelf) -> list[tuple[float, float, float, int]]:
-    """A heap of the save points that may go. A line's last never stands before its older turns."""
-    lines: dict[tuple[str, int], list[Candidate]] = {}
-    for one in candidates:
-        lines.setdefault((one.conversation_id, one.line), []).append(one)
-    heap: list[tuple[float, float, float, int]] = []
-    for line in lines.values():
-        line.sort(key=lambda one: (one.created_at, one.id))
-        *older, last = line
-        value = shelf.density(last, 1.0)
-        entries = [(min(value, shelf.density(one, OLDER_TURN_SHARE)), 0.0, one) for one in older]
-        entries.append((value, 1.0, last))
-        heap += [(v, rank, one.created_at.timestamp(), one.id) for v, rank, one in entries if not one.kept]
-    heapq.heapify(heap)
-    return heap
+def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -> list[int]:
+    """The places of the save points that may go, first to last. A line's last never stands before its older turns.
+
+    What counts is the prefill spared by each byte held, decayed by age. Of what would be lost and of what would be
+    freed it is the same share, so the ratio is that of the whole save point.
+    """
+    value = [
+        one.prefill_ms / max(size, 1.0) * 0.5 ** (max(0.0, now - one.last_used_at) / HALF_LIFE_S)
+        for one, size in zip(everything, held, strict=False)
+    ]
+    last: dict[tuple[str, int], int] = {}
+    for place, one in enumerate(everything):
+        before = last.setdefault((one.conversation_id, one.line), place)
+        if (everything[before].created_at, before) < (one.created_at, place):
+            last[one.conversation_id, one.line] = place
+    keyed: list[tuple[float, bool, float, int]] = []
+    for place, one in enumerate(everything):
+        newest = last[one.conversation_id, one.line]
+        worth = value[place] if place == newest else min(value[newest], OLDER_TURN_SHARE * value[place])
+        if not one.kept:
+            keyed.append((worth, place == newest, one.created_at, place))
+    return [place for *_, place in sorted(keyed)]
+
+
+def _freed(order: Sequence[int], places: Numbers, count: int, needs: Needs) -> list[float]:
+    """The bytes each save point frees once all before it in `order` are gone: of the blocks it is the last to need."""
+    turn = np.full(count + 1, len(order))  # of those that stay: after all that go
+    turn[order] = np.arange(len(order))
+    last = np.maximum.reduceat(turn[places], needs.starts) if len(needs.starts) else needs.starts
+    freed: list[float] = np.bincount(last, needs.sizes, len(order) + 1).tolist()
+    return freed[: len(order)]

@@ -15,6 +15,7 @@ from kvchat.migrations import migrate
 
 LOCK_WAIT_S = 30.0  # how long a write waits for another process's
 TOO_NEW = "Your save points were last kept by a newer kvchat"
+_PAGES = ("freelist_count", "page_count")
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 
 
@@ -50,13 +51,13 @@ class Index:
         with self._lock:
             self._connection.close()
 
-    def size(self) -> int:
-        """Bytes of the index on disk."""
-        total = 0
-        for suffix in ("", "-wal", "-shm"):
-            with contextlib.suppress(OSError):
-                total += self.path.with_name(self.path.name + suffix).stat().st_size
-        return total
+    def shrink(self) -> None:
+        """Give the disk back what deleted save points took in the index, if that is most of it. May come to nothing."""
+        with self._lock, contextlib.suppress(sqlite3.OperationalError):
+            free, pages = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES)
+            if 2 * free > pages:
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -105,8 +106,9 @@ class Index:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the newest save points, no more
             connection.execute("PRAGMA wal_autocheckpoint = 100")  # pages; the log is part of what the store takes
+            connection.execute("PRAGMA journal_size_limit = 0")  # and so is its file, once a large one was written
             connection.execute("PRAGMA secure_delete = ON")  # tokens of a deleted conversation are gone, not hidden
-            migrate(connection, self.path, MIGRATIONS, TOO_NEW)
+            migrate(connection, self.path, MIGRATIONS, TOO_NEW, keep_copy=False)
         except BaseException:
             connection.close()
             raise

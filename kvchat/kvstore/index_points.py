@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -86,17 +86,21 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
 
 
-def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe) -> bool:
-    """Make a staged save point an absorbed one; False when it was deleted meanwhile."""
+def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
+    """Make a staged save point an absorbed one; False when it was deleted meanwhile.
+
+    `on_disk` are the bytes that each block takes on disk.
+    """
     facts = (recipe.file_size, recipe.file_hash, pack_row_map(recipe.row_map), recipe.seal(), point_id)
     changed = db.execute(
         "UPDATE save_points SET owner = NULL, file_size = ?, file_hash = ?, row_map = ?, seal = ? WHERE id = ?", facts
     ).rowcount
     if not changed:
         return False
+    some_rows = bool(recipe.row_map.caches)  # without any the layout is unknown, and all of it counts as rows
     db.executemany(
-        "INSERT OR IGNORE INTO blocks (name, size, residue) VALUES (?, ?, ?)",
-        {(use.block, use.size, use.cache == RESIDUE) for use in recipe.uses},
+        "INSERT OR IGNORE INTO blocks (name, size, residue, disk_bytes) VALUES (?, ?, ?, ?)",
+        {(use.block, use.size, some_rows and use.cache == RESIDUE, on_disk[use.block]) for use in recipe.uses},
     )
     db.executemany(
         "INSERT INTO block_uses SELECT ?, ?, id, ?, ?, ?, ?, ? FROM blocks WHERE name = ?",
@@ -209,6 +213,15 @@ def largest(db: sqlite3.Connection) -> int | None:
     return int(row[0]) if row else None
 
 
+def unused_since(db: sqlite3.Connection, moment: float, protected: int | None) -> list[int]:
+    """The absorbed save points last used before that, but for `protected` and those of pinned conversations."""
+    query = (
+        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+        " WHERE owner IS NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
+    )
+    return [int(row[0]) for row in db.execute(query, (moment, protected))]
+
+
 def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
     """The other absorbed save points of the same conversation at the same node: newer ones make them needless."""
     query = (
@@ -250,9 +263,9 @@ def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
 
 
 def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
-    """Blocks no save point uses: id, name, size."""
+    """Blocks no save point uses: id, name, bytes on disk."""
     unused = "NOT EXISTS (SELECT 1 FROM block_uses WHERE block_id = blocks.id)"
-    query = f"SELECT id, name, size FROM blocks WHERE {unused} LIMIT ?"
+    query = f"SELECT id, name, disk_bytes FROM blocks WHERE {unused} LIMIT ?"
     return db.execute(query, (limit,)).fetchall()
 
 

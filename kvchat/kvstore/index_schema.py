@@ -1,10 +1,28 @@
 """The index's schema as numbered steps, see kvchat.migrations.
 
 Token lists are kept as a tree of segments (see chains), so that what many share is kept, and compared, once.
+Triggers keep the sums that the disk panel shows: counting 100,000 blocks takes longer than it may take to open.
 Times are seconds since 1970.
 """
 
 from __future__ import annotations
+
+# Counts everything anew out of block_uses and blocks: where the sums are right, only reading is done.
+RECOUNT = """
+    DELETE FROM holdings WHERE (block_id, conversation_id) NOT IN
+        (SELECT block_id, conversation_id FROM block_uses JOIN save_points ON id = save_point_id);
+    INSERT OR REPLACE INTO holdings
+        SELECT block_id, conversation_id, count(*) FROM block_uses JOIN save_points ON id = save_point_id GROUP BY 1, 2
+        EXCEPT SELECT block_id, conversation_id, uses FROM holdings;
+    UPDATE blocks SET holders = (SELECT count(*) FROM holdings WHERE block_id = blocks.id);
+    UPDATE conversations SET held_bytes = 0, exclusive_bytes = 0;
+    UPDATE conversations SET held_bytes = held, exclusive_bytes = own FROM (
+        SELECT conversation_id, sum(disk_bytes) AS held, sum(disk_bytes * (holders = 1)) AS own
+        FROM holdings JOIN blocks ON id = block_id GROUP BY 1
+    ) WHERE conversation_id = conversations.id;
+    UPDATE sums SET (row_bytes, disk_bytes) =
+        (SELECT coalesce(sum(size * NOT residue), 0), coalesce(sum(disk_bytes), 0) FROM blocks);
+"""
 
 MIGRATIONS: tuple[str, ...] = (
     # 1: save points, their recipes, the token tree, what was lost, and what was written
@@ -76,5 +94,58 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX losses_of_conversation ON losses (conversation, fingerprint_id);
     CREATE TABLE written (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID
+    """,
+    # 2: what blocks take on disk, who holds them, and sums; of a file of unknown layout all blocks count as rows
+    f"""
+    ALTER TABLE blocks ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0;  -- as the file system allots them
+    ALTER TABLE blocks ADD COLUMN holders INTEGER NOT NULL DEFAULT 0;  -- conversations
+    ALTER TABLE conversations ADD COLUMN held_bytes INTEGER NOT NULL DEFAULT 0;  -- of its blocks, on disk
+    ALTER TABLE conversations ADD COLUMN exclusive_bytes INTEGER NOT NULL DEFAULT 0;  -- of those nobody else holds
+    CREATE TABLE holdings (
+        block_id INTEGER NOT NULL REFERENCES blocks (id),
+        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
+        uses INTEGER NOT NULL,
+        PRIMARY KEY (block_id, conversation_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE sums (row_bytes INTEGER NOT NULL, disk_bytes INTEGER NOT NULL);  -- over all blocks; one row
+    INSERT INTO sums VALUES (0, 0);
+    UPDATE blocks SET disk_bytes = (size + 4095) / 4096 * 4096;  -- until the next verify looks
+    UPDATE blocks SET residue = 0 WHERE id IN (SELECT block_id FROM block_uses WHERE save_point_id IN
+        (SELECT save_point_id FROM block_uses GROUP BY save_point_id HAVING max(cache) < 0));
+    {RECOUNT}
+    CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
+        UPDATE sums SET row_bytes = row_bytes + NEW.size * NOT NEW.residue, disk_bytes = disk_bytes + NEW.disk_bytes;
+    END;
+    CREATE TRIGGER block_removed AFTER DELETE ON blocks BEGIN
+        UPDATE sums SET row_bytes = row_bytes - OLD.size * NOT OLD.residue, disk_bytes = disk_bytes - OLD.disk_bytes;
+    END;
+    CREATE TRIGGER use_added AFTER INSERT ON block_uses BEGIN
+        INSERT INTO holdings SELECT NEW.block_id, conversation_id, 1 FROM save_points WHERE id = NEW.save_point_id
+            ON CONFLICT DO UPDATE SET uses = uses + 1;
+    END;
+    CREATE TRIGGER use_removed AFTER DELETE ON block_uses BEGIN
+        UPDATE holdings SET uses = uses - 1 WHERE block_id = OLD.block_id
+            AND conversation_id = (SELECT conversation_id FROM save_points WHERE id = OLD.save_point_id);
+        DELETE FROM holdings WHERE block_id = OLD.block_id AND uses = 0
+            AND conversation_id = (SELECT conversation_id FROM save_points WHERE id = OLD.save_point_id);
+    END;
+    CREATE TRIGGER holding_added AFTER INSERT ON holdings BEGIN
+        UPDATE blocks SET holders = holders + 1 WHERE id = NEW.block_id;
+        UPDATE conversations SET held_bytes = held_bytes + disk_bytes, exclusive_bytes = exclusive_bytes
+            + disk_bytes * (holders = 1) FROM blocks WHERE blocks.id = NEW.block_id
+            AND conversations.id = NEW.conversation_id;
+        UPDATE conversations SET exclusive_bytes = exclusive_bytes - disk_bytes FROM blocks
+            WHERE blocks.id = NEW.block_id AND holders = 2 AND conversations.id = (SELECT conversation_id FROM holdings
+                WHERE block_id = NEW.block_id AND conversation_id <> NEW.conversation_id LIMIT 1);
+    END;
+    CREATE TRIGGER holding_removed AFTER DELETE ON holdings BEGIN
+        UPDATE blocks SET holders = holders - 1 WHERE id = OLD.block_id;
+        UPDATE conversations SET held_bytes = held_bytes - disk_bytes, exclusive_bytes = exclusive_bytes
+            - disk_bytes * (holders = 0) FROM blocks WHERE blocks.id = OLD.block_id
+            AND conversations.id = OLD.conversation_id;
+        UPDATE conversations SET exclusive_bytes = exclusive_bytes + disk_bytes FROM blocks
+            WHERE blocks.id = OLD.block_id AND holders = 1 AND conversations.id = (SELECT conversation_id FROM holdings
+                WHERE block_id = OLD.block_id LIMIT 1);
+    END
     """,
 )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvchat.kvstore.eviction import Candidate
+from kvchat.kvstore.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index_points import moment
+from kvchat.kvstore.index_schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
-
-_BLOCK_BITS = 32  # conversation and block number in one 64-bit number
+from kvchat.migrations import statements
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Totals:
     """Sums over the whole index, in bytes."""
 
     save_points: int
-    logical: int
-    blocks: int
-    residue: int
+    logical: int  # of all slot files
+    rows: int  # of the blocks of rows
+    disk: int  # what all blocks take on disk
     written: int
     written_today: int
 
@@ -30,77 +30,62 @@ class Totals:
 def totals(db: sqlite3.Connection, today: str) -> Totals:
     """The sums."""
     points, logical = db.execute("SELECT count(*), coalesce(sum(file_size), 0) FROM save_points").fetchone()
-    blocks, residue = db.execute(
-        "SELECT coalesce(sum(size), 0), coalesce(sum(size * residue), 0) FROM blocks"
-    ).fetchone()
+    rows, on_disk = db.execute("SELECT row_bytes, disk_bytes FROM sums").fetchone()
     written, of_today = db.execute(
         "SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes * (day = ?)), 0) FROM written", (today,)
     ).fetchone()
-    return Totals(points, logical, blocks, residue, written, of_today)
+    return Totals(points, logical, rows, on_disk, written, of_today)
 
 
-def plain_bytes(db: sqlite3.Connection) -> int:
-    """Bytes of the blocks of files whose layout is unknown."""
-    query = (
-        "SELECT coalesce(sum(size), 0) FROM blocks WHERE id IN (SELECT block_id FROM block_uses WHERE save_point_id IN"
-        " (SELECT save_point_id FROM block_uses GROUP BY save_point_id HAVING max(cache) < 0))"
+def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
+    """Put right what blocks take on disk, as just measured, and every sum that is not what its parts come to."""
+    db.executemany(
+        "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1",
+        [(size, name) for name, size in on_disk.items()],
     )
-    return int(db.execute(query).fetchone()[0])
+    for statement in statements(RECOUNT):
+        db.execute(statement)
 
 
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     """What each conversation costs that has save points, or a wish of the user's about them; the largest first."""
-    exclusive, shared = _bytes_by_conversation(db)
     rows = db.execute(
-        "SELECT c.id, name, count(s.id), coalesce(max(last_used_at), 0), coalesce(max(prefill_ms), 0), saved_ms,"
-        " pinned, never_save, coalesce(sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END), 0)"
+        "SELECT name, count(s.id), coalesce(max(last_used_at), 0), coalesce(max(prefill_ms), 0), saved_ms,"
+        " pinned, never_save, held_bytes, exclusive_bytes,"
+        " coalesce(sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END), 0)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
-    usages = []
-    for key, name, points, used_at, prefill_ms, saved_ms, pinned, never_save, staged in rows:
-        own, common = exclusive.get(key, 0) + staged, shared.get(key, 0)
-        usages.append(
-            ConversationUsage(
-                conversation_id=name,
-                bytes=own + common,
-                save_points=points,
-                last_used_at=moment(used_at),
-                exclusive_bytes=own,
-                shared_bytes=common,
-                prefill_seconds=prefill_ms / 1000,
-                seconds_saved=saved_ms / 1000,
-                pinned=bool(pinned),
-                never_save=bool(never_save),
-            )
+    usages = [
+        ConversationUsage(
+            conversation_id=name,
+            bytes=held + staged,
+            save_points=points,
+            last_used_at=moment(used_at),
+            exclusive_bytes=own + staged,
+            shared_bytes=held - own,
+            prefill_seconds=prefill_ms / 1000,
+            seconds_saved=saved_ms / 1000,
+            pinned=bool(pinned),
+            never_save=bool(never_save),
         )
+        for name, points, used_at, prefill_ms, saved_ms, pinned, never_save, held, own, staged in rows
+    ]
     return sorted(usages, key=lambda one: (-one.bytes, one.conversation_id))
 
 
-def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], dict[int, int]]:
-    """Every absorbed save point as eviction sees it, and the size of every block."""
-    blocks: defaultdict[int, set[int]] = defaultdict(set)
-    for point_id, block_id in db.execute("SELECT save_point_id, block_id FROM block_uses"):
-        blocks[point_id].add(block_id)
+def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:
+    """Every absorbed save point as eviction sees it, and which of them need which blocks."""
     rows = db.execute(
-        "SELECT s.id, name, fingerprint_id, n_tokens, prefill_ms, created_at, last_used_at, pinned FROM save_points s"
-        " JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL"
+        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?"
+        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL",
+        (protected,),
     )
-    found = [
-        Candidate(
-            id=point_id,
-            conversation_id=name,
-            line=line,
-            n_tokens=n_tokens,
-            prefill_ms=prefill_ms,
-            created_at=moment(created_at),
-            last_used_at=moment(used_at),
-            kept=bool(pinned) or point_id == protected,
-            blocks=frozenset(blocks[point_id]),
-        )
-        for point_id, name, line, n_tokens, prefill_ms, created_at, used_at, pinned in rows
-    ]
-    return found, dict(db.execute("SELECT id, size FROM blocks").fetchall())
+    found = [Candidate(*row) for row in rows]
+    blocks, points = _columns(db, "SELECT DISTINCT block_id, save_point_id FROM block_uses ORDER BY 1", 2)
+    known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    return found, Needs(points, starts, sizes[np.searchsorted(known, blocks[starts])])
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
@@ -112,22 +97,12 @@ def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
     return tuple(Loss(*row) for row in rows)
 
 
-def _bytes_by_conversation(db: sqlite3.Connection) -> tuple[dict[int, int], dict[int, int]]:
-    """Bytes of the blocks of each conversation (by its number): its own alone, and shared with others."""
-    pairs = db.execute(
-        f"SELECT DISTINCT (conversation_id << {_BLOCK_BITS}) | block_id"
-        " FROM block_uses JOIN save_points ON id = save_point_id"
-    ).fetchall()
-    held = np.fromiter((pair[0] for pair in pairs), np.int64, len(pairs))
-    sizes = db.execute("SELECT id, size FROM blocks").fetchall()
-    if not len(held) or not sizes:
-        return {}, {}
-    size_of = np.zeros(max(block_id for block_id, _ in sizes) + 1, np.int64)
-    for block_id, size in sizes:
-        size_of[block_id] = size
-    conversation, block = held >> _BLOCK_BITS, held & ((1 << _BLOCK_BITS) - 1)
-    users = np.bincount(block, minlength=len(size_of))
-    alone = users[block] == 1
-    sums = [np.bincount(conversation[mask], size_of[block[mask]]) for mask in (alone, ~alone)]
-    own, common = ({int(c): int(total[c]) for c in np.flatnonzero(total)} for total in sums)
-    return own, common
+def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
+    """The columns of a query that answers whole numbers.
+
+    SQLite joins them to text and numpy reads that: a third of the time it takes to fetch 300,000 rows as tuples.
+    """
+    columns = [f"group_concat(c{number})" for number in range(count)]
+    names = ", ".join(f"c{number}" for number in range(count))
+    row = db.execute(f"WITH t ({names}) AS ({query}) SELECT {', '.join(columns)} FROM t").fetchone()
+    return [np.fromstring(text or "", np.int64, sep=",") for text in row]

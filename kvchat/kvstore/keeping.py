@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from kvchat.kvstore import disk, eviction, index_points, index_usage
@@ -46,21 +47,16 @@ class Keeping:
         with parts.index.read() as db:
             conversations = tuple(index_usage.by_conversation(db))
             totals = index_usage.totals(db, parts.today())
-            plain = index_usage.plain_bytes(db)
-        physical = totals.blocks + parts.index.size()
-        if not parts.staging.in_memory:
-            physical += parts.staging.bytes()
         return StoreUsage(
             conversations=conversations,
-            total_bytes=physical,
             set_aside_bytes=parts.bad_files.size(),
             quota_bytes=parts.bounds.quota,
             free_bytes=parts.free_bytes(),
             free_floor_bytes=parts.bounds.free_floor,
             save_points=totals.save_points,
             logical_bytes=totals.logical,
-            physical_bytes=physical,
-            unique_rows_bytes=totals.blocks - totals.residue + plain,
+            physical_bytes=parts.occupied(),
+            unique_rows_bytes=totals.rows,
             bytes_written=totals.written,
             bytes_written_today=totals.written_today,
             warm_bytes=parts.staging.bytes() if parts.staging.in_memory else 0,
@@ -69,28 +65,27 @@ class Keeping:
     def plan_prune(self, target_bytes: int, protected: str | None = None) -> PrunePlan:
         """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
         with self._parts.index.read() as db:
-            found, sizes = index_usage.candidates(db, int(protected) if protected else None)
-        return eviction.plan_prune(found, sizes, sum(sizes.values()), target_bytes, self._parts.clock())
+            found, needs = index_usage.candidates(db, int(protected) if protected else None)
+        now = self._parts.clock().timestamp()
+        return eviction.plan_prune(found, needs, self._parts.occupied(), target_bytes, now)
 
     def prune(self, plan: PrunePlan, reason: str = PRUNED_BY_USER) -> int:
         """Carry a plan out, as far as its save points are still there; returns the bytes freed."""
-        return self._give_up(plan.save_point_ids, reason)
+        return self._give_up([int(one) for one in plan.save_point_ids], reason)
 
     def enforce(self, protected: str | None = None) -> int:
         """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable."""
         parts, bounds = self._parts, self._parts.bounds
         freed = 0
         if bounds.max_age_days is not None:
-            with parts.index.read() as db:
-                found, _ = index_usage.candidates(db, int(protected) if protected else None)
             limit = parts.clock() - timedelta(days=bounds.max_age_days)
-            freed += self._give_up(eviction.expired(found, limit), EXPIRED)
+            with parts.index.read() as db:
+                old = index_points.unused_since(db, limit.timestamp(), int(protected) if protected else None)
+            freed += self._give_up(old, EXPIRED)
         parts.bad_files.trim(bounds.quota)
-        with parts.index.read() as db:
-            used = index_usage.totals(db, parts.today()).blocks
-        if used + parts.bad_files.size() > bounds.quota:
-            parts.bad_files.delete()
-        if used > bounds.quota:
+        if parts.occupied() > bounds.quota:
+            freed += parts.bad_files.delete()
+        if parts.occupied() > bounds.quota:
             freed += self.prune(self.plan_prune(bounds.quota, protected), PRUNED)
         return freed
 
@@ -108,10 +103,12 @@ class Keeping:
             bad = index_points.forget(db, conversation_id)
         for point_id in ids:
             parts.staging.drop(str(point_id))
-        return parts.collect() + parts.bad_files.delete(None if conversation_id is None else bad)
+        freed = parts.collect() + parts.bad_files.delete(None if conversation_id is None else bad)
+        parts.index.shrink()
+        return freed
 
     def verify(self, progress: Callable[[int, int], None]) -> VerifyReport:
-        """Hash every block, and set the bad ones aside with every save point that needs them.
+        """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
 
         `progress` is told the bytes done and in all.
         """
@@ -124,13 +121,19 @@ class Keeping:
         total = sum(size for _, size in blocks)
         done = 0
         bad: list[BadBlock] = []
+        measured: dict[bytes, int] = {}
         for name, size in blocks:
             fault = parts.blocks.fault(name, size)
             if fault:
                 bad.append(BadBlock(name, size, fault))
+            else:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    measured[name] = parts.blocks.on_disk(name)
             done += size
             progress(done, total)
         parts.put_aside(bad)
+        with parts.index.write() as db:
+            index_usage.recount(db, measured)
         for point_id, reason in wrong:
             parts.lose(point_id, reason, tell=True)
         parts.sweep()
@@ -141,17 +144,18 @@ class Keeping:
         with self._parts.index.write() as db:
             return index_usage.untold_losses(db)
 
-    def _give_up(self, point_ids: Iterable[str], reason: str) -> int:
+    def _give_up(self, point_ids: Sequence[int], reason: str) -> int:
         """Delete save points and remember why; returns the bytes freed."""
         parts = self._parts
-        ids = [int(one) for one in point_ids]
-        if not ids:
+        if not point_ids:
             return 0
         with parts.index.write() as db:
-            index_points.lose(db, ids, reason, parts.clock(), tell=False, block=None)
-        for point_id in ids:
+            index_points.lose(db, point_ids, reason, parts.clock(), tell=False, block=None)
+        for point_id in point_ids:
             parts.staging.drop(str(point_id))
-        return parts.collect()
+        freed = parts.collect()
+        parts.index.shrink()
+        return freed
 
 
 def _wrong_recipes(db: sqlite3.Connection, point_ids: Sequence[int]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.kvstore import budget, disk, index_points
+from kvchat.kvstore import budget, disk, index_points, index_usage
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index
 from kvchat.kvstore.rebuild import BadBlock
@@ -19,6 +19,7 @@ from kvchat.kvstore.staging import Staging
 from kvchat.kvstore.store import Bounds
 
 DELETED_MEANWHILE = "its save point was deleted meanwhile"
+BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
 INDEX_LOST = "the index of save points was damaged; it was set aside and a new one begun"
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
@@ -41,8 +42,8 @@ class BadFiles:
                 path.unlink()
 
     def size(self) -> int:
-        """Bytes of everything here."""
-        return disk.tree_size(self._folder)
+        """Bytes on disk of everything here."""
+        return sum(disk.tree_size(path) for path in disk.listing(self._folder))
 
     def trim(self, quota: int) -> None:
         """Delete the oldest beyond 3 files or 10 % of the quota."""
@@ -69,6 +70,7 @@ class BadFiles:
 class Parts:
     """The parts, and what several of them do together."""
 
+    folder: Path
     index: Index
     blocks: BlockFiles
     staging: Staging
@@ -81,6 +83,13 @@ class Parts:
     def today(self) -> str:
         """The day under which written bytes are counted (UTC)."""
         return self.clock().date().isoformat()
+
+    def occupied(self) -> int:
+        """Bytes the store takes on disk, all told: blocks, index, what is staged or set aside, and the folders."""
+        with self.index.read() as db:
+            blocks = index_usage.totals(db, self.today()).disk
+        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
+        return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
 
     def collect(self) -> int:
         """Delete the blocks no save point uses; returns the bytes freed.

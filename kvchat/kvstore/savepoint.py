@@ -102,7 +102,7 @@ class ConversationUsage:
     """What one conversation costs on disk, and what that is good for. Sizes in bytes."""
 
     conversation_id: str
-    bytes: int  # of all its blocks: exclusive and shared together
+    bytes: int  # of all its blocks on disk: exclusive and shared together
     save_points: int
     last_used_at: datetime
     exclusive_bytes: int = 0  # what deleting it would free
@@ -118,14 +118,13 @@ class StoreUsage:
     """What the store costs on disk, and its bounds. All sizes in bytes."""
 
     conversations: tuple[ConversationUsage, ...]
-    total_bytes: int
     set_aside_bytes: int  # files found bad, kept for a look until the next prune
     quota_bytes: int
     free_bytes: int
     free_floor_bytes: int
     save_points: int = 0
     logical_bytes: int = 0  # of all slot files, had each been kept whole
-    physical_bytes: int = 0  # on disk: blocks and index
+    physical_bytes: int = 0  # all the store takes on disk: blocks, index, what is staged there or set aside
     unique_rows_bytes: int = 0  # of the blocks of KV rows, or, where the layout is unknown, of the plain bytes
     bytes_written: int = 0  # ever
     bytes_written_today: int = 0

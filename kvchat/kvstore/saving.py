@@ -136,11 +136,14 @@ class Saving:
         """Record the recipe, unless one of its blocks has gone since."""
         parts = self._parts
         with _in_words(), parts.index.write() as db:
-            sizes = {use.block: use.size for use in result.recipe.uses}
-            if not all(parts.blocks.claim(block, size) for block, size in sizes.items()):
-                return _Outcome.BLOCK_GONE
+            on_disk: dict[bytes, int] = {}
+            for use in result.recipe.uses:
+                taken = parts.blocks.claim(use.block, use.size)
+                if taken is None:
+                    return _Outcome.BLOCK_GONE
+                on_disk[use.block] = taken
             index_points.count_written(db, parts.today(), written)
-            if not index_points.store_recipe(db, int(point.id), result.recipe):
+            if not index_points.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return _Outcome.DELETED
             index_points.delete(db, index_points.same_place(db, int(point.id)))
         return _Outcome.DONE

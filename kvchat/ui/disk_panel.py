@@ -84,7 +84,7 @@ class DiskPanel(Panel):
             widget.setVisible(some)
         self.empty.setVisible(not some)
         if self.prune.plan is None or before is None or before.conversations != usage.conversations:
-            self.prune.set_total(usage.total_bytes)  # drops the plan, and with it fills the list
+            self.prune.set_total(usage.physical_bytes)  # drops the plan, and with it fills the list
         else:
             self._fill()
         self.delete_all.setEnabled(some or usage.set_aside_bytes > 0)

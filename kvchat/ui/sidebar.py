@@ -130,10 +130,10 @@ class Sidebar(QFrame):
 
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
-        words = f"KV {size_of(usage.total_bytes, usage.quota_bytes)}"
+        words = f"KV {size_of(usage.physical_bytes, usage.quota_bytes)}"
         self.usage_button.setText(words)
         self.usage_button.setAccessibleName(f"Disk usage: {words}")
-        self.usage_bar.setValue(int(1000 * min(usage.total_bytes / max(usage.quota_bytes, 1), 1.0)))
+        self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
     def _build_list(self) -> _List:
         view = _List()

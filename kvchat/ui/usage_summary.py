@@ -50,8 +50,8 @@ class UsageSummary(QWidget):
         """Show these sums, and from where on restoring pays."""
         self.pays.setText(break_even_in_words(pays))
         self.pays.setVisible(pays is not None)
-        self.total.setText(f"{size_of(usage.total_bytes, usage.quota_bytes)} in use")
-        self.share.setValue(int(1000 * min(usage.total_bytes / max(usage.quota_bytes, 1), 1.0)))
+        self.total.setText(f"{size_of(usage.physical_bytes, usage.quota_bytes)} in use")
+        self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         self.picture.show_usage(usage)
         self.on_disk.setText(f"{size(usage.physical_bytes)} on disk")
         self.spared.setText(sharing(usage))

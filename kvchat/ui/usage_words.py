@@ -92,7 +92,7 @@ def loss_of(loss: PrunedConversation) -> str:
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     """What a plan removes and what that costs."""
-    pinned = f" What is pinned stays: it cannot go below {size(plan.bytes_left)}."
+    pinned = f" It cannot go below {size(plan.bytes_left)}: what is pinned stays, and the list of what is saved."
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
         return f"Nothing would go.{missed}"

@@ -16,6 +16,7 @@ from kvchat.chat.database import Database
 from kvchat.cli.arguments import build_parser, store_options
 from kvchat.cli.options import StoreAction, StoreOptions
 from kvchat.cli.store import plan_lines, run
+from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.paths import resolve_paths
 from tests.kept import Kept, spoil
@@ -117,8 +118,9 @@ def test_a_dry_run_tells_and_removes_nothing(filled: Filled, capsys: pytest.Capt
 
 
 def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    on_disk = sum(file.stat().st_size for file in filled.kept.block_files())
-    target = on_disk - 10_000
+    _, before = told(capsys)
+    on_disk = sum(map(tree_size, filled.kept.block_files()))
+    target = before["physical_bytes"] - 10_000
     _, plan = told(capsys, action=StoreAction.PRUNE, target_bytes=target, dry_run=True)
     _, done = told(capsys, action=StoreAction.PRUNE, target_bytes=target)
     assert plan["save_points"] >= 1
@@ -127,9 +129,11 @@ def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.Captu
     assert sum(one["save_points"] for one in gone.values()) == done["save_points"]
     assert sum(filled.left().values()) == 3 - done["save_points"]
     assert all(filled.left()[id] == one["save_points_left"] for id, one in gone.items())
-    left = sum(file.stat().st_size for file in filled.kept.block_files())
-    assert on_disk - left == done["bytes_freed"]
-    assert left <= target
+    left = sum(map(tree_size, filled.kept.block_files()))
+    assert on_disk - left == done["bytes_freed"] > 0
+    assert left > 0, "no more than needed"
+    _, after = told(capsys)
+    assert after["physical_bytes"] <= target
 
 
 def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +143,7 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     assert run(StoreOptions(StoreAction.PRUNE, 0)) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
-    assert "the rest is pinned" in text
+    assert "what is pinned stays" in text
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
 
 

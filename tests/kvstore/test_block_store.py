@@ -220,20 +220,21 @@ def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
         for length in (100, 200):
             bench.save(name, text(length, start=start))
         bench.clock.now += timedelta(days=20)
-    before = bench.store.usage()
-    blocks = sum(path.stat().st_size for path in bench.block_files())
-    plan = bench.store.plan_prune(blocks // 2)
+    before, blocks = bench.store.usage(), bench.on_disk()
+    target = before.physical_bytes - blocks // 2
+    plan = bench.store.plan_prune(target)
     assert bench.store.usage() == before
     assert bench.store.prune(plan) == plan.bytes_freed
-    assert sum(path.stat().st_size for path in bench.block_files()) == blocks - plan.bytes_freed <= blocks // 2
+    assert bench.on_disk() == blocks - plan.bytes_freed
+    assert before.physical_bytes - plan.bytes_freed == plan.bytes_left <= target
     assert {one.conversation_id for one in bench.store.usage().conversations} == {"c"}
     assert bench.store.verify().clean
 
 
-def test_the_quota_is_kept_and_the_newest_spared(bench: Bench) -> None:
+def test_the_quota_is_kept_and_the_newest_spared(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", Model(layers=8, row_size=512))
     bench.save("a", text(300))
-    used = sum(path.stat().st_size for path in bench.block_files())
-    bench.store.set_bounds(Bounds(2 * used + used // 2, 0))
+    bench.store.set_bounds(Bounds(bench.besides() + 5 * bench.on_disk() // 2, 0))
     for number in range(5):
         bench.save(f"chat {number}", text(300, start=1000 * (number + 1)))
     assert [one.conversation_id for one in bench.store.usage().conversations] == ["chat 3", "chat 4"]

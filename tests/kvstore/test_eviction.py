@@ -1,22 +1,53 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.kvstore.eviction import Candidate, expired, plan_prune
+from kvchat.kvstore import eviction
+from kvchat.kvstore.eviction import Candidate, Needs
+from kvchat.kvstore.savepoint import PrunePlan
 
-NOW = datetime(2026, 6, 1, tzinfo=UTC)
+DAY = 86_400.0
+NOW = 1000 * DAY
 SIZES = {number: 10 * number + 5 for number in range(12)}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A save point of a conversation, and the blocks it needs."""
+
+    id: int
+    conversation_id: str
+    blocks: frozenset[int]
+    prefill_ms: float
+    days: float  # since its last use
+    kept: bool
+
+    @property
+    def created_at(self) -> float:
+        return NOW - 100 * DAY + 60 * self.id
 
 
 def point(
     number: int, conversation: str, blocks: set[int], *, prefill_ms: float = 1000, days: float = 0, kept: bool = False
-) -> Candidate:
-    made = NOW - timedelta(days=100) + timedelta(minutes=number)
-    used = NOW - timedelta(days=days)
-    return Candidate(number, conversation, 1, 10 * number, prefill_ms, made, used, kept, frozenset(blocks))
+) -> Point:
+    return Point(number, conversation, frozenset(blocks), prefill_ms, days, kept)
+
+
+def plan_prune(points: Sequence[Point], used: int, target: int) -> PrunePlan:
+    pairs = sorted((block, one.id) for one in points for block in one.blocks)
+    blocks = sorted({block for block, _ in pairs})
+    starts = [next(place for place, pair in enumerate(pairs) if pair[0] == block) for block in blocks]
+    ids, sizes = [one for _, one in pairs], [SIZES[block] for block in blocks]
+    candidates = [
+        Candidate(p.id, p.conversation_id, 1, p.prefill_ms, p.created_at, NOW - p.days * DAY, p.kept) for p in points
+    ]
+    needs = Needs(*(np.array(numbers, np.int64) for numbers in (ids, starts, sizes)))
+    return eviction.plan_prune(candidates, needs, used, target, NOW)
 
 
 candidates = st.lists(
@@ -36,16 +67,16 @@ candidates = st.lists(
 )
 
 
-def used_by(points: list[Candidate]) -> int:
+def used_by(points: list[Point]) -> int:
     return sum(SIZES[block] for block in set().union(*(one.blocks for one in points)))
 
 
 @given(candidates, st.integers(0, 800))
 def test_a_plan_frees_what_it_says_counts_shared_blocks_once_and_stops_in_time(
-    points: list[Candidate], target: int
+    points: list[Point], target: int
 ) -> None:
     used = used_by(points)
-    plan = plan_prune(points, SIZES, used, target, NOW)
+    plan = plan_prune(points, used, target)
     gone = set(plan.save_point_ids)
     left = [one for one in points if str(one.id) not in gone]
     assert used_by(left) == plan.bytes_left == used - plan.bytes_freed
@@ -58,8 +89,8 @@ def test_a_plan_frees_what_it_says_counts_shared_blocks_once_and_stops_in_time(
 
 
 @given(candidates, st.integers(0, 800))
-def test_older_turns_go_before_a_conversations_last(points: list[Candidate], target: int) -> None:
-    plan = plan_prune(points, SIZES, used_by(points), target, NOW)
+def test_older_turns_go_before_a_conversations_last(points: list[Point], target: int) -> None:
+    plan = plan_prune(points, used_by(points), target)
     order = {name: place for place, name in enumerate(plan.save_point_ids)}
     for one in points:
         last = max((p for p in points if p.conversation_id == one.conversation_id), key=lambda p: p.created_at)
@@ -70,18 +101,13 @@ def test_older_turns_go_before_a_conversations_last(points: list[Candidate], tar
 def test_the_least_prefill_per_byte_goes_first_and_age_counts() -> None:
     dear = point(1, "dear", {1}, prefill_ms=9000)
     cheap = point(2, "cheap", {2}, prefill_ms=100)
-    assert plan_prune([dear, cheap], SIZES, 40, 39, NOW).save_point_ids == ("2",)
+    assert plan_prune([dear, cheap], 40, 39).save_point_ids == ("2",)
     old = point(1, "dear", {1}, prefill_ms=9000, days=70)
-    assert plan_prune([old, cheap], SIZES, 40, 39, NOW).save_point_ids == ("1",)
+    assert plan_prune([old, cheap], 40, 39).save_point_ids == ("1",)
 
 
 def test_what_another_conversation_keeps_is_neither_freed_nor_lost() -> None:
-    plan = plan_prune([point(1, "a", {1, 2}), point(2, "b", {1}, kept=True)], SIZES, 40, 0, NOW)
+    plan = plan_prune([point(1, "a", {1, 2}), point(2, "b", {1}, kept=True)], 40, 0)
     assert plan.bytes_freed == SIZES[2]
     assert plan.prefill_seconds == SIZES[2] / (SIZES[1] + SIZES[2])
     assert plan.conversations[0].save_points_left == 0
-
-
-def test_what_was_not_used_since_expires_unless_it_is_kept() -> None:
-    points = [point(1, "a", {1}, days=40), point(2, "b", {1}, days=40, kept=True), point(3, "c", {1}, days=3)]
-    assert expired(points, NOW - timedelta(days=30)) == ("1",)

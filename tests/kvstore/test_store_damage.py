@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
 REPOSITORY = Path(__file__).parents[2]
 KILLS, MUTATIONS = 100, 1000
-QUOTA = 400_000
+QUOTA = 1_000_000  # of which the index takes more than half
 
 
 def text(length: int, start: int = 1) -> tuple[int, ...]:
@@ -87,7 +88,8 @@ def test_two_processes_and_this_one_share_a_store(tmp_path: Path) -> None:
             assert child.stdout.readline(), "the child ended by itself"
             bench.save("mine", text(60))
             given = bench.restored(text(61), can_cut=False)
-            assert isinstance(given, Miss) or given == HYBRID.slot_file(text(60))  # pruned by a child, perhaps
+            if not isinstance(given, Miss):  # a child may have pruned it, and saved what begins alike
+                assert given in (HYBRID.slot_file(text(60)), HYBRID.slot_file(text(40)))
     assert bench.open().verify().clean
 
 
@@ -191,6 +193,25 @@ def test_a_bad_block_is_set_aside_with_everything_that_needs_it(tmp_path: Path) 
     assert bench.store.verify().clean
     bench.save("thesis", text(300))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+def test_verifying_puts_wrong_sums_right(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", text(300))
+    bench.save("letter", text(280) + text(20, start=900))
+    before = bench.store.usage()
+    with bench.store._parts.index.write() as db:
+        db.execute("UPDATE blocks SET disk_bytes = 7, holders = 3")
+        db.execute("UPDATE conversations SET held_bytes = 1, exclusive_bytes = 2")
+        db.execute("UPDATE holdings SET uses = 5")
+        db.execute("UPDATE sums SET row_bytes = 1, disk_bytes = 2")
+    assert bench.store.usage().conversations != before.conversations
+    assert bench.store.verify().clean
+    after = bench.store.usage()
+    assert (after.conversations, after.unique_rows_bytes) == (before.conversations, before.unique_rows_bytes)
+    assert after.physical_bytes == disk.tree_size(bench.folder)
+    bench.store.delete_conversation("thesis")
+    assert bench.store.usage().physical_bytes == disk.tree_size(bench.folder)
 
 
 def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_path: Path) -> None:

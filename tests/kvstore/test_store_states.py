@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -98,6 +99,32 @@ class StoreMachine(RuleBasedStateMachine):
                     reordered = model is WINDOW and staged.n_tokens < plan.save_point.n_tokens  # no longer a ring
                     assert self.bench.read(staged) == model.slot_file(held) or reordered
                     assert held[: plan.tokens_used] == (*tokens, 4242)[: plan.tokens_used]
+
+    @invariant()
+    def every_sum_is_what_its_parts_come_to(self) -> None:
+        """The sums kept by triggers, counted anew here; and what the store says it takes, as the disk says it."""
+        usage = self.bench.store.usage()
+        assert usage.physical_bytes == disk.tree_size(self.bench.folder)
+        with self.bench.store._parts.index.read() as db:
+            rows = db.execute(
+                "SELECT DISTINCT c.name, b.name FROM block_uses JOIN blocks b ON b.id = block_id JOIN save_points s"
+                " ON s.id = save_point_id JOIN conversations c ON c.id = conversation_id"
+            ).fetchall()
+            staged = dict(
+                db.execute(
+                    "SELECT name, sum(file_size) FROM save_points s JOIN conversations c ON c.id = conversation_id"
+                    " WHERE owner IS NOT NULL GROUP BY 1"
+                ).fetchall()
+            )
+            row_bytes = db.execute("SELECT coalesce(sum(size * NOT residue), 0) FROM blocks").fetchone()[0]
+        blocks = self.bench.store._parts.blocks
+        holders = Counter(block for _, block in rows)
+        for one in usage.conversations:
+            held = {block: blocks.on_disk(block) for name, block in rows if name == one.conversation_id}
+            own = sum(size for block, size in held.items() if holders[block] == 1)
+            waiting = staged.get(one.conversation_id, 0)
+            assert (one.bytes, one.exclusive_bytes) == (sum(held.values()) + waiting, own + waiting)
+        assert usage.unique_rows_bytes == row_bytes
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):

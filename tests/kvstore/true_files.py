@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import Bounds
@@ -183,3 +184,11 @@ class Bench:
     def block_files(self) -> list[Path]:
         """All blocks on disk."""
         return sorted(path for path in (self.folder / "blocks").glob("??/*") if path.is_file())
+
+    def on_disk(self) -> int:
+        """Bytes that all blocks take on disk."""
+        return sum(map(disk.tree_size, self.block_files()))
+
+    def besides(self) -> int:
+        """Bytes that everything else of the store takes on disk: the index, the folders."""
+        return disk.tree_size(self.folder) - self.on_disk()

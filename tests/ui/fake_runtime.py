@@ -274,7 +274,6 @@ class FakeRuntime(Runtime):
         total = sum(self.kept.values())
         return StoreUsage(
             conversations=entries,
-            total_bytes=total,
             set_aside_bytes=self.set_aside,
             quota_bytes=self.settings.quota_bytes or 20 * GB,
             free_bytes=212 * GB,

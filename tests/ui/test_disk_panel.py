@@ -217,7 +217,7 @@ async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: Ma
     furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
     panel = await opened(window)
     await slid(panel, qtbot, 0.1)
-    assert "What is pinned stays: it cannot go below 900 MB." in panel.prune.preview.text()
+    assert "It cannot go below 900 MB: what is pinned stays" in panel.prune.preview.text()
 
 
 async def test_a_prune_that_fails_is_told_and_shows_what_is_left(

@@ -23,7 +23,7 @@ from kvchat.ui.usage_words import (
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
-STORE = StoreUsage((USAGE,), 10_000_000, 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
+STORE = StoreUsage((USAGE,), 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,8 @@ def test_a_plan() -> None:
 def test_a_plan_without_effect() -> None:
     plan = PrunePlan((), 0, 0.0, (), 5_000_000)
     assert plan_in_words(plan, 5_000_000) == "Nothing would go."
-    assert plan_in_words(plan, 1) == "Nothing would go. What is pinned stays: it cannot go below 5 MB."
+    words = "Nothing would go. It cannot go below 5 MB: what is pinned stays, and the list of what is saved."
+    assert plan_in_words(plan, 1) == words
 
 
 def test_the_break_even() -> None:
