@@ -25,6 +25,7 @@ from kvchat.engine_room import SupervisedRoom
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
+from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
@@ -172,6 +173,10 @@ class Runtime:
     async def store_usage(self) -> StoreUsage:
         """What the save points cost on disk."""
         return await asyncio.to_thread(self._store.usage)
+
+    async def measure_rebuild(self) -> RebuildSpeed | None:
+        """How fast the largest save point is rebuilt from its blocks; None without one."""
+        return await asyncio.to_thread(self._store.measure_rebuild)
 
     async def delete_save_points(self, conversation_id: str | None) -> int:
         """Delete one conversation's save points, or all; returns the bytes freed."""

@@ -37,17 +37,19 @@ def starter_model() -> Path:
     return installed_starter() or asyncio.run(fetch_starter(cache_folder()))
 
 
-def tiny_model(architecture: str) -> Path:
+def tiny_model(architecture: str, window: int | None = None) -> Path:
     """A model of a few MB of that llama.cpp architecture with SmolLM2's tokenizer and chat template.
 
     `llama` has full attention, `gemma3` sliding windows, `qwen35` is a hybrid, `mamba` recurrent, `deepseek2` MLA.
+    `window` replaces the sliding window of 32 tokens that test-llama-archs gives to all that can have one; 0: none.
     """
-    made = cache_folder() / f"tiny-{architecture}-{RECIPE}.gguf"
+    variant = "" if window is None else f"-window-{window}"
+    made = cache_folder() / f"tiny-{architecture}{variant}-{RECIPE}.gguf"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=made.parent) as work:
             bare = bare_models([architecture], Path(work))[architecture]
             unfinished = Path(work) / made.name
-            _graft(bare, starter_model(), unfinished)
+            _graft(bare, starter_model(), unfinished, window)
             unfinished.replace(made)
     return made
 
@@ -69,12 +71,14 @@ def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
     return {name: next(path for path in found if path.exists()) for name, found in paths.items()}
 
 
-def _graft(bare: Path, donor_path: Path, out: Path) -> None:
-    """Write `bare` with the donor's tokenizer and a random embedding of its vocabulary's size."""
+def _graft(bare: Path, donor_path: Path, out: Path, window: int | None) -> None:
+    """Write `bare` with the donor's tokenizer, a random embedding of its vocabulary's size, and another window."""
     model, donor = gguf.GGUFReader(bare), gguf.GGUFReader(donor_path)
     architecture = model.fields["general.architecture"].contents()
     vocabulary = len(donor.fields["tokenizer.ggml.tokens"].data)
     changed = {f"{architecture}.vocab_size": vocabulary, f"{architecture}.context_length": TRAINED_CONTEXT}
+    if window is not None:
+        changed[f"{architecture}.attention.sliding_window"] = window
     writer = gguf.GGUFWriter(out, architecture)
     for key, field in model.fields.items():
         if not key.startswith(("GGUF.", "tokenizer.")) and key != "general.architecture":

@@ -68,6 +68,8 @@ def bench_options(namespace: argparse.Namespace) -> BenchOptions:
         tokens=namespace.tokens,
         turns=namespace.turns,
         plot=namespace.plot,
+        chats=namespace.chats,
+        after_restart=namespace.after_restart,
         as_json=namespace.json,
     )
 
@@ -127,8 +129,17 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", metavar="N", type=_positive, default=BenchOptions.tokens, help="length of the conversation"
     )
-    parser.add_argument(
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument(
         "--turns", metavar="N", type=_positive, help="measure disk and bytes written over N short turns instead"
+    )
+    other.add_argument(
+        "--chats", metavar="N", type=_positive, help="measure N chats on one system prompt of that length instead"
+    )
+    other.add_argument(
+        "--after-restart",
+        action="store_true",
+        help="measure what comes back after a restart instead: for the next turn, regenerate, edit and branch",
     )
     parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw those turns (40, if --turns is not given)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")

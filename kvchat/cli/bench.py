@@ -1,8 +1,10 @@
 """`kvchat bench`: what save points bring on the user's own model and machine, all ratios from one run.
 
-One conversation of about N tokens is answered four times from the very same prompt: with its prefix in the slot (hot),
-after the engine was restarted, from memory (warm), after all of kvchat was restarted, from disk (restored), and after
-the save points were deleted (cold). With `--turns` or `--plot` it is another measurement: see `growth`.
+A conversation of about N tokens goes on for some short turns. Each is answered three times from the very same prompt:
+with its prefix in the slot (hot), after the engine was restarted, from memory (warm), and after all of kvchat was
+restarted, from disk (restored). The last one is answered once more after the save points were deleted (cold).
+With `--turns` or `--plot`, `--chats` or `--after-restart` it is another measurement: see `growth`, `shared_prompt` and
+`after_restart`.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from kvchat.chat.messages import Source
-from kvchat.cli import growth
+from kvchat.cli import after_restart, growth, shared_prompt
 from kvchat.cli.bench_home import BenchFailed, BenchHome, Reply, bench_home, say
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.session import run_until_interrupted
@@ -22,54 +26,66 @@ from kvchat.wording import duration, size
 
 REPLY_TOKENS = 32
 GREEDY = Sampling(max_tokens=REPLY_TOKENS, temperature=0.0, seed=1)
-QUESTION = "Which of these notes was the first? Answer in one sentence."
+QUESTIONS = (  # one for each round
+    "Which of these notes was the first? Answer in one sentence.",
+    "Which of these notes was the last? Answer in one sentence.",
+    "Who of them left the most things? Answer in one sentence.",
+)
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """One run's figures. Times in ms, sizes in bytes. `--json` prints these names as keys."""
+    """One run's figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names as keys."""
 
-    cold_ttft_ms: float
+    cold_ttft_ms: float  # measured once
     hot_ttft_ms: float
     warm_ttft_ms: float | None  # restore included; None where nothing can stay warm in memory
+    warm_ratio: float | None  # to the hot one, median of the rounds' own ratios
     restored_ttft_ms: float  # from disk, restore included
+    restored_ratio: float  # to the hot one, as above
     restore_ms: float
     save_ms: float
-    prompt_tokens: int
-    cached_tokens: int  # of the restored run
+    prompt_tokens: int  # of the last restored run
+    cached_tokens: int
     disk_bytes: int
-    disk_ratio: float  # disk_bytes by the bytes of the KV rows kept, each counted once
+    disk_ratio: float  # disk_bytes by the bytes of the conversation's KV rows, each counted once
     last_reply_bytes_written: int
     new_rows_bytes_last_reply: int  # of the KV rows of the last turn's own tokens
-    write_ratio: float  # the last but one by the last
-    outputs_agree: bool  # the greedy replies after the restores are the hot one: restoring changed nothing
+    write_ratio: float  # bytes written by new rows, of all the short turns together
+    rebuild_ratio: float | None  # speed of putting the slot file together from its blocks, by that of a plain copy
+    outputs_agree: bool  # the greedy replies after the restores are the hot ones: restoring changed nothing
     # And so is the cold one; not always: tokens read in a batch round otherwise than written ones.
     cold_output_agrees: bool
 
 
 @dataclass(frozen=True)
-class _Replies:
-    """The same question answered four times."""
+class _Round:
+    """One question answered hot, warm and restored, and how the store stood before and after the last, kept, reply."""
 
     hot: Reply
     warm: Reply
     restored: Reply
-    cold: Reply
+    before: StoreUsage
+    after: StoreUsage
 
+    @property
+    def written(self) -> int:
+        """Bytes the kept reply wrote; slot files too, where there is no memory to stage them in."""
+        return self.after.bytes_written - self.before.bytes_written
 
-@dataclass(frozen=True)
-class _LastTurn:
-    """What keeping the last turn took."""
-
-    save_ms: float
-    bytes_written: int
-    new_rows_bytes: int
+    @property
+    def agrees(self) -> bool:
+        return self.hot.text == self.warm.text == self.restored.text
 
 
 def run(options: BenchOptions) -> int:
     """Measure and print; progress goes to standard error. Returns the exit code. Raises KvchatError."""
     if options.turns or options.plot:
         return run_until_interrupted(growth.run(options))
+    if options.chats:
+        return run_until_interrupted(shared_prompt.run(options))
+    if options.after_restart:
+        return run_until_interrupted(after_restart.run(options))
     return run_until_interrupted(_bench(options))
 
 
@@ -81,75 +97,90 @@ async def _bench(options: BenchOptions) -> int:
 
 
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:
-    """Build the conversation, then answer its last question hot, warm, restored and cold."""
+    """Build the conversation, then answer short questions hot, warm and restored, and the last one cold as well."""
     say(f"Building a conversation of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
-    await home.ask(chat_id, await home.notes(tokens - 2 * REPLY_TOKENS), GREEDY)
+    await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS), GREEDY)
+    rounds = [await _round(home, chat_id, number) for number in range(len(QUESTIONS))]
+    if len(home.saved) != 1 + len(QUESTIONS):
+        raise BenchFailed("The conversation could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
-    say("Hot: the conversation is in the slot …")
-    hot = await home.ask(chat_id, QUESTION, GREEDY, keep=False)
-
-    say("Warm: after a restart of the engine …")
-    await home.restart_engine()
-    warm = await home.ask(chat_id, None, GREEDY, keep=False)
-
-    say("Restored: after a restart of everything …")
-    await home.restart()
-    before = await home.runtime.store_usage()
-    restored = await home.ask(chat_id, None, GREEDY)
-    usage = await home.runtime.store_usage()
-    last = await _last_turn(home, before, usage)
+    rebuild = await home.runtime.measure_rebuild()
 
     say("Cold: after a restart, without save points …")
     await home.runtime.delete_save_points(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, GREEDY, keep=False)
-    return _result(_Replies(hot, warm, restored, cold), last, usage)
-
-
-async def _last_turn(home: BenchHome, before: StoreUsage, after: StoreUsage) -> _LastTurn:
-    """What lies between the two. Raises BenchFailed if a turn was not saved."""
-    if len(home.saved) != 2:
-        raise BenchFailed("The conversation could not be saved", "", "See `kvchat doctor` for the free disk space.")
-    first, second = home.saved
     row = (await home.runtime.room.ready()).kv_bytes_per_token
-    written = after.bytes_written - before.bytes_written  # slot files too, where there is no memory to stage them in
-    return _LastTurn(second.ms, written, int((second.tokens - first.tokens) * row))
+    return _result(home, rounds, cold, row, rebuild.ratio if rebuild else None)
 
 
-def _result(replies: _Replies, last: _LastTurn, usage: StoreUsage) -> BenchResult:
-    hot, warm, restored = replies.hot, replies.warm, replies.restored
+async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
+    """Ask one question three times. The slot holds the turn boundary before it at first, the one after it at last."""
+    say(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
+    hot = await home.ask(chat_id, QUESTIONS[number], GREEDY, keep=False)
+    await home.restart_engine()
+    warm = await home.ask(chat_id, None, GREEDY, keep=False)
+    await home.restart()
+    before = await home.runtime.store_usage()
+    restored = await home.ask(chat_id, None, GREEDY)
+    return _Round(hot, warm, restored, before, await home.runtime.store_usage())
+
+
+def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebuild_ratio: float | None) -> BenchResult:
+    last = rounds[-1]
+    stays_warm = all(one.warm.receipt.source is Source.WARM for one in rounds)
+    new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saved)]
     return BenchResult(
-        cold_ttft_ms=replies.cold.receipt.ttft_ms,
-        hot_ttft_ms=hot.receipt.ttft_ms,
-        warm_ttft_ms=warm.receipt.ttft_ms if warm.receipt.source is Source.WARM else None,
-        restored_ttft_ms=restored.receipt.ttft_ms,
-        restore_ms=restored.receipt.restore_ms,
-        save_ms=last.save_ms,
-        prompt_tokens=restored.receipt.prompt_tokens,
-        cached_tokens=restored.receipt.cached_tokens,
-        disk_bytes=usage.physical_bytes,
-        disk_ratio=usage.physical_bytes / max(1, usage.unique_rows_bytes),
-        last_reply_bytes_written=last.bytes_written,
-        new_rows_bytes_last_reply=last.new_rows_bytes,
-        write_ratio=last.bytes_written / max(1, last.new_rows_bytes),
-        outputs_agree=hot.text == warm.text == restored.text,
-        cold_output_agrees=hot.text == replies.cold.text,
+        cold_ttft_ms=cold.receipt.ttft_ms,
+        hot_ttft_ms=_ttft([one.hot for one in rounds]),
+        warm_ttft_ms=_ttft([one.warm for one in rounds]) if stays_warm else None,
+        warm_ratio=_ratio([(one.warm, one.hot) for one in rounds]) if stays_warm else None,
+        restored_ttft_ms=_ttft([one.restored for one in rounds]),
+        restored_ratio=_ratio([(one.restored, one.hot) for one in rounds]),
+        restore_ms=median(one.restored.receipt.restore_ms for one in rounds),
+        save_ms=median(saved.ms for saved in home.saved[1:]),
+        prompt_tokens=last.restored.receipt.prompt_tokens,
+        cached_tokens=last.restored.receipt.cached_tokens,
+        disk_bytes=last.after.physical_bytes,
+        disk_ratio=last.after.physical_bytes / max(1.0, home.saved[-1].tokens * row),
+        last_reply_bytes_written=last.written,
+        new_rows_bytes_last_reply=new_rows[-1],
+        write_ratio=sum(one.written for one in rounds) / max(1, sum(new_rows)),
+        rebuild_ratio=rebuild_ratio,
+        outputs_agree=all(one.agrees for one in rounds),
+        cold_output_agrees=last.hot.text == cold.text,
     )
+
+
+def _ttft(replies: list[Reply]) -> float:
+    return median(reply.receipt.ttft_ms for reply in replies)
+
+
+def _ratio(pairs: list[tuple[Reply, Reply]]) -> float:
+    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
 
 
 def table(result: BenchResult) -> str:
     """The figures for a reader."""
     times_faster = result.cold_ttft_ms / result.restored_ttft_ms
-    restored = f"{duration(result.restored_ttft_ms)}   (cold takes {times_faster:.0f} times as long)"
-    warm = "nothing stays in memory here" if result.warm_ttft_ms is None else duration(result.warm_ttft_ms)
+    restored = (
+        f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot;"
+        f" cold takes {times_faster:.0f} times as long)"
+    )
+    warm = "nothing stays in memory here"
+    if result.warm_ttft_ms is not None:
+        warm = f"{duration(result.warm_ttft_ms)}   ({result.warm_ratio:.2f} times hot)"
     written = f"{size(result.last_reply_bytes_written)}   ({result.write_ratio:.2f} times its new rows)"
+    restore = duration(result.restore_ms)
+    if result.rebuild_ratio is not None:
+        restore += f"   (put together at {result.rebuild_ratio:.2f} of the speed of a plain copy)"
     rows = [
         ("Time to first token, cold", duration(result.cold_ttft_ms)),
         ("Time to first token, hot", duration(result.hot_ttft_ms)),
         ("Time to first token, from memory", warm),
         ("Time to first token after a restart", restored),
-        ("  of which restore", duration(result.restore_ms)),
+        ("  of which restore", restore),
         ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
         ("Saving after the reply", duration(result.save_ms)),
         ("Written for the last reply", written),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.chat.events import Event, QuestionNotStored, Saved, TurnFailed
-from kvchat.chat.messages import Receipt
+from kvchat.chat.messages import Message, Receipt
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.session import chosen_settings
 from kvchat.engine.wire import ChatMessage, Sampling
@@ -52,20 +53,26 @@ class BenchHome:
         Raises what went wrong.
         """
         chat = self.runtime.chat
-        sent = (
-            chat.retry(chat_id, sampling, keep=keep) if text is None else chat.send(chat_id, text, sampling, keep=keep)
-        )
-        message = await sent
-        await chat.idle()
+        if text is None:
+            return await self._reply(chat.retry(chat_id, sampling, keep=keep))
+        return await self._reply(chat.send(chat_id, text, sampling, keep=keep))
+
+    async def edit(self, question: Message, text: str, sampling: Sampling) -> Reply:
+        """Ask something else in a question's place, and wait as `ask` does."""
+        return await self._reply(self.runtime.chat.edit(question, text, sampling))
+
+    async def _reply(self, answering: asyncio.Future[Message | None]) -> Reply:
+        message = await answering
+        await self.runtime.chat.idle()
         if message is None or message.receipt is None:
             raise self._error or BenchFailed("The model gave no reply", "", "Try it with another model.")
         return Reply(message.content, message.receipt)
 
-    async def notes(self, tokens: int) -> str:
-        """A text of about `tokens` tokens in this model's vocabulary."""
+    async def notes(self, tokens: int, first: int = 1) -> str:
+        """A text of about `tokens` tokens in this model's vocabulary, its notes numbered from `first`."""
         engine = (await self.runtime.room.ready()).engine
-        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE))])) / SAMPLE
-        return _numbered_notes(max(1, round(tokens / per_note)))
+        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
+        return _numbered_notes(max(1, round(tokens / per_note)), first)
 
     async def restart_engine(self) -> None:
         """Another engine process; what is warm stays warm."""
@@ -110,11 +117,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _numbered_notes(count: int) -> str:
+def _numbered_notes(count: int, first: int) -> str:
     """Deterministic prose that no two lines of which are alike."""
     lines = [
         f"Note {i}: on day {i * 7 % 365}, {PEOPLE[i % 13]} left the {THINGS[i % 10]} by the {THINGS[(i * 3 + 1) % 10]}"
         f" and wrote down the number {i * 7919 % 10007}."
-        for i in range(1, count + 1)
+        for i in range(first, first + count)
     ]
     return "Read these notes.\n" + "\n".join(lines)

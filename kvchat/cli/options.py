@@ -30,9 +30,11 @@ class BenchOptions:
 
     model: Path | None = None
     engine: Path | None = None
-    tokens: int = 3000  # about how long the conversation is; with `turns` or `plot`, its system prompt
+    tokens: int = 3000  # about how long the conversation is; with `turns`, `plot` or `chats`, its system prompt
     turns: int | None = None  # measure what so many short turns cost on disk, instead of the times
     plot: Path | None = None  # and draw that to this SVG file
+    chats: int | None = None  # measure so many chats that share a system prompt
+    after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
     as_json: bool = False
 
 

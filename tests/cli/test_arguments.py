@@ -62,6 +62,9 @@ def test_bench_options() -> None:
     assert bench_options(parser.parse_args(["bench"])) == BenchOptions()
     told = bench_options(parser.parse_args(["bench", "--model", "m.gguf", "--tokens", "500", "--json"]))
     assert told == BenchOptions(model=Path("m.gguf"), tokens=500, as_json=True)
+    shared = bench_options(parser.parse_args(["bench", "--chats", "20", "--tokens", "1800"]))
+    assert shared == BenchOptions(tokens=1800, chats=20)
+    assert bench_options(parser.parse_args(["bench", "--after-restart"])).after_restart
     drawn = bench_options(parser.parse_args(["bench", "--turns", "7", "--plot", "turns.svg"]))
     assert drawn == BenchOptions(turns=7, plot=Path("turns.svg"))
 

@@ -102,7 +102,9 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
         "cold_ttft_ms",
         "hot_ttft_ms",
         "warm_ttft_ms",
+        "warm_ratio",
         "restored_ttft_ms",
+        "restored_ratio",
         "restore_ms",
         "save_ms",
         "prompt_tokens",
@@ -112,6 +114,7 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
         "last_reply_bytes_written",
         "new_rows_bytes_last_reply",
         "write_ratio",
+        "rebuild_ratio",
         "outputs_agree",
         "cold_output_agrees",
     }
@@ -122,6 +125,18 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
     assert figures["disk_ratio"] >= 1
     assert not home.messages(), "the user's own conversations are not touched"
     assert not list((home.folder / "cache").glob("bench-*"))
+
+
+def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Path]) -> None:
+    done = home.run("bench", "--json", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["chats"] == 3
+    assert 500 < figures["system_tokens"] < 700
+    assert 150 < figures["own_tokens"] < 260
+    assert figures["disk_ratio"] == figures["disk_bytes"] / figures["unique_rows_bytes"]
+    assert figures["disk_bytes"] < 0.7 * figures["whole_files_bytes"], "the system prompt's rows are kept once"
+    assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
 
 
 def test_bench_draws_its_turns(home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:

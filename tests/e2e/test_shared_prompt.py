@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.chat.messages import Source
 from kvchat.kvstore.savepoint import common_prefix
-from tests.e2e.test_memory_kinds import GREEDY, SYSTEM, App, receipt
+from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.kept import Kept
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -1,0 +1,131 @@
+"""`kvchat bench --chats N`: N chats on one system prompt. What they take on disk, and how soon one more answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from statistics import mean, median
+
+from kvchat.chat.messages import Role
+from kvchat.cli.bench_home import PEOPLE, THINGS, BenchFailed, BenchHome, Reply, bench_home, say
+from kvchat.cli.options import BenchOptions
+from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.kvstore.savepoint import common_prefix
+from kvchat.wording import duration, size
+
+OWN_TOKENS = 200  # of each chat: its question and its reply
+REPLY_TOKENS = 32
+ROUNDS = 5  # of one new chat after a restart and one while the prompt is hot, in turn
+GREEDY = Sampling(max_tokens=REPLY_TOKENS, temperature=0.0, seed=1)
+
+
+@dataclass(frozen=True)
+class SharedPrompt:
+    """One run's figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names as keys."""
+
+    chats: int
+    system_tokens: int  # what all their prompts begin with
+    own_tokens: float  # of each chat beside that, on average
+    disk_bytes: int
+    # The system prompt's rows once and each chat's own, counted from its tokens. Recurrent states and sliding windows
+    # are no part of it: of such models the store keeps more.
+    unique_rows_bytes: int
+    disk_ratio: float  # the last but one by the last
+    whole_files_bytes: int  # of all slot files, had each been kept as it was saved
+    hot_ttft_ms: float  # of a new chat while the slot holds the system prompt
+    restored_ttft_ms: float  # of a new chat after a restart of everything, restore included
+    restored_ratio: float  # median of the rounds' own ratios to the hot one
+    cold_ttft_ms: float  # of a new chat without save points, once
+    prompt_tokens: int
+    cached_tokens: int  # after the restart, the least of all rounds
+
+
+async def run(options: BenchOptions) -> int:
+    """Measure and print. Returns the exit code. Raises KvchatError."""
+    assert options.chats is not None
+    async with bench_home(options) as home:
+        result = await _measure(home, options.tokens, options.chats)
+    print(json.dumps(dataclasses.asdict(result)) if options.as_json else table(result))
+    return 0
+
+
+async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
+    system = await home.notes(tokens)
+    for number in range(1, chats + 1):
+        say(f"Chat {number} of {chats} …")
+        await _new_chat(home, system, await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number), keep=True)
+        if len(home.saved) != number:
+            raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
+    usage = await home.runtime.store_usage()
+
+    hot, restored = [], []
+    for number in range(ROUNDS):
+        say(f"New chats, round {number + 1} of {ROUNDS}: after a restart, then hot …")
+        await home.restart()
+        restored.append(await _new_chat(home, system, _question(2 * number), keep=False))
+        hot.append(await _new_chat(home, system, _question(2 * number + 1), keep=False))
+
+    say("A new chat without save points …")
+    await home.runtime.delete_save_points(None)
+    await home.restart()
+    cold = await _new_chat(home, system, _question(2 * ROUNDS), keep=False)
+
+    shared = await _shared_tokens(home, system)
+    own = [saved.tokens - shared for saved in home.saved]
+    row = (await home.runtime.room.ready()).kv_bytes_per_token
+    unique = round((shared + sum(own)) * row)
+    pairs = zip(restored, hot, strict=True)
+    return SharedPrompt(
+        chats=chats,
+        system_tokens=shared,
+        own_tokens=mean(own),
+        disk_bytes=usage.physical_bytes,
+        unique_rows_bytes=unique,
+        disk_ratio=usage.physical_bytes / max(1, unique),
+        whole_files_bytes=sum(saved.bytes for saved in home.saved),
+        hot_ttft_ms=median(reply.receipt.ttft_ms for reply in hot),
+        restored_ttft_ms=median(reply.receipt.ttft_ms for reply in restored),
+        restored_ratio=median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs),
+        cold_ttft_ms=cold.receipt.ttft_ms,
+        prompt_tokens=restored[0].receipt.prompt_tokens,
+        cached_tokens=min(reply.receipt.cached_tokens for reply in restored),
+    )
+
+
+async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool) -> Reply:
+    chat = await home.runtime.chat.new_conversation(system)
+    return await home.ask(chat.id, text, GREEDY, keep=keep)
+
+
+async def _shared_tokens(home: BenchHome, system: str) -> int:
+    """How many tokens every prompt with this system prompt begins with."""
+    engine = (await home.runtime.room.ready()).engine
+    one, other = [
+        await engine.prompt_tokens([ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(n))])
+        for n in range(2)
+    ]
+    return common_prefix(one, other)
+
+
+def _question(number: int) -> str:
+    """Each begins with another word: no more than the system prompt is shared."""
+    return f"{PEOPLE[number % len(PEOPLE)]} and the {THINGS[number % len(THINGS)]}: on which day was that?"
+
+
+def table(result: SharedPrompt) -> str:
+    """The figures for a reader."""
+    first = (
+        f"{result.chats:,} chats on one system prompt of {result.system_tokens:,} tokens,"
+        f" each with {result.own_tokens:,.0f} of its own:"
+    )
+    rows = [
+        ("On disk", f"{size(result.disk_bytes)}   ({result.disk_ratio:.2f} times the rows, each counted once)"),
+        ("As whole files", size(result.whole_files_bytes)),
+        ("A new chat's first token, hot", duration(result.hot_ttft_ms)),
+        ("  after a restart", f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot)"),
+        ("  cold", duration(result.cold_ttft_ms)),
+        ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([first, *(f"  {name:<{width}}  {value}" for name, value in rows)])
