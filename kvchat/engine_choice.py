@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, usable_engine
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.context_size import ContextChoice, choose_context_size
+from kvchat.library.context_size import ContextChoice, choose_context_size, smaller_choices
+from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
@@ -40,6 +42,9 @@ class EngineChoice:
     fingerprint: Fingerprint
     kv_bytes_per_token: float
     model_stamp: FileStamps  # of the weights when they were fingerprinted
+    memory: MemoryFacts
+    circumstances: Circumstances
+    corrections: Corrections  # what was learned in them before
 
     def model_changed(self) -> bool:
         """Whether the files have been replaced since. Looks at the disk."""
@@ -50,11 +55,31 @@ class EngineChoice:
         """Whether a state can be cut back to any prefix: plain attention alone can (see llama.cpp's llama_memory_i)."""
         return self.facts.sliding_window is None and not self.facts.is_recurrent
 
+    def smaller(self) -> tuple[EngineChoice, ...]:
+        """What to try instead, in this order, when the engine runs out of memory as it loads."""
+        contexts = smaller_choices(
+            self.context,
+            self.facts,
+            self.memory,
+            self.plan.kv_type_k,
+            corrections=self.corrections,
+            swa_full=is_swa_full(self.plan.extra),
+        )
+        return tuple(self._with(context) for context in contexts)
 
-def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
+    def _with(self, context: ContextChoice) -> EngineChoice:
+        return dataclasses.replace(
+            self,
+            plan=placed(self.plan, context),
+            context=context,
+            fingerprint=dataclasses.replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)),
+        )
+
+
+def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | None = None) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    Call it off the event loop. Raises KvchatError.
+    `book`: what earlier loads taught. Call it off the event loop. Raises KvchatError.
     """
     if not settings.model_path:
         raise NoModel
@@ -63,23 +88,29 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
     stamp = file_stamps(facts.parts)
     location, asked = usable_engine(settings.engine_path)
     extra, workers = wished_arguments(settings, location, asked)
-    memory = memory_for(location, workers)
-    swa_full = "--swa-full" in extra
-    context = choose_context_size(facts, memory, settings.kv_type, settings.context_size, swa_full=swa_full)
+    memory, identity = memory_for(location, workers), model_identity(model)
+    circumstances = Circumstances(identity, asked.version, memory.device_kind)
+    corrections = book.find(circumstances) if book else NOTHING_LEARNED
+    context = choose_context_size(
+        facts,
+        memory,
+        settings.kv_type,
+        settings.context_size,
+        corrections=corrections,
+        swa_full=is_swa_full(extra),
+    )
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,
         slot_path=slot_path,
         kv_type_k=settings.kv_type,
         kv_type_v=settings.kv_type,
-        gpu_layers=context.placement.gpu_layers if context.placement else None,
-        cpu_experts=context.placement.cpu_experts if context.placement else 0,
         rpc_workers=workers,
         extra=extra,
         left_out=options_to_leave_out(asked),
     )
     fingerprint = Fingerprint(
-        model=model_identity(model),
+        model=identity,
         kv_type_k=plan.kv_type_k,
         kv_type_v=plan.kv_type_v,
         flash_attention="auto",
@@ -88,7 +119,34 @@ def choose_engine(settings: Settings, slot_path: Path) -> EngineChoice:
         options=extra_arguments.meaning(extra),
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
-    return EngineChoice(location, plan, facts, context, fingerprint, per_token, stamp)
+    return EngineChoice(
+        location,
+        placed(plan, context),
+        facts,
+        context,
+        fingerprint,
+        per_token,
+        stamp,
+        memory,
+        circumstances,
+        corrections,
+    )
+
+
+def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
+    """The plan with a choice's context size and offload."""
+    where = context.placement
+    return dataclasses.replace(
+        plan,
+        context_size=context.tokens,
+        gpu_layers=where.gpu_layers if where else None,
+        cpu_experts=where.cpu_experts if where else 0,
+    )
+
+
+def is_swa_full(extra: Sequence[str]) -> bool:
+    """Whether the user's own arguments keep sliding windows at full length."""
+    return "--swa-full" in extra
 
 
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:

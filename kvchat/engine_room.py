@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvchat.chat.room import ReadyEngine
+from kvchat.engine.allocations import read_allocations
 from kvchat.engine.client import EngineError
 from kvchat.engine.discovery import EngineNotFound
 from kvchat.engine.extra_arguments import BadArguments, BadWorkers
+from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.probe import EngineTooOld
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine_choice import EngineChoice, choose_engine
 from kvchat.errors import KvchatError
+from kvchat.library.corrections import CorrectionBook
+from kvchat.library.measured import learn, measured_bars
+from kvchat.library.memory_bar import MemoryBar
 from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0  # how long the supervisor may take to see that a process died
@@ -30,13 +35,22 @@ class SupervisedRoom:
         slot_path: Path,
         supervisor: EngineSupervisor,
         publish: Callable[[EngineStatus], None],
+        notify: Callable[[str, str], None],
+        book: CorrectionBook,
     ) -> None:
+        """`notify` tells the user something in two parts, a title and a detail; `book` is what earlier loads taught."""
         self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
+        self.memory_bars: tuple[MemoryBar, ...] = ()  # estimated as it loads, measured when it is ready
         self.started_with: Settings | None = None  # the settings it was chosen by
         self._settings = settings
         self._slot_path = slot_path
         self._supervisor = supervisor
         self._publish = publish
+        self._notify = notify
+        self._book = book
+        self._smaller: Iterator[EngineChoice] = iter(())
+        self._ran_out: EngineChoice | None = None  # the first choice that did not fit
+        self._learning: asyncio.Task[None] | None = None
         self._preparing: EngineStatus | None = None  # overrides the supervisor's status before there is a process
         self._changed = asyncio.Event()
         self._ready: ReadyEngine | None = None
@@ -81,16 +95,17 @@ class SupervisedRoom:
             self._set_preparing(EngineStatus(EngineState.STARTING))
             self.started_with = settings = self._settings()
             try:
-                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path)
+                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self._book)
             except KvchatError as error:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=_failure(error)))
                 return
             except BaseException:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=_BUG))
                 raise
-            self.choice = choice
+            self._smaller, self._ran_out = iter(choice.smaller()), None
             self._preparing = None
-            await self._supervisor.start(choice.location, choice.plan)
+            self._take(choice)
+            await self._supervisor.start(choice.location, choice.plan, self._step_down)
 
     async def stop(self) -> None:
         """Stop the engine by the ladder."""
@@ -109,6 +124,8 @@ class SupervisedRoom:
         async with self._starting:
             self._preparing = None
             await self._supervisor.close()
+            if self._learning:
+                await self._learning
 
     async def ready(self) -> ReadyEngine:
         """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
@@ -152,8 +169,39 @@ class SupervisedRoom:
         stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
         return _stopped_on_purpose() if stopped else error
 
-    def _supervisor_changed(self, _: EngineStatus) -> None:
+    def _take(self, choice: EngineChoice) -> None:
+        self.choice, self.memory_bars = choice, choice.context.bars
+
+    def _step_down(self) -> LaunchPlan | None:
+        """After a load that ran out of memory: the next smaller choice's plan, None at the floor."""
+        smaller = next(self._smaller, None)
+        if smaller is None:
+            return None
+        self._ran_out = self._ran_out or self.choice
+        self._take(smaller)
+        return smaller.plan
+
+    def _supervisor_changed(self, status: EngineStatus) -> None:
+        if status.state is EngineState.READY and self.choice:
+            self._compare(self.choice)
         self._told()
+
+    def _compare(self, choice: EngineChoice) -> None:
+        """A load succeeded: look at what it took, learn from it, and say so if it was not the one that was planned."""
+        ran_out, self._ran_out = self._ran_out, None
+        if ran_out:
+            self._notify(
+                "The context is smaller than planned",
+                f"Memory ran out with {ran_out.context.tokens:,} tokens. {choice.context.reason}",
+            )
+        actual = read_allocations(self._supervisor.log.since_start)
+        if actual is None:
+            return
+        self.memory_bars = measured_bars(choice.context.bars, actual)
+        learned = learn(choice.context, choice.corrections, actual, ran_out.context if ran_out else None)
+        if learned != choice.corrections:
+            write = asyncio.to_thread(self._book.learn, choice.circumstances, learned)
+            self._learning = asyncio.create_task(write, name="memory corrections")
 
     def _set_preparing(self, status: EngineStatus | None) -> None:
         self._preparing = status

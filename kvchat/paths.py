@@ -61,6 +61,11 @@ class Paths:
         """The engine's own output, bounded."""
         return self.state / "engine.log"
 
+    @property
+    def memory_corrections(self) -> Path:
+        """What earlier loads taught about the memory models take, JSON."""
+        return self.state / "memory.json"
+
     def ensure(self) -> None:
         """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible."""
         for folder in (self.config, self.data, self.cache, self.state):

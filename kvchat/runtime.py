@@ -27,9 +27,11 @@ from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
+from kvchat.library.corrections import CorrectionBook
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.memory import available_memory
+from kvchat.library.memory_bar import MemoryBar
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
 from kvchat.settings import Settings, save_settings
@@ -52,7 +54,14 @@ class Runtime:
         self._store = store
         self._log = EngineLog(paths.engine_log)
         supervisor = EngineSupervisor(log=self._log)
-        self.room = SupervisedRoom(lambda: self.settings, store.staging_folder(), supervisor, self._engine_changed)
+        self.room = SupervisedRoom(
+            lambda: self.settings,
+            store.staging_folder(),
+            supervisor,
+            self._engine_changed,
+            lambda title, detail: self.events.publish(Notice(title, detail)),
+            CorrectionBook(paths.memory_corrections),
+        )
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
@@ -80,6 +89,11 @@ class Runtime:
     def context_reason(self) -> str:
         """Why that context size, in words; empty before an engine was chosen."""
         return self.room.choice.context.reason if self.room.choice else ""
+
+    @property
+    def memory_bars(self) -> tuple[MemoryBar, ...]:
+        """What the model takes of each memory: measured once the engine is ready, estimated while it loads."""
+        return self.room.memory_bars
 
     @property
     def context_warning(self) -> str:

@@ -71,8 +71,9 @@ class Allocations:
         )
 
     def on(self, place: str, purpose: Purpose) -> int:
-        """What is taken for a purpose on one GPU."""
-        return sum(b.bytes for b in self.buffers if b.place == place and b.purpose is purpose)
+        """What is taken for a purpose on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
+        own = re.compile(rf"{re.escape(place)}([_\[].*)?")
+        return sum(b.bytes for b in self.buffers if b.purpose is purpose and own.fullmatch(b.place))
 
 
 def read_allocations(lines: Iterable[str]) -> Allocations | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from kvchat.engine import embedded, leash
 from kvchat.engine.client import EngineError, EngineRefused, EngineSilent
 from kvchat.engine.outcome import Outcome
+from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineFailure, FailureKind
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
@@ -127,6 +128,12 @@ def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
     if deaths < 2:
         return reason
     return dataclasses.replace(reason, detail=f"{reason.detail} It died {deaths} times, so it is left alone.")
+
+
+def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
+    """The same reason, for an engine that is started again with a smaller plan."""
+    layers = "" if plan.gpu_layers is None else f" and {plan.gpu_layers} layers on the GPU"
+    return dataclasses.replace(reason, advice=f"It is started again with {plan.context_size:,} tokens{layers}.")
 
 
 def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+START = "kvchat starts "  # how the note begins that an engine is started
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _LONGEST_LINE = 4_000  # characters; a longer line is cut, so that a broken engine cannot fill the memory
 
@@ -33,6 +34,13 @@ class EngineLog:
     def lines(self) -> tuple[str, ...]:
         """The last lines, newest last, an unfinished one included."""
         return (*self._lines, self._rest) if self._rest else tuple(self._lines)
+
+    @property
+    def since_start(self) -> tuple[str, ...]:
+        """Of the last lines those of the engine started last."""
+        lines = self.lines
+        starts = [number for number, line in enumerate(lines) if line.startswith(START)]
+        return lines[starts[-1] :] if starts else lines
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener` with each finished line; returns the function that ends it."""

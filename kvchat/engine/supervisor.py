@@ -14,7 +14,7 @@ from kvchat.engine import failure
 from kvchat.engine.client import Engine, EngineError, EngineGone, Health, LlamaServerClient, NotOurEngine
 from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.invocation import Invocation, prepare
-from kvchat.engine.log import EngineLog
+from kvchat.engine.log import START, EngineLog
 from kvchat.engine.outcome import StopRung
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.process import EngineProcess, Ladder
@@ -56,10 +56,17 @@ class _Death:
     was_ready: bool
 
     @property
+    def was_too_large(self) -> bool:
+        """Whether memory did not suffice for loading: it will not the next time either."""
+        return self.failure.kind is FailureKind.OUT_OF_MEMORY and not self.was_ready
+
+    @property
     def may_retry(self) -> bool:
-        """Whether another start may end better. Memory that does not suffice for loading will not the next time."""
-        hopeless = self.failure.kind is FailureKind.OUT_OF_MEMORY and not self.was_ready
-        return not hopeless and self.failure.kind not in _FINAL
+        """Whether the same start may end better another time."""
+        return not self.was_too_large and self.failure.kind not in _FINAL
+
+
+StepDown = Callable[[], LaunchPlan | None]
 
 
 class EngineFailed(EngineError):
@@ -92,6 +99,7 @@ class EngineSupervisor:
         self.location: EngineLocation | None = None
         self.plan: LaunchPlan | None = None  # once launched, with the port really used
         self._policy = policy or RestartPolicy()
+        self._step_down: StepDown | None = None
         self._watch = watch or WatchPolicy()
         self._ladder = ladder or Ladder()
         self._clock = clock
@@ -125,11 +133,14 @@ class EngineSupervisor:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
-    async def start(self, location: EngineLocation, plan: LaunchPlan) -> None:
-        """Start an engine; one that runs is stopped first. Returns at once: `ready` waits, listeners hear the rest."""
+    async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
+        """Start an engine; one that runs is stopped first. Returns at once: `ready` waits, listeners hear the rest.
+
+        `step_down` gives a smaller plan each time that memory did not suffice for loading, None when there is none.
+        """
         async with self._serial:
             await self._end()
-            self.location, self.plan = location, plan
+            self.location, self.plan, self._step_down = location, plan, step_down
             self._publish(EngineStatus(EngineState.STARTING))
             self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
             self._task.add_done_callback(self._run_ended)
@@ -143,7 +154,7 @@ class EngineSupervisor:
         """Stop, then start with the same location and plan. Raises EngineError when nothing was ever started."""
         if self.location is None or self.plan is None:
             raise EngineError("There is no engine to restart", "", "Choose a model first.")
-        await self.start(self.location, dataclasses.replace(self.plan, port=0))
+        await self.start(self.location, dataclasses.replace(self.plan, port=0), self._step_down)
 
     async def close(self) -> None:
         """Stop for good and close the log."""
@@ -198,6 +209,11 @@ class EngineSupervisor:
         status = EngineStatus(EngineState.STARTING)
         while True:
             death = await self._start_once(location, plan, status)
+            smaller = self._step_down() if self._step_down and death.was_too_large else None
+            if smaller is not None:
+                plan, status = smaller, EngineStatus(EngineState.STARTING, failure.smaller(death.failure, smaller))
+                self._publish(status)
+                continue
             now = self._clock()
             deaths.append(now)
             while deaths[0] < now - self._policy.window_s:
@@ -222,7 +238,7 @@ class EngineSupervisor:
 
     async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
         """One process from its start to its death. Cancelled, it is led down the ladder first."""
-        self.log.note(f"kvchat starts {shlex.join(invocation.command)}")
+        self.log.note(START + shlex.join(invocation.command))
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:

@@ -1,0 +1,62 @@
+"""Compares what an engine reported after a load with what was estimated before it, and learns from the difference."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kvchat.engine.allocations import Allocations, Purpose
+from kvchat.library.context_size import ContextChoice
+from kvchat.library.corrections import Corrections, factor
+from kvchat.library.kv_cache import padded
+from kvchat.library.memory_bar import COMPUTER, MemoryBar
+
+
+def measured_bars(estimated: tuple[MemoryBar, ...], actual: Allocations) -> tuple[MemoryBar, ...]:
+    """The bars with the engine's own figures. What the engine does not tell of, itself, stays estimated."""
+    return tuple(
+        dataclasses.replace(
+            bar,
+            weights=_taken(actual, bar.place, Purpose.WEIGHTS),
+            kv=_taken(actual, bar.place, Purpose.KV),
+            compute=_taken(actual, bar.place, Purpose.COMPUTE),
+            measured=True,
+        )
+        for bar in estimated
+    )
+
+
+def learn(
+    choice: ContextChoice, used: Corrections, actual: Allocations, ran_out: ContextChoice | None = None
+) -> Corrections:
+    """What a load taught. `used`: the corrections `choice` was made with; `ran_out`: what did not fit before it."""
+    if actual.context_size != padded(choice.tokens):  # the engine had other ideas, or the user's own arguments
+        return used
+    estimated, measured = choice.bars, measured_bars(choice.bars, actual)
+    learned = dataclasses.replace(
+        used,
+        weights=factor(sum(bar.weights for bar in measured), sum(bar.weights for bar in estimated) / used.weights),
+        kv=factor(sum(bar.kv for bar in measured), sum(bar.kv for bar in estimated) / used.kv),
+        share=_share(choice, used, ran_out),
+    )
+    if actual.flash_attention_refused and used.flash_attention:  # the estimate of the compute buffer was another one
+        return dataclasses.replace(learned, flash_attention=False)
+    computing = measured[0], estimated[0]  # the first GPU, or the computer where there is none
+    return dataclasses.replace(learned, compute=factor(computing[0].compute, computing[1].compute / used.compute))
+
+
+def _taken(actual: Allocations, place: str, purpose: Purpose) -> int:
+    return actual.bytes(purpose, on_host=True) if place == COMPUTER else actual.on(place, purpose)
+
+
+def _share(choice: ContextChoice, used: Corrections, ran_out: ContextChoice | None) -> float:
+    """The share of free memory known to suffice, after a load that ran out; 1 if none has, or if more did suffice."""
+    taken = share_taken(choice)
+    if ran_out is not None:
+        return min(taken, 1.0)
+    return 1.0 if taken > used.share else used.share
+
+
+def share_taken(choice: ContextChoice) -> float:
+    """The largest share of free memory that a choice takes of a place where the model computes."""
+    *gpus, computer = choice.bars
+    return max((bar.needed / bar.free if bar.free else 1.0) for bar in gpus or [computer])

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.allocations import Allocations, Buffer, Purpose
+from kvchat.library import corrections
+from kvchat.library.context_size import ContextChoice, choose_context_size
+from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
+from kvchat.library.measured import learn, measured_bars, share_taken
+from kvchat.library.memory import DeviceMemory, MemoryFacts
+from tests.library.gguf_files import llama_8b
+
+GB = 1_000_000_000
+HERE = Circumstances("model", "version: 1", "CUDA")
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> CorrectionBook:
+    return CorrectionBook(tmp_path / "state" / "memory.json")
+
+
+def test_what_is_learned_is_found_again_in_the_same_circumstances_alone(book: CorrectionBook) -> None:
+    assert book.find(HERE) == NOTHING_LEARNED
+    book.learn(HERE, Corrections(kv=0.5, share=0.8))
+    book.learn(HERE, Corrections(kv=0.6, flash_attention=False))
+    assert book.find(HERE) == Corrections(kv=0.6, flash_attention=False)
+    for other in ({"model": "other"}, {"build": "version: 2"}, {"device": "CPU"}):
+        assert book.find(dataclasses.replace(HERE, **other)) == NOTHING_LEARNED
+
+
+def test_the_newest_are_kept(book: CorrectionBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corrections, "MOST_ENTRIES", 3)
+    for number in range(5):
+        book.learn(dataclasses.replace(HERE, model=str(number)), Corrections(kv=1.5))
+    assert book.find(dataclasses.replace(HERE, model="1")) == NOTHING_LEARNED
+    assert book.find(dataclasses.replace(HERE, model="2")).kv == 1.5
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"model|version: 1|CUDA": {"kv": 1e9}}', "\0"])
+def test_a_damaged_book_is_an_empty_one(book: CorrectionBook, tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "memory.json").write_text(text)
+    assert book.find(HERE) == NOTHING_LEARNED
+    book.learn(HERE, Corrections(kv=0.5))
+    assert book.find(HERE).kv == 0.5
+
+
+def allocated(choice: ContextChoice, *, kv: float = 1.0, compute: float = 1.0, refused: bool = False) -> Allocations:
+    """What an engine would report that takes so many times what was estimated."""
+    places = [("CPU" if bar.place == "memory" else bar.place, bar) for bar in choice.bars]
+    buffers = [Buffer(place, Purpose.WEIGHTS, bar.weights) for place, bar in places]
+    buffers += [Buffer(place, Purpose.KV, round(bar.kv * kv)) for place, bar in places]
+    buffers += [Buffer(place, Purpose.COMPUTE, round(bar.compute * compute)) for place, bar in places]
+    return Allocations(tuple(buffers), choice.tokens, None, refused)
+
+
+@pytest.mark.parametrize("devices", [(), (DeviceMemory("CUDA0", 12 * GB),), (DeviceMemory("CUDA0", 6 * GB),)])
+def test_the_next_estimate_is_what_the_engine_took(tmp_path: Path, devices: tuple[DeviceMemory, ...]) -> None:
+    large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB, devices=devices)
+    first = choose_context_size(large, memory)
+    actual = allocated(first, kv=1.3, compute=0.4)
+    learned = learn(first, NOTHING_LEARNED, actual)
+    assert (learned.kv, learned.compute) == (pytest.approx(1.3, rel=1e-3), pytest.approx(0.4, rel=1e-3))
+    second = choose_context_size(large, memory, corrections=learned)
+    again = learn(second, learned, allocated(second))
+    assert (again.kv, again.compute) == (pytest.approx(1.3, rel=1e-3), pytest.approx(0.4, rel=1e-3))
+
+
+def test_bars_show_the_engines_figures(tmp_path: Path) -> None:
+    choice = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),)))
+    gpu, computer = measured_bars(choice.bars, allocated(choice, kv=2))
+    assert gpu.kv == 2 * choice.bars[0].kv
+    assert (gpu.measured, gpu.free, computer.other) == (True, 12 * GB, choice.bars[1].other)
+
+
+def test_refused_flash_attention_is_learned_before_its_buffer(tmp_path: Path) -> None:
+    choice = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB))
+    learned = learn(choice, NOTHING_LEARNED, allocated(choice, compute=30, refused=True))
+    assert (learned.flash_attention, learned.compute) == (False, 1.0)
+
+
+def test_what_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
+    large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB)
+    ran_out = choose_context_size(large, memory)
+    worked = choose_context_size(large, memory, wanted=20_480)
+    learned = learn(worked, NOTHING_LEARNED, allocated(worked), ran_out)
+    assert learned.share == share_taken(worked)
+    assert choose_context_size(large, memory, corrections=learned).tokens == 20_480
+    assert learn(worked, learned, allocated(worked)).share == learned.share
+    more = choose_context_size(large, memory, wanted=40_960, corrections=learned)
+    assert learn(more, learned, allocated(more)).share == 1.0  # more did fit this time
+
+
+def test_a_load_with_another_context_teaches_nothing(tmp_path: Path) -> None:
+    choice = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB))
+    other = dataclasses.replace(allocated(choice, kv=3), context_size=512)
+    assert learn(choice, NOTHING_LEARNED, other) == NOTHING_LEARNED
