@@ -64,8 +64,11 @@ class SupervisedRoom:
 
     @property
     def context_size(self) -> int | None:
-        """The context size the running engine reported, in tokens."""
-        return self._ready.context_size if self._ready and self.is_ready() else None
+        """The context size the running engine reported, in tokens; None until it was asked for its facts."""
+        known = self._ready
+        if known is None or known.generation != self._supervisor.generation or not self.is_ready():
+            return None
+        return known.context_size
 
     @property
     def engine_pid(self) -> int | None:

@@ -21,9 +21,7 @@ from kvchat.chat.events import (
     Restored,
     Saved,
     SettingsChanged,
-    Speed,
     TurnEvent,
-    TurnFailed,
 )
 from kvchat.chat.messages import Message, Role
 from kvchat.errors import KvchatError
@@ -35,9 +33,9 @@ from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
+from kvchat.ui.talk import Talk
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.transcript import Transcript
-from kvchat.ui.turn_story import TurnStory
 
 _EMPTY_PAGE = ""  # stands for the conversation that has not begun, which has a draft but no id
 
@@ -55,20 +53,6 @@ class Views:
     notices: Notices
 
 
-@dataclass
-class _Talk:
-    """What the window remembers of a conversation while it runs."""
-
-    story: TurnStory
-    draft: str = ""
-    awaiting: bool = False  # sent, and no token yet
-    failure: KvchatError | None = None
-    live_id: str = ""
-    live_text: str = ""
-    live_thinking: str = ""
-    context_used: int | None = None
-
-
 class Bridge(QObject):
     """Holds which conversation is open and keeps the views true."""
 
@@ -83,7 +67,7 @@ class Bridge(QObject):
         self.list = ListBridge(runtime, views.sidebar, wishes, lambda: self.current, self)
         self._messages: list[Message] = []
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
-        self._talks: dict[str, _Talk] = {}
+        self._talks: dict[str, Talk] = {}
         self._had_model = runtime.settings.model_path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self.list.shown.connect(self._show_header)
@@ -169,8 +153,7 @@ class Bridge(QObject):
 
     def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
         talk = self._talk(conversation_id)
-        talk.awaiting, talk.failure = True, None
-        talk.story.begin()
+        talk.begin()
         self._wishes.watch_turn(task)
         task.add_done_callback(lambda _: self._turn_over(conversation_id))
         self._show_turn()
@@ -194,9 +177,9 @@ class Bridge(QObject):
     def _leave(self) -> None:
         self._talk().draft = self._views.composer.draft
 
-    def _talk(self, conversation_id: str | None = None) -> _Talk:
+    def _talk(self, conversation_id: str | None = None) -> Talk:
         key = (self.current or _EMPTY_PAGE) if conversation_id is None else conversation_id
-        return self._talks.setdefault(key, _Talk(TurnStory()))
+        return self._talks.setdefault(key, Talk())
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -233,35 +216,22 @@ class Bridge(QObject):
 
     def _hear_turn(self, event: TurnEvent) -> None:
         id = event.conversation_id
-        talk = self._talk(id)
-        talk.story.tell(event)
+        talk, here = self._talk(id), id == self.current
+        known = talk.live_id
+        talk.hear(event)
         match event:
-            case ReplyDelta():
-                self._grow(talk, event)
-            case Speed(context_used=used):
-                talk.context_used = used
-            case ReplyFinished():
-                talk.live_id = ""
-                self.list.reload_soon()
-                if id == self.current:
+            case ReplyDelta(message_id=message_id) if here:
+                if message_id != known and message_id not in self._views.transcript.views:
                     self._wishes.start(self._reload_messages(id))
-            case TurnFailed(error=error):
-                talk.failure, talk.live_id = error, ""
+                self._views.transcript.set_live(message_id, talk.live_text, talk.live_thinking)
+            case ReplyFinished():
+                self.list.reload_soon()
+                if here:
+                    self._wishes.start(self._reload_messages(id))
             case Restored() | Saved():
                 self.list.reload_soon()
-        if id == self.current:
+        if here:
             self._show_turn()
-
-    def _grow(self, talk: _Talk, event: ReplyDelta) -> None:
-        if talk.live_id != event.message_id:
-            talk.live_id, talk.live_text, talk.live_thinking = event.message_id, "", ""
-            if event.conversation_id == self.current and event.message_id not in self._views.transcript.views:
-                self._wishes.start(self._reload_messages(event.conversation_id))
-        talk.awaiting = False
-        talk.live_text += event.text
-        talk.live_thinking += event.thinking
-        if event.conversation_id == self.current:
-            self._views.transcript.set_live(event.message_id, talk.live_text, talk.live_thinking)
 
     async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
         messages = await self._runtime.chat.messages(conversation_id)
@@ -278,7 +248,7 @@ class Bridge(QObject):
         self._note_context(talk)
         self._show_all()
 
-    def _note_context(self, talk: _Talk) -> None:
+    def _note_context(self, talk: Talk) -> None:
         receipts = [m.receipt for m in self._messages if m.receipt is not None]
         if receipts and not talk.live_id:
             talk.context_used = receipts[-1].prompt_tokens + receipts[-1].predicted_tokens

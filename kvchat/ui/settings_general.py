@@ -1,11 +1,13 @@
-"""Settings, General: how kvchat looks."""
+"""Settings, General: how kvchat looks, and when its engine runs."""
 
 from __future__ import annotations
 
-from kvchat.ui.settings_entries import ChoiceEntry
+from kvchat.ui.settings_entries import ChoiceEntry, NumberEntry
+from kvchat.ui.settings_numbers import MINUTES
 from kvchat.ui.settings_page import Desk, SettingsPage
 
 _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
+_STARTS = (("app", "With kvchat"), ("message", "With the first message"))
 
 
 class GeneralPage(SettingsPage):
@@ -17,3 +19,17 @@ class GeneralPage(SettingsPage):
         super().__init__(desk)
         words = "Light or dark, or whatever your desktop uses right now."
         self.theme = self.add(ChoiceEntry(desk.look, "theme", "Theme", words, _THEMES, desk.change))
+        words = "With the first message saves memory until you need it; that message waits until the model is loaded."
+        self.start = self.add(ChoiceEntry(desk.look, "engine_start", "Start the engine", words, _STARTS, desk.change))
+        self.idle = self.add(
+            NumberEntry(
+                "idle_minutes",
+                "Stop the engine when idle",
+                "After so long without a message the model’s memory is freed. The next message brings it back, and "
+                "your conversations come back from disk.",
+                MINUTES,
+                desk.change,
+                default="never",
+                reset="Never",
+            )
+        )

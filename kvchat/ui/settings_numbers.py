@@ -11,6 +11,7 @@ from kvchat.settings import GB
 _SEPARATORS = re.compile(r"[\s,_'’]")
 _TOKENS = re.compile(r"(\d+)(k?)(?:tokens?)?", re.IGNORECASE)
 _DAYS = re.compile(r"(\d+)(?:days?)?", re.IGNORECASE)
+_MINUTES = re.compile(r"(\d+)(?:min|minutes?)?", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)b?", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(\d),(\d{1,2})(?!\d)")
 _SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
@@ -41,6 +42,14 @@ def read_days(text: str) -> int:
     return int(found[1])
 
 
+def read_minutes(text: str) -> int:
+    """A count of minutes: "15", "15 min"."""
+    found = _MINUTES.fullmatch(_SEPARATORS.sub("", text))
+    if found is None:
+        raise ValueError("This must be a whole number of minutes, such as 15.")
+    return int(found[1])
+
+
 def read_size(text: str) -> int:
     """Bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB"."""
     found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
@@ -51,4 +60,5 @@ def read_size(text: str) -> int:
 
 TOKENS = Notation("tokens", "{:,}".format, read_tokens)
 DAYS = Notation("days", "{:,}".format, read_days)
+MINUTES = Notation("min", "{:,}".format, read_minutes)
 GIGABYTES = Notation("GB", lambda count: f"{count / GB:.10g}", read_size)

@@ -267,6 +267,7 @@ async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: S
     assert runtime.room.engine_pid != first
     assert runtime.room.choice is not None
     assert runtime.room.choice.plan.context_size == 2048
+    assert runtime.context_size == 2048, "not what the engine before it had reported"
     assert not runtime.restart_pending
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvchat.settings import GB
-from kvchat.ui.settings_numbers import DAYS, GIGABYTES, TOKENS, Notation
+from kvchat.ui.settings_numbers import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from kvchat.ui.settings_numbers import DAYS, GIGABYTES, TOKENS, Notation
         (TOKENS, "32K", 32_768),
         (DAYS, "90 days", 90),
         (DAYS, "1", 1),
+        (MINUTES, "15 min", 15),
         (GIGABYTES, "20", 20 * GB),
         (GIGABYTES, "7.5 GB", 7_500_000_000),
         (GIGABYTES, "7,5", 7_500_000_000),
@@ -31,7 +32,15 @@ def test_reads_what_people_write(notation: Notation, text: str, value: int) -> N
 
 @pytest.mark.parametrize(
     ("notation", "text"),
-    [(TOKENS, "many"), (TOKENS, "-5"), (TOKENS, "3.5K"), (DAYS, "1.5"), (GIGABYTES, "1.2.3"), (GIGABYTES, "20 KB")],
+    [
+        (TOKENS, "many"),
+        (TOKENS, "-5"),
+        (TOKENS, "3.5K"),
+        (DAYS, "1.5"),
+        (MINUTES, "soon"),
+        (GIGABYTES, "1.2.3"),
+        (GIGABYTES, "20 KB"),
+    ],
 )
 def test_refuses_the_rest_with_an_example(notation: Notation, text: str) -> None:
     with pytest.raises(ValueError, match="such as"):

@@ -89,6 +89,16 @@ async def test_the_theme_applies_at_once(
     assert box.currentText() == "Dark"
 
 
+async def test_when_the_engine_runs(runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(settings.general.start.box, Qt.Key.Key_Down)
+    await until(lambda: runtime.settings.engine_start == "message")
+    typed(qtbot, settings.general.idle, "15")
+    await until(lambda: runtime.settings.idle_minutes == 15)
+    qtbot.mouseClick(settings.general.idle.reset, LEFT)
+    await until(lambda: runtime.settings.idle_minutes is None)
+    assert not settings.pending.isVisible()
+
+
 async def test_what_others_change_is_shown(runtime: FakeRuntime, settings: SettingsWindow) -> None:
     runtime.settings = Settings(theme="light", quota_bytes=5 * GB, kv_type="q5_1")
     runtime.events.publish(SettingsChanged())

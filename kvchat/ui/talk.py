@@ -1,0 +1,48 @@
+"""What the window remembers of a conversation while it runs. No Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvchat.chat.events import ReplyDelta, ReplyFinished, Speed, TurnEvent, TurnFailed
+from kvchat.errors import KvchatError
+from kvchat.ui.turn_story import TurnStory
+
+
+@dataclass
+class Talk:
+    """One conversation's draft, and the turn that runs in it or ran last."""
+
+    story: TurnStory = field(default_factory=TurnStory)
+    draft: str = ""
+    awaiting: bool = False  # sent, and no token yet
+    failure: KvchatError | None = None
+    live_id: str = ""  # of the reply that is coming; empty when none is
+    live_text: str = ""
+    live_thinking: str = ""
+    context_used: int | None = None  # tokens
+
+    def begin(self) -> None:
+        """A message was sent."""
+        self.awaiting, self.failure = True, None
+        self.story.begin()
+
+    def hear(self, event: TurnEvent) -> None:
+        """Take one event of the turn in."""
+        self.story.tell(event)
+        match event:
+            case ReplyDelta():
+                self._grow(event)
+            case Speed(context_used=used):
+                self.context_used = used
+            case ReplyFinished():
+                self.live_id = ""
+            case TurnFailed(error=error):
+                self.failure, self.live_id = error, ""
+
+    def _grow(self, event: ReplyDelta) -> None:
+        if self.live_id != event.message_id:
+            self.live_id, self.live_text, self.live_thinking = event.message_id, "", ""
+        self.awaiting = False
+        self.live_text += event.text
+        self.live_thinking += event.thinking
