@@ -7,7 +7,16 @@ from typing import Any
 
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QWheelEvent
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QStyledItemDelegate,
+    QVBoxLayout,
+    QWidget,
+)
 
 from kvchat.settings import Settings, why_not
 from kvchat.ui.icons import icon
@@ -159,6 +168,7 @@ class ChoiceBox(QComboBox):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
+        self.setItemDelegate(QStyledItemDelegate(self))  # else the style sheet has no say in the list
         look.changed.connect(self.update)
 
     def wheelEvent(self, event: QWheelEvent) -> None:

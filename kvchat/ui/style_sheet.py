@@ -108,8 +108,9 @@ def _inputs(t: Theme) -> str:
     QComboBox:focus {{ border: 1px solid {t.accent}; }}
     QComboBox::drop-down {{ border: none; width: 0; }}
     QComboBox QAbstractItemView {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
-                   padding: 4px; outline: none; selection-background-color: {t.hover};
-                   selection-color: {t.text}; }}
+                   padding: 4px; outline: none; }}
+    QComboBox QAbstractItemView::item {{ padding: 6px 8px; border-radius: 6px; }}
+    QComboBox QAbstractItemView::item:selected {{ background: {t.selected}; color: {t.text}; }}
     QLineEdit {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
                    border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
                    selection-color: {t.on_accent}; }}
