@@ -19,6 +19,7 @@ from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
 from kvchat.library.model_identity import model_identity
+from kvchat.library.proposals import FULL_WINDOW, Proposal, Situation, proposals
 from kvchat.settings import Settings
 
 FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
@@ -66,6 +67,20 @@ class EngineChoice:
             swa_full=is_swa_full(self.plan.extra),
         )
         return tuple(self._with(context) for context in contexts)
+
+    def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
+        """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
+        situation = Situation(
+            self.context,
+            self.facts,
+            self.memory,
+            self.plan.kv_type_k,
+            self.corrections,
+            wanted,
+            self.plan.extra,
+            takes_arguments=self.location.path is not None,
+        )
+        return proposals(situation)
 
     def _with(self, context: ContextChoice) -> EngineChoice:
         return dataclasses.replace(
@@ -146,7 +161,7 @@ def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
 
 def is_swa_full(extra: Sequence[str]) -> bool:
     """Whether the user's own arguments keep sliding windows at full length."""
-    return "--swa-full" in extra
+    return FULL_WINDOW in extra
 
 
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:

@@ -32,6 +32,7 @@ from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.memory import available_memory
 from kvchat.library.memory_bar import MemoryBar
+from kvchat.library.proposals import Proposal
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
 from kvchat.settings import Settings, save_settings
@@ -94,6 +95,12 @@ class Runtime:
     def memory_bars(self) -> tuple[MemoryBar, ...]:
         """What the model takes of each memory: measured once the engine is ready, estimated while it loads."""
         return self.room.memory_bars
+
+    @property
+    def memory_proposals(self) -> tuple[Proposal, ...]:
+        """What would make the model fit better, each with its price; empty before an engine was chosen."""
+        choice, started = self.room.choice, self.room.started_with
+        return choice.proposals(started.context_size) if choice and started else ()
 
     @property
     def context_warning(self) -> str:

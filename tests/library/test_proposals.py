@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.context_size import choose_context_size
+from kvchat.library.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.memory import MemoryFacts
+from kvchat.library.proposals import Proposal, Situation, proposals
+from kvchat.settings import Settings
+from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
+
+GB = 1_000_000_000
+
+
+def situation(
+    facts: GgufFacts, free: int, corrections: Corrections = NOTHING_LEARNED, kv_type: str = "f16"
+) -> Situation:
+    memory = MemoryFacts(free)
+    choice = choose_context_size(facts, memory, kv_type, corrections=corrections)
+    return Situation(choice, facts, memory, kv_type, corrections, None, (), takes_arguments=True)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> GgufFacts:
+    return llama_8b(tmp_path)
+
+
+@pytest.fixture
+def sliding(tmp_path: Path) -> GgufFacts:
+    fields = LLAMA | {"attention.sliding_window": 512, "context_length": 65_536, "attention.key_length": 64}
+    return read_facts(write_gguf(tmp_path / "m.gguf", fields | {"attention.value_length": 64}, architecture="gemma3"))
+
+
+def only(found: tuple[Proposal, ...]) -> Proposal:
+    (proposal,) = found
+    return proposal
+
+
+def test_a_smaller_kv_type_and_its_price(large: GgufFacts) -> None:
+    here = situation(large, 10 * GB)
+    proposal = only(proposals(here))
+    assert proposal.tokens > 0.7 * here.choice.tokens
+    assert proposal.bytes == pytest.approx(here.choice.kv_bytes * 15 / 32, rel=0.01)
+    assert proposal.gain == f"{proposal.tokens:,} more tokens of context fit into the same memory."
+    assert "read once more" in proposal.price
+    assert proposal.taken(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
+
+
+def test_where_all_fits_it_still_sets_memory_free(large: GgufFacts) -> None:
+    proposal = only(proposals(situation(large, 100 * GB)))
+    assert proposal.tokens == 0
+    assert proposal.gain == "It sets 8.1 GB free."
+
+
+def test_nothing_is_proposed_that_is_in_force_or_impossible(large: GgufFacts, tmp_path: Path) -> None:
+    assert proposals(situation(large, 10 * GB, kv_type="q8_0")) == ()
+    assert proposals(situation(replace(large, key_length=80), 10 * GB)) == ()
+    small = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"embedding_length": 128}))
+    assert proposals(situation(small, 10 * GB)) == ()
+
+
+def test_refused_flash_attention_may_be_insisted_on(large: GgufFacts) -> None:
+    here = situation(large, 10 * GB, Corrections(flash_attention=False))
+    proposal = only(proposals(here))  # and no quantised KV cache, which needs it
+    assert proposal.tokens > 0
+    assert proposal.taken(Settings(engine_arguments="-t 2")).engine_arguments == "-t 2 -fa on"
+    assert proposals(replace(here, takes_arguments=False)) == ()
+    assert proposals(replace(here, extra=("-fa", "on"))) == ()
+
+
+def test_whole_windows_are_proposed_where_they_fit(sliding: GgufFacts) -> None:
+    here = situation(sliding, 2 * GB)
+    proposal = next(found for found in proposals(here) if found.engine_argument)
+    row = 2 * 2 * 64 * 2
+    assert proposal.bytes == -4 * row * (65_536 - 1024)
+    assert proposal.tokens == 0
+    assert proposal.price == "It takes 132 MB more memory at this context."
+    assert not [found for found in proposals(replace(here, extra=("--swa-full",))) if found.engine_argument]
+    assert not [found for found in proposals(replace(here, takes_arguments=False)) if found.engine_argument]
