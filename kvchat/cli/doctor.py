@@ -20,9 +20,11 @@ from kvchat.engine.probe import usable_engine
 from kvchat.engine_choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
+from kvchat.library.corrections import Circumstances, CorrectionBook
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts, available_memory
+from kvchat.library.model_identity import model_identity
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, load_settings
 from kvchat.wording import size as size_in_words
@@ -101,7 +103,7 @@ def run(*, as_json: bool = False) -> int:
 def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
     engine, memory = _look_at_engine(settings)
-    model, context = _look_at_model(settings, memory)
+    model, context = _look_at_model(settings, memory, CorrectionBook(paths.memory_corrections), engine.version)
     return DoctorReport(
         version=__version__,
         python=platform.python_version(),
@@ -134,14 +136,17 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
         return EngineReport(True, kind, path, problem=str(error)), available_memory()
 
 
-def _look_at_model(settings: Settings, memory: MemoryFacts) -> tuple[ModelReport, ContextChoice | None]:
+def _look_at_model(
+    settings: Settings, memory: MemoryFacts, book: CorrectionBook, build: str
+) -> tuple[ModelReport, ContextChoice | None]:
     if settings.model_path is None:
         return ModelReport(None), None
     try:
         facts = read_facts(Path(settings.model_path))
+        learned = book.find(Circumstances(model_identity(facts.path), build, memory.device_kind))
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
-    context = choose_context_size(facts, memory, settings.kv_type, settings.context_size)
+    context = choose_context_size(facts, memory, settings.kv_type, settings.context_size, corrections=learned)
     return _describe(facts, settings.kv_type), context
 
 
@@ -233,6 +238,8 @@ def _context_rows(context: ContextChoice | None) -> Iterator[tuple[str, str]]:
         yield "context", context.reason
         if context.warning:
             yield "", context.warning
+        for bar in context.bars:
+            yield "takes", f"{bar.place}: {bar.in_words}"
 
 
 def _finding(finding: Finding) -> str:

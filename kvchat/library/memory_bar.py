@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.placement import Need
+from kvchat.wording import size as size_in_words
 
 COMPUTER = "memory"  # how a bar calls the computer's own memory
 
@@ -33,6 +34,13 @@ class MemoryBar:
     def unused(self) -> int:
         """What is left beside the margin; 0 where the model needs the margin or more."""
         return max(0, self.free - self.margin - self.needed)
+
+    @property
+    def in_words(self) -> str:
+        """The bar as one line of text."""
+        parts = ((self.weights, "weights"), (self.kv, "KV cache"), (self.compute, "buffers"), (self.other, "engine"))
+        taken = ", ".join(f"{size_in_words(size)} {what}" for size, what in parts if size)
+        return f"{taken}; {size_in_words(self.margin)} left alone of {size_in_words(self.free)} free"
 
     @property
     def fits(self) -> bool:

@@ -1,4 +1,4 @@
-"""A load that runs out of memory is tried again with less, by itself and in words; the next start knows it."""
+"""What a load takes corrects the next estimate; one that runs out of memory is tried again with less, and told."""
 
 from __future__ import annotations
 
@@ -100,6 +100,27 @@ async def test_the_second_launch_is_closer(tmp_path: Path, fake_engine: FakeEngi
         await runtime.room.ready()
         assert runtime.room.choice is not None
         assert kv(runtime.room.choice.context.bars) == pytest.approx(actual, rel=0.01)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine", ["llama-server", "embedded"])
+async def test_the_second_launch_is_closer_with_the_real_engines(
+    tmp_path: Path, fake_engine: FakeEngine, real_llama_server: EngineLocation, smollm2: Path, engine: str
+) -> None:
+    path = "embedded" if engine == "embedded" else str(real_llama_server.path)
+
+    async def off() -> float:
+        """How far the estimate is off, as a share of what the engine took; the engine's own program left out."""
+        async with running(tmp_path, fake_engine, model_path=str(smollm2), engine_path=path) as runtime:
+            await runtime.room.ready()
+            assert runtime.room.choice is not None
+            (estimated,), (measured,) = runtime.room.choice.context.bars, runtime.memory_bars
+            assert measured.measured
+            assert measured.kv == 8192 * 23_040
+            return abs(estimated.needed - measured.needed) / (measured.needed - measured.other)
+
+    first, second = await off(), await off()
+    assert second < 0.01 < first
 
 
 @pytest.mark.engine
