@@ -269,6 +269,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     store = await asyncio.to_thread(BlockStore, paths.save_points, bounds, warm_budget())
     known = {conversation.id for conversation in await worker.run(database.conversations)}
     await asyncio.to_thread(_drop_strangers, store, known)
+    await asyncio.to_thread(store.set_bounds, bounds)  # what has grown too old since the last run goes
     return Runtime(paths, settings, database, worker, store)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from kvchat.chat.database import Database
 from kvchat.chat.events import SettingsChanged
 from kvchat.kvstore.store import StoreRefused
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from tests.kvstore.slot_files import FINGERPRINT, line
-from tests.kvstore.true_files import FULL
+from tests.kvstore.true_files import FULL, Bench
 
 
 @pytest_asyncio.fixture
@@ -68,6 +70,22 @@ async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime: Runtime
     with pytest.raises(SettingsNotSaved):
         await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
     assert (await runtime.store_usage()).quota_bytes == GB
+
+
+async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_path: Path) -> None:
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
+    paths.ensure()
+    with closing(Database(paths.database)) as database:
+        old, pinned = (database.create_conversation(name).id for name in ("An old one", "A dear one"))
+    bench = Bench(paths.save_points)  # its clock stands long ago
+    bench.save(old, line(300))
+    bench.save(pinned, line(300, start=5000))
+    bench.store.pin(pinned, True)
+    bench.store.close()
+    for days, left in ((None, {old, pinned}), (30, {pinned})):
+        runtime = await open_runtime(paths, Settings(max_age_days=days))
+        assert await kept(runtime) == left
+        await runtime.close()
 
 
 async def test_never_saving_one(runtime: Runtime) -> None:

@@ -180,6 +180,7 @@ class SlotKeeper:
                 boundary,
                 answer.n_written,
                 self._rates.prefill_ms(len(boundary)),
+                OLDER_WINDOW_ROWS if room.slides else 0,
             )
         except (StoreRefused, EngineRefused, OSError) as refusal:
             self._events.publish(SaveSkipped(conversation_id, str(refusal)))

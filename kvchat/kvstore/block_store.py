@@ -134,9 +134,12 @@ class BlockStore:
         expected: Tokens,
         expected_size: int | None = None,
         prefill_ms: float = 0.0,
+        older_window_rows: int = 0,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point, at once, in the warm tier alone."""
-        return self._saving.take(slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms)
+        return self._saving.take(
+            slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms, older_window_rows
+        )
 
     def absorb_pending(self) -> AbsorbReport:
         """Take apart the files that wait, and keep to the bounds. For a background thread."""
@@ -145,6 +148,9 @@ class BlockStore:
             report = self._saving.absorb_pending()
             if report.save_points:
                 self._keeping.enforce(protected=staged)
+            for window in self._saving.windows():
+                self._restoring.complete_window(window)
+            self._parts.staging.hash_all()
         return report
 
     def set_aside(self, save_point: SavePoint, reason: str) -> None:

@@ -6,9 +6,10 @@ import contextlib
 import secrets
 import sqlite3
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points, token_tree
+from kvchat.kvstore import index_points, token_tree
 from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
@@ -17,6 +18,7 @@ from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.residue import DamagedBlock
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.saving import Window
 
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
@@ -86,50 +88,80 @@ class Restoring:
     def _put(self, plan: RestorePlan, target: Path, older_window_rows: int) -> tuple[int, Tier]:
         """Make the file at `target`; returns how many tokens it holds and where it came from."""
         parts, point = self._parts, plan.save_point
-        warm = parts.staging.warm(point.id)
-        if warm and (plan.tier is Tier.WARM or plan.whole) and not older_window_rows:
-            disk.link_or_copy(warm, target)
+        if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, older_window_rows, target):
             return point.n_tokens, Tier.WARM
         with parts.index.read() as db:
             recipe = index_points.load_recipe(db, int(point.id))
             older = _older(db, point) if older_window_rows else []
         if recipe is None:
-            if warm:  # not absorbed yet: the engine itself cuts it back
-                disk.link_or_copy(warm, target)
+            if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
                 return point.n_tokens, Tier.WARM
             raise _Gone
         return self._make(plan, recipe, older, older_window_rows, target), Tier.DISK
+
+    def complete_window(self, window: Window) -> None:
+        """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
+
+        Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
+        """
+        staging = self._parts.staging
+        if not staging.in_memory:
+            return
+        made = staging.place(f"{window.point_id}-completed")
+        try:
+            with self._parts.index.read() as db:
+                point = index_points.load(db, int(window.point_id))
+                recipe = index_points.load_recipe(db, int(window.point_id))
+                older = _older(db, point) if point else []
+            if recipe is not None:
+                self._make_whole(window.point_id, recipe, older, window.older_rows, made)
+                staging.hash_all()
+        except (Unusable, RecipeError, OSError):
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                made.unlink(missing_ok=True)
 
     def _make(
         self, plan: RestorePlan, recipe: Recipe, older: list[OlderRecipe], older_window_rows: int, target: Path
     ) -> int:
         """Put the file together; returns how many tokens it holds. What cannot be composed is given as it was saved."""
         blocks = self._parts.blocks
-        try:
-            if not plan.whole:
-                compose_prefix(recipe, plan.tokens_used, blocks, target)
-                return plan.tokens_used
-            if older_window_rows:
-                compose_windows(recipe, older, older_window_rows, blocks, target)
-                return plan.save_point.n_tokens
-        except CannotCompose:
-            pass  # the engine cuts it back itself, or reads what it misses
-        except DamagedBlock as damage:
-            used = [recipe, *(one.recipe for one in older)]
-            raise Unusable(bad_blocks([use for one in used for use in one.uses], blocks)) from damage
-        self._rebuild(plan.save_point, recipe, target)
+        if not plan.whole and self._composed(
+            [recipe], lambda: compose_prefix(recipe, plan.tokens_used, blocks, target)
+        ):
+            return plan.tokens_used
+        self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target)
         return plan.save_point.n_tokens
 
-    def _rebuild(self, point: SavePoint, recipe: Recipe, target: Path) -> None:
-        """The whole file, which then stays warm if there is memory for it."""
-        staging = self._parts.staging
+    def _make_whole(
+        self, point_id: str, recipe: Recipe, older: list[OlderRecipe], older_window_rows: int, target: Path
+    ) -> None:
+        """The whole file, with older window rows where it needs some; it then stays warm if there is memory for it."""
+        staging, blocks = self._parts.staging, self._parts.blocks
         staging.trim(self._unabsorbed(), recipe.file_size)
-        rebuild(recipe, self._parts.blocks, target)
-        if staging.in_memory and staging.warm(point.id) is None:
+        file_hash: str | None = None
+        if not older_window_rows or not self._composed(
+            [recipe, *(one.recipe for one in older)],
+            lambda: compose_windows(recipe, older, older_window_rows, blocks, target),
+        ):
+            rebuild(recipe, blocks, target)
+            file_hash = recipe.file_hash.hex()
+        if staging.in_memory:
             with contextlib.suppress(OSError):
-                disk.link_or_copy(target, staging.place(point.id))
-                staging.keep(point.id)
+                staging.keep_as_well(target, point_id, file_hash, older_window_rows)
                 staging.trim(self._unabsorbed())
+
+    def _composed(self, sources: Sequence[Recipe], compose: Callable[[], object]) -> bool:
+        """Whether the file could be composed; if not, the engine cuts it back itself, or reads what it misses."""
+        try:
+            compose()
+        except CannotCompose:
+            return False
+        except DamagedBlock as damage:
+            uses = [use for recipe in sources for use in recipe.uses]
+            raise Unusable(bad_blocks(uses, self._parts.blocks)) from damage
+        return True
 
     def _unabsorbed(self) -> frozenset[str]:
         with self._parts.index.read() as db:

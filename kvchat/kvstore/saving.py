@@ -26,12 +26,21 @@ from kvchat.wording import size as size_in_words
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
 
 
+@dataclass(frozen=True)
+class Window:
+    """A save point whose file an engine can use only with older rows of its sliding windows."""
+
+    point_id: str
+    older_rows: int
+
+
 class Saving:
     """Takes and absorbs. Safe for threads and processes."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._absorbing = threading.Lock()
+        self._windows: dict[str, Window] = {}  # by conversation
 
     def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
         """Raise StoreRefused if saving about that much would pass a bound, or the conversation is never to be saved.
@@ -61,6 +70,7 @@ class Saving:
         expected: Tokens,
         expected_size: int | None,
         prefill_ms: float,
+        older_window_rows: int,
     ) -> SavePoint:
         """Check the file, and make it a save point that is warm, and nothing but warm until it is absorbed."""
         parts = self._parts
@@ -81,8 +91,16 @@ class Saving:
         finally:
             with contextlib.suppress(OSError):
                 slot_file.unlink(missing_ok=True)
+        if older_window_rows:
+            self._windows[conversation_id] = Window(point.id, older_window_rows)
         parts.staging.trim(self._staged())
         return point
+
+    def windows(self) -> tuple[Window, ...]:
+        """The newest save point of each conversation whose sliding windows need older rows; told once."""
+        found = tuple(self._windows.values())
+        self._windows.clear()
+        return found
 
     def newest_staged(self) -> str | None:
         """The last save point that waits to be absorbed."""
@@ -128,6 +146,8 @@ class Saving:
             )
             written += result.written
             outcome = self._commit(point, result, written)
+            if outcome is _Outcome.DONE:
+                parts.staging.vouch(point_id, result.recipe.file_hash.hex())
             if outcome is not _Outcome.BLOCK_GONE:
                 return written if outcome is _Outcome.DONE else None
         raise StoreRefused("Not saved: its blocks were deleted again and again while they were written.")

@@ -8,7 +8,7 @@ import shutil
 import stat
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -25,13 +25,16 @@ class _Warm:
     path: Path
     size: int
     changed_ns: int
+    older_rows: int  # how many older window rows were asked for when it was composed; 0 as it was saved
+    hash: str | None  # BLAKE3, once that is known
 
 
 class Staging:
     """This process's staging folder. Safe for threads. Raises OSError from what makes or moves files.
 
     Slot files of save points stay warm in it: in memory up to a budget, the last used longest; on disk only until they
-    are absorbed, for there a rebuild is as quick.
+    are absorbed, for there a rebuild is as quick. What an engine is given is hashed first, in memory too: that takes a
+    fraction of the time the engine then needs to read it (some GB/s on one core), and mostly happens ahead of Send.
     """
 
     def __init__(self, folder: Path, memory_budget: int, memory_folder: Path = MEMORY_FOLDER) -> None:
@@ -77,12 +80,12 @@ class Staging:
         """Where a save point's slot file lies while it is warm."""
         return self._own / f"{point_id}.slot"
 
-    def keep(self, point_id: str) -> None:
-        """The file at `place` is the save point's, whole: it is warm from now on."""
+    def keep(self, point_id: str, file_hash: str | None = None, older_rows: int = 0) -> None:
+        """The file at `place` is the save point's, whole: it is warm from now on. Its hash may follow."""
         path = self.place(point_id)
         found = path.stat()
         with self._lock:
-            self._warm[point_id] = _Warm(path, found.st_size, found.st_mtime_ns)
+            self._warm[point_id] = _Warm(path, found.st_size, found.st_mtime_ns, older_rows, file_hash)
 
     def warm(self, point_id: str) -> Path | None:
         """The warm file of a save point, None when there is none or someone has touched it."""
@@ -98,6 +101,41 @@ class Staging:
                 return None
             self._warm.move_to_end(point_id)
             return warm.path
+
+    def keep_as_well(self, file: Path, point_id: str, file_hash: str | None, older_rows: int) -> None:
+        """Keep a second name of a file just made warm, in place of what an engine may be reading just now."""
+        fresh = self._own / disk.temporary_name()
+        disk.link_or_copy(file, fresh)
+        fresh.replace(self.place(point_id))
+        self.keep(point_id, file_hash, older_rows)
+
+    def give(self, point_id: str, older_rows: int, target: Path) -> bool:
+        """Put the warm file at `target`, proved; False if there is none, or none with the older rows asked for."""
+        path = self.warm(point_id)
+        warm = self._warm.get(point_id)
+        if path is None or warm is None or warm.older_rows != older_rows:
+            return False
+        disk.link_or_copy(path, target)
+        if warm.hash in (None, disk.hash_file(target)):  # without one it has only just been saved, or composed
+            return True
+        target.unlink()
+        self.drop(point_id)
+        return False
+
+    def hash_all(self) -> None:
+        """Hash the warm files whose hash is not known yet. For a background thread."""
+        with self._lock:
+            unknown = [(point_id, warm) for point_id, warm in self._warm.items() if warm.hash is None]
+        for point_id, warm in unknown:
+            with contextlib.suppress(OSError):
+                self.vouch(point_id, disk.hash_file(warm.path), warm.older_rows)
+
+    def vouch(self, point_id: str, file_hash: str, older_rows: int = 0) -> None:
+        """The warm file with so many older rows, if it is still there, has this hash."""
+        with self._lock:
+            warm = self._warm.get(point_id)
+            if warm is not None and warm.older_rows == older_rows:
+                self._warm[point_id] = replace(warm, hash=file_hash)
 
     def drop(self, point_id: str) -> None:
         """Delete a warm file."""

@@ -87,10 +87,12 @@ class SavePointStore(Protocol):
         expected: Tokens,
         expected_size: int | None = None,
         prefill_ms: float = 0.0,
+        older_window_rows: int = 0,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
 
         `expected_size` is what the engine says it wrote (bytes); `prefill_ms` estimates reading these tokens again.
+        `older_window_rows` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
         The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
         tokens than `expected`, does not fit the bounds, or the conversation is never to be saved.
         """

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.chat.messages import Message, Source
+from kvchat.kvstore.staging import MEMORY_FOLDER
+from kvchat.runtime import Runtime
 from tests.e2e.home import Home, engine_arguments
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model as make_tiny_model
@@ -41,6 +44,25 @@ def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_pat
     for step in figures["steps"]:
         assert share(step) >= share(figures["hot"]) - 0.02, step
     assert figures["outputs_agree"]
+
+
+async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_restarted(
+    tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    if not MEMORY_FOLDER.is_dir():
+        pytest.skip("no file system in memory here")
+    app = App(tmp_path / "home", tiny_model("gemma3"), "embedded")
+    chat = await app.new(SYSTEM)
+
+    async def twice(runtime: Runtime) -> Message:
+        await runtime.chat.send(chat, "Which is the longest bridge?", GREEDY)
+        await runtime.chat.idle()
+        await runtime.restart_engine()
+        return await runtime.chat.send(chat, "And the shortest?", GREEDY)
+
+    second = receipt(await app.once(twice))
+    assert second.source is Source.WARM
+    assert second.cached_tokens >= 0.98 * second.prompt_tokens, second
 
 
 async def test_a_known_system_prompt_starts_a_new_chat_warm(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import replace
 from datetime import timedelta
@@ -95,11 +96,15 @@ def test_in_memory_files_stay_warm_within_the_budget(tmp_path: Path) -> None:
     assert list((tmp_path / "memory").glob("*/*")) == []
 
 
-def test_a_warm_file_someone_touched_is_not_given_to_the_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_warm_file_someone_changed_is_not_given_to_the_engine(tmp_path: Path, seen: bool) -> None:
     bench = Bench(tmp_path / "store", memory=10**9)
     bench.save("thesis", text(300))
     (warm,) = (tmp_path / "memory").glob("*/*/*.slot")
-    warm.write_bytes(bytes(warm.stat().st_size))
+    before = warm.stat()
+    warm.write_bytes(bytes(before.st_size))
+    if not seen:
+        os.utime(warm, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
 
@@ -180,6 +185,27 @@ def test_older_window_rows_come_from_the_save_points_before(tmp_path: Path) -> N
     assert bench.restored(text(130), older_window_rows=0) == WINDOW.slot_file(text(120))
 
 
+@pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])
+def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, older_window_rows=30)
+    for length in lengths:
+        bench.take("thesis", text(length))
+    bench.store.absorb_pending()
+    plan = plan_of(bench.find(text(130)))
+    again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
+    warm = bench.store.stage(plan, bench.slots, older_window_rows=30)
+    assert isinstance(warm, StagedFile)
+    assert warm.tier is Tier.WARM
+    data = bench.read(warm)
+    bench.reopen()  # nothing is warm now: composed anew
+    composed = bench.store.stage(again, bench.slots, older_window_rows=30)
+    assert isinstance(composed, StagedFile)
+    assert (composed.tier, bench.read(composed)) == (Tier.DISK, data)
+    staged = bench.store.stage(again, bench.slots, older_window_rows=30)
+    assert isinstance(staged, StagedFile)
+    assert (staged.tier, bench.read(staged)) == (Tier.WARM, data)
+
+
 def rows_of(slot_file: bytes) -> list[bytes]:
     """The file in words: composed rows may stand in another order."""
     return [slot_file[place : place + 4] for place in range(0, len(slot_file), 4)]
@@ -242,12 +268,21 @@ def test_the_quota_is_kept_and_the_newest_spared(tmp_path: Path) -> None:
     assert gone == Miss("its save point was deleted to stay within the disk quota")
 
 
-def test_what_was_not_used_for_long_goes(bench: Bench) -> None:
-    bench.save("old", text(300))
-    bench.clock.now = bench.clock.now.replace(year=2027)
-    bench.save("new", text(300, start=1000))
+def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> None:
     bench.store.set_bounds(Bounds(bench.quota, 0, max_age_days=30))
-    assert [one.conversation_id for one in bench.store.usage().conversations] == ["new"]
+    for name, start in (("old", 1), ("used again", 1000), ("pinned", 2000)):
+        bench.save(name, text(300, start=start))
+    bench.store.pin("pinned", True)
+    bench.clock.now += timedelta(days=29)
+    assert bench.restored(text(310, start=1000)) == FULL.slot_file(text(300, start=1000))
+    bench.save("new", text(300, start=3000))
+    assert len(bench.store.usage().conversations) == 4
+    bench.clock.now += timedelta(days=2)
+    bench.save("newer", text(300, start=4000))
+    left = {one.conversation_id for one in bench.store.usage().conversations}
+    assert left == {"used again", "pinned", "new", "newer"}
+    gone = bench.find(text(310), conversation="old")
+    assert gone == Miss("its save point was deleted because it had not been used for long")
 
 
 def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:

@@ -120,6 +120,7 @@ class Bench:
     model: Model = FULL
     quota: int = 1_000_000_000
     memory: int = 0  # budget of the warm tier
+    older_window_rows: int = 0  # said when a file is taken
     free: int = 10_000_000_000
     clock: Clock = field(default_factory=Clock)
 
@@ -152,7 +153,9 @@ class Bench:
         """Play the engine: save these tokens, and have the file taken."""
         path = self.slots / "saved.slot"
         size = path.write_bytes(data or self.model.slot_file(tokens))
-        return self.store.take(path, conversation, fingerprint, tokens, size, float(len(tokens)))
+        return self.store.take(
+            path, conversation, fingerprint, tokens, size, float(len(tokens)), self.older_window_rows
+        )
 
     def save(
         self, conversation: str, tokens: Tokens, fingerprint: Fingerprint = FINGERPRINT, data: bytes | None = None
