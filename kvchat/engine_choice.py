@@ -209,6 +209,14 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryF
     return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 
+def free_memory(settings: Settings) -> MemoryFacts:
+    """The memory free for a model: the computer's alone where the engine cannot be asked. Blocks for a moment."""
+    try:
+        return memory_for(usable_engine(settings.engine_path)[0])
+    except KvchatError:
+        return available_memory()
+
+
 def file_stamps(files: Sequence[Path]) -> FileStamps:
     """What changes when a file is replaced or written to; zeros for one that is gone."""
     return tuple(_stamp(file) for file in files)

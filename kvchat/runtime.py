@@ -20,6 +20,7 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import Sampling
+from kvchat.engine_choice import free_memory
 from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
 from kvchat.kvstore.block_store import BlockStore
@@ -28,10 +29,14 @@ from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
 from kvchat.library.corrections import CorrectionBook
+from kvchat.library.downloads import Download, DownloadState
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
-from kvchat.library.memory import available_memory
+from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.library.memory_bar import MemoryBar
+from kvchat.library.model_files import display_name
+from kvchat.library.model_library import ModelLibrary
+from kvchat.library.ollama import name_of_blob
 from kvchat.library.proposals import Proposal
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
@@ -64,6 +69,8 @@ class Runtime:
             CorrectionBook(paths.memory_corrections),
         )
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
+        self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
+        self.models.subscribe(self._download_changed)
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
         self._storing_settings = asyncio.Lock()
@@ -77,7 +84,21 @@ class Runtime:
     @property
     def model_name(self) -> str | None:
         """The model's name for the screen, None without a model."""
-        return Path(self.settings.model_path).stem if self.settings.model_path else None
+        if not self.settings.model_path:
+            return None
+        path = Path(self.settings.model_path)
+        return name_of_blob(path) or display_name(path)
+
+    @property
+    def model_missing(self) -> bool:
+        """Whether the engine could not start because the model's file is gone."""
+        path, failed = self.settings.model_path, self.engine_status.state is EngineState.FAILED
+        return failed and path is not None and not Path(path).exists()
+
+    @property
+    def repository_of_model(self) -> str | None:
+        """Where on Hugging Face the model came from, if kvchat fetched it from there."""
+        return self.models.repository_of(Path(self.settings.model_path)) if self.settings.model_path else None
 
     @property
     def context_size(self) -> int | None:
@@ -178,6 +199,22 @@ class Runtime:
         elif self.restart_pending:
             await self.restart_engine()
 
+    async def free_memory(self) -> MemoryFacts:
+        """The memory a model could use: what is free, and what the running one would give back.
+
+        Asks the engine for its devices, which takes a moment.
+        """
+        memory = await asyncio.to_thread(free_memory, self.settings)
+        choice = self.room.choice
+        if choice is None or self.engine_status.state is not EngineState.READY:
+            return memory
+        if memory.devices:  # on a GPU, weights and all; where devices share them, one is as good as another
+            first, *others = memory.devices
+            given_back = dataclasses.replace(first, free=first.free + choice.context.needed)
+            return dataclasses.replace(memory, devices=(given_back, *others))
+        # Weights are pages of their file, which count as free already.
+        return dataclasses.replace(memory, available=memory.available + choice.context.kv_bytes)
+
     async def apply_settings(self, settings: Settings) -> None:
         """Put the settings into force and store them. Raises SettingsNotSaved: they are in force all the same.
 
@@ -227,6 +264,7 @@ class Runtime:
             return
         self._closed = True
         self._rest.end()
+        await self.models.close()
         self.chat.close()
         await self._come_to_rest()
         await self.room.close()
@@ -244,6 +282,14 @@ class Runtime:
                 await self.chat.idle()
         except TimeoutError:
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
+
+    def _download_changed(self, download: Download) -> None:
+        name = download.order.file.name
+        if download.state is DownloadState.DONE:
+            self.events.publish(Notice(f"{name} is downloaded", "It is among the models now."))
+        elif download.state is DownloadState.FAILED and download.error is not None:
+            error = download.error
+            self.events.publish(Notice(f"{name} could not be downloaded", f"{error.title}. {error.detail}"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -12,18 +12,17 @@ from typing import Any
 from kvchat.cli.columns import columns
 from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.cli.session import run_until_interrupted
-from kvchat.engine.discovery import find_engine
-from kvchat.engine_choice import memory_for
+from kvchat.engine_choice import free_memory
 from kvchat.errors import KvchatError
-from kvchat.library.curated import SUGGESTIONS, Suggestion, tier_for
+from kvchat.library.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.hub import HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.hub_download import Order, fetch_model
-from kvchat.library.memory import MemoryFacts, available_memory
+from kvchat.library.memory import MemoryFacts
 from kvchat.library.model_files import without_quantisation
 from kvchat.library.model_finder import FoundModel, UnreadableFolder
-from kvchat.library.model_library import ModelLibrary
-from kvchat.library.verdict import judge, judge_size
+from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.verdict import Judgement, judge_size
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.wording import size, tokens_short
@@ -38,12 +37,12 @@ def run(options: ModelsOptions) -> int:
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     chosen = (*settings.model_folders, *(str(folder.absolute()) for folder in options.folders))
-    library = ModelLibrary(paths, lambda: chosen, lambda download: None)
+    library = ModelLibrary(paths, lambda: chosen)
     match options.action:
         case ModelsAction.LIST:
             return run_until_interrupted(_list(library, settings, options.as_json))
         case ModelsAction.SUGGEST:
-            return _suggest(_memory(settings), options.as_json)
+            return _suggest(free_memory(settings), options.as_json)
         case ModelsAction.SEARCH:
             return run_until_interrupted(_search(library, options))
         case ModelsAction.FILES:
@@ -54,54 +53,45 @@ def run(options: ModelsOptions) -> int:
             return _token(library, options)
 
 
-def _memory(settings: Settings) -> MemoryFacts:
-    """The memory a model may use: the computer's alone where the engine cannot be asked."""
-    try:
-        return memory_for(find_engine(settings.engine_path))
-    except KvchatError:
-        return available_memory()
-
-
 async def _list(library: ModelLibrary, settings: Settings, as_json: bool) -> int:
-    memory, models = _memory(settings), list[FoundModel]()
-    unreadable = await library.find(models.append)
-    models.sort(key=lambda model: (model.facts is None, model.name.lower()))
+    models: list[JudgedModel] = []
+    unreadable = await library.find(free_memory(settings), settings.kv_type, models.append)
+    models.sort(key=lambda one: (one.judgement is None, one.model.name.lower()))
     if as_json:
-        print(json.dumps({"models": [_fields(one, memory, settings.kv_type) for one in models]}))
+        print(json.dumps({"models": [_fields(one) for one in models]}))
     else:
-        print("\n".join(list_lines(models, unreadable, memory, settings.kv_type)))
+        print("\n".join(list_lines(models, unreadable)))
     return 0
 
 
-def list_lines(
-    models: Sequence[FoundModel], unreadable: Sequence[UnreadableFolder], memory: MemoryFacts, kv_type: str
-) -> list[str]:
+def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
     """The models for a reader, those that cannot be used at the end with the reason."""
     lines = [f"{len(models)} models" if len(models) != 1 else "1 model"]
-    lines += columns([_row(model, memory, kv_type) for model in models if model.facts])
-    for model in models:
-        if model.problem:
-            lines += [f"  {model.name}: {model.problem.title}.", f"    {model.problem.detail}"]
+    lines += columns([_row(one.model, one.judgement) for one in models if one.judgement])
+    for problem, name in [(one.model.problem, one.model.name) for one in models]:
+        if problem:
+            lines += [f"  {name}: {problem.title}.", f"    {problem.detail}"]
     lines += [f"  {folder.path} cannot be read: {folder.reason}." for folder in unreadable]
     if not models:
         lines += ["`kvchat models suggest` names some, `kvchat models get` fetches one."]
     return lines
 
 
-def _row(model: FoundModel, memory: MemoryFacts, kv_type: str) -> tuple[str, ...]:
+def _row(model: FoundModel, judgement: Judgement) -> tuple[str, ...]:
     assert model.facts is not None
     return (
         without_quantisation(model.name, model.facts.quantisation),
         model.facts.quantisation,
         size(model.size),
         f"{tokens_short(model.facts.trained_context)} context",
-        judge(model.facts, memory, kv_type).verdict.value,
+        judgement.verdict.value,
         model.source.value,
     )
 
 
-def _fields(model: FoundModel, memory: MemoryFacts, kv_type: str) -> dict[str, Any]:
+def _fields(one: JudgedModel) -> dict[str, Any]:
     """A model as JSON: size in bytes, context in tokens."""
+    model = one.model
     fields: dict[str, Any] = {
         "name": model.name,
         "path": str(model.path),
@@ -110,22 +100,21 @@ def _fields(model: FoundModel, memory: MemoryFacts, kv_type: str) -> dict[str, A
         "projector": str(model.projector) if model.projector else None,
         "problem": str(model.problem) if model.problem else None,
     }
-    if model.facts:
-        judgement = judge(model.facts, memory, kv_type)
+    if model.facts and one.judgement:
         fields |= {
             "architecture": model.facts.architecture,
             "quantisation": model.facts.quantisation,
             "trained_context": model.facts.trained_context,
             "parts": [str(part) for part in model.facts.parts],
-            "verdict": judgement.verdict.value,
-            "reason": judgement.reason,
+            "verdict": one.judgement.verdict.value,
+            "reason": one.judgement.reason,
         }
     return fields
 
 
 def _suggest(memory: MemoryFacts, as_json: bool) -> int:
     tier = tier_for(memory)
-    fitting = [one for one in SUGGESTIONS if one.memory_gb == tier]
+    fitting = suggestions_for(memory)
     if as_json:
         print(json.dumps({"memory_gb": tier, "suggestions": [dataclasses.asdict(one) for one in fitting]}))
         return 0
@@ -160,7 +149,7 @@ def _hub_fields(one: HubModel) -> dict[str, Any]:
 
 
 async def _files(library: ModelLibrary, settings: Settings, options: ModelsOptions) -> int:
-    repository, memory = await library.hub.repository(_named(options.what)), _memory(settings)
+    repository, memory = await library.hub.repository(_named(options.what)), free_memory(settings)
     if options.as_json:
         files = [
             dataclasses.asdict(file) | {"size": file.size, "verdict": judge_size(file.size, memory).verdict.value}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.library.memory import MemoryFacts
+from kvchat.library.verdict import Verdict, judge_size
 
 GB = 1_000_000_000
 
@@ -53,7 +54,7 @@ SUGGESTIONS = (
     Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, "The best writer of this list."),
     Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, "The strongest at reasoning and code."),
 )
-TIERS = tuple(sorted({one.memory_gb for one in SUGGESTIONS}))
+_TIERS = {one.memory_gb for one in SUGGESTIONS}
 
 
 def tier_for(memory: MemoryFacts) -> int:
@@ -61,5 +62,12 @@ def tier_for(memory: MemoryFacts) -> int:
 
     Some of a GPU's memory is always taken, so that an 8 GB one has 7 GB free.
     """
-    free = memory.device_free
-    return max((tier for tier in TIERS if tier * 0.85 * GB <= free), default=0)
+    return max((tier for tier in _TIERS if tier * 0.85 * GB <= memory.device_free), default=0)
+
+
+def suggestions_for(memory: MemoryFacts) -> tuple[Suggestion, ...]:
+    """The models worth trying on this machine: those of its tier that can run at all."""
+    tier = tier_for(memory)
+    return tuple(
+        one for one in SUGGESTIONS if one.memory_gb == tier and judge_size(one.size, memory).verdict is not Verdict.NO
+    )

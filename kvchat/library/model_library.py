@@ -5,28 +5,47 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.library.downloads import Download, Downloads
 from kvchat.library.hub import Hub, HubFile, HubRepository
 from kvchat.library.hub_download import Order
 from kvchat.library.hub_token import TokenStore
+from kvchat.library.memory import MemoryFacts
 from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolder
 from kvchat.library.model_folders import model_folders, this_machine
+from kvchat.library.verdict import Judgement, judge
 from kvchat.paths import Paths
+
+
+@dataclass(frozen=True)
+class JudgedModel:
+    """A model on disk and whether it fits; no judgement of one that cannot be used."""
+
+    model: FoundModel
+    judgement: Judgement | None
 
 
 class ModelLibrary:
     """Belongs to one event loop. Asks nothing of the network and of no disk until a method is called."""
 
-    def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]], tell: Callable[[Download], None]) -> None:
+    def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]]) -> None:
         self.token = TokenStore(paths.config)
         self.hub = Hub(self.token.value)
-        self.downloads = Downloads(paths.models, self.hub, tell)
+        self.downloads = Downloads(paths.models, self.hub, self._tell)
         self._paths = paths
         self._chosen = chosen
+        self._listeners: list[Callable[[Download], None]] = []
 
-    async def find(self, found: Callable[[FoundModel], None]) -> tuple[UnreadableFolder, ...]:
+    def subscribe(self, listener: Callable[[Download], None]) -> Callable[[], None]:
+        """Hear of every change of a download, on the loop's thread; call what is returned to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def find(
+        self, memory: MemoryFacts, kv_type: str, found: Callable[[JudgedModel], None]
+    ) -> tuple[UnreadableFolder, ...]:
         """Look for models, telling each as it is found; returns the folders that may not be read. Can be cancelled."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
 
@@ -34,7 +53,8 @@ class ModelLibrary:
             chosen = [Path(folder).expanduser() for folder in self._chosen()]
             finder = ModelFinder(model_folders(self._paths.models, chosen, this_machine()), self._paths.model_facts)
             for model in finder.models(stop):
-                loop.call_soon_threadsafe(found, model)
+                judgement = judge(model.facts, memory, kv_type) if model.facts else None
+                loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
             return tuple(finder.unreadable)
 
         looking = asyncio.ensure_future(asyncio.to_thread(look))
@@ -56,6 +76,10 @@ class ModelLibrary:
         except ValueError:
             return None
         return f"{owner}/{name}"
+
+    def _tell(self, download: Download) -> None:
+        for listener in tuple(self._listeners):
+            listener(download)
 
     async def close(self) -> None:
         """Stop the downloads; what has arrived is kept."""

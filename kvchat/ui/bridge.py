@@ -128,7 +128,12 @@ class Bridge(QObject):
     def show_engine(self) -> None:
         """Engine, model and context, wherever they are shown."""
         runtime, views = self._runtime, self._views
-        views.engine_card.show_status(runtime.engine_status, runtime.model_name)
+        views.engine_card.show_status(
+            runtime.engine_status,
+            runtime.model_name,
+            missing=runtime.model_missing,
+            fetchable=runtime.repository_of_model is not None,
+        )
         views.strip.show_engine(runtime.engine_status.state, runtime.model_name)
         views.header.show_model(runtime.model_name, runtime.context_reason)
         self._show_context()

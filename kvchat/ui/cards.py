@@ -44,7 +44,7 @@ class UnansweredLine(QWidget):
         row.addStretch(1)
 
 
-class _Card(QFrame):
+class Card(QFrame):
     """Title, detail, advice, and a row of buttons."""
 
     def __init__(self, kind: str = "card") -> None:
@@ -84,7 +84,7 @@ class _Card(QFrame):
         return button
 
 
-class FailureCard(_Card):
+class FailureCard(Card):
     """A turn that failed, in the transcript."""
 
     retry_requested = Signal()
@@ -104,28 +104,39 @@ class FailureCard(_Card):
         self.setVisible(error is not None)
 
 
-class EngineCard(_Card):
+class EngineCard(Card):
     """Above the composer: an engine that is loading, stopped or failed. Hidden while all is well."""
 
     start_requested = Signal()
     restart_requested = Signal()
     log_requested = Signal()
     model_requested = Signal()
+    locate_requested = Signal()
+    fetch_requested = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self.start = self.add_button("Start", "primary")
         self.restart = self.add_button("Restart", "primary")
         self.log = self.add_button("View log")
+        self.locate = self.add_button("Locate it…", "primary")
+        self.fetch = self.add_button("Download again…")
         self.model = self.add_button("Choose another model")
         self.buttons.addStretch(1)
         self.start.clicked.connect(self.start_requested)
         self.restart.clicked.connect(self.restart_requested)
         self.log.clicked.connect(self.log_requested)
         self.model.clicked.connect(self.model_requested)
+        self.locate.clicked.connect(self.locate_requested)
+        self.fetch.clicked.connect(self.fetch_requested)
 
-    def show_status(self, status: EngineStatus, model: str | None) -> None:
-        """Say what the engine's state means for the user."""
+    def show_status(
+        self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
+    ) -> None:
+        """Say what the engine's state means for the user.
+
+        Where the model's file is `missing` there are other choices; `fetchable`: where it came from is known.
+        """
         state, failure = status.state, status.failure
         failed = state is EngineState.FAILED
         if state in (EngineState.READY, EngineState.RESTING):
@@ -138,16 +149,18 @@ class EngineCard(_Card):
             self.say(failure.title, f"Starting the engine again{attempt}.", failure.advice)
         else:
             self.say(*_calm_words(state, model))
-        self._show_buttons(state)
+        self._show_buttons(state, missing=missing, fetchable=fetchable)
         self._set_tone("bad" if failed else "")
         self.show()
 
-    def _show_buttons(self, state: EngineState) -> None:
+    def _show_buttons(self, state: EngineState, *, missing: bool, fetchable: bool) -> None:
         failed = state is EngineState.FAILED
         for button, wanted in (
             (self.start, state is EngineState.STOPPED),
-            (self.restart, failed),
-            (self.log, failed),
+            (self.restart, failed and not missing),
+            (self.log, failed and not missing),
+            (self.locate, failed and missing),
+            (self.fetch, failed and missing and fetchable),
             (self.model, failed),
         ):
             button.setVisible(wanted)

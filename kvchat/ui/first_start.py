@@ -28,6 +28,7 @@ class FirstStart(QWidget):
     """The page that leads to a model. It does no work itself: it says what was wished."""
 
     pick_requested = Signal(object)  # Path of a GGUF file
+    models_requested = Signal()  # those on this computer, and more
     starter_requested = Signal()
     cancel_requested = Signal()
     back_requested = Signal()
@@ -37,11 +38,13 @@ class FirstStart(QWidget):
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _wide_button("Fetch the starter model (98 MB)", "primary")
+        self.models = _wide_button("Find models on this computer, or get another…", "")
         self.pick = _wide_button("Pick a GGUF file…", "")
         self.back = _wide_button("Back", "flat")
         self._can_go_back = False
         self.back.hide()
         self.starter.clicked.connect(self._start_fetch)
+        self.models.clicked.connect(self.models_requested)
         self.pick.clicked.connect(self.open_file_dialog)
         self.back.clicked.connect(self.back_requested)
         ground = ScrollGround("page")
@@ -96,6 +99,7 @@ class FirstStart(QWidget):
     def _show_fetching(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
         self.starter.setVisible(not fetching)
+        self.models.setVisible(not fetching)
         self.pick.setVisible(not fetching)
         self.back.setVisible(self._can_go_back and not fetching)
         if fetching:
@@ -110,7 +114,7 @@ class FirstStart(QWidget):
         for label in _greeting():
             column.addWidget(label)
         column.addSpacing(8)
-        for widget in (self.starter, self.pick, self._build_progress(), self._build_error(), self.back):
+        for widget in (self.starter, self.models, self.pick, self._build_progress(), self._build_error(), self.back):
             column.addWidget(widget)
         middle = QVBoxLayout()
         middle.addStretch(2)

@@ -28,6 +28,7 @@ from kvchat.ui.engine_log_window import EngineLogWindow
 from kvchat.ui.first_start import FirstStart
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
+from kvchat.ui.models_window import ModelsWindow
 from kvchat.ui.notices import Notices
 from kvchat.ui.settings_storage import StoragePage
 from kvchat.ui.settings_window import SettingsWindow
@@ -65,6 +66,7 @@ class MainWindow(QMainWindow):
         self._disk_panel: DiskPanel | None = None
         self._log_window: EngineLogWindow | None = None
         self._settings: SettingsWindow | None = None
+        self._models: ModelsWindow | None = None
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
         self._connect()
@@ -119,10 +121,18 @@ class MainWindow(QMainWindow):
         """What the user may choose, at the page of that name, else at the one shown last."""
         if self._settings is None:
             self._settings = window = SettingsWindow(self._runtime, self._look, self.wishes, self)
-            window.model.model_requested.connect(self.show_first_start)
+            window.model.model_requested.connect(self.open_models)
             window.storage.usage_requested.connect(self.open_disk_panel)
         self._settings.show_page(page)
         return self._settings
+
+    def open_models(self) -> ModelsWindow:
+        """The models on this computer, and those that can be had."""
+        if self._models is None:
+            self._models = ModelsWindow(self._runtime, self._look, self.wishes, self)
+            self._models.use_requested.connect(lambda path: self.wishes.start(self._use_from_list(path)))
+        self._models.open_here()
+        return self._models
 
     def open_engine_log(self) -> EngineLogWindow:
         """What the engine says."""
@@ -204,13 +214,16 @@ class MainWindow(QMainWindow):
         self.header.disk_requested.connect(self.open_disk_panel)
         self.header.log_requested.connect(self.open_engine_log)
         self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
-        self.header.model_requested.connect(self.show_first_start)
+        self.header.model_requested.connect(self.open_models)
         self.header.settings_requested.connect(self.open_settings)
         self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.engine_card.log_requested.connect(self.open_engine_log)
-        self.engine_card.model_requested.connect(self.show_first_start)
+        self.engine_card.model_requested.connect(self.open_models)
+        self.engine_card.locate_requested.connect(self.first_start.open_file_dialog)
+        self.engine_card.fetch_requested.connect(self._fetch_again)
+        self.first_start.models_requested.connect(self.open_models)
         self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
         self.first_start.back_requested.connect(self._show_right_page)
 
@@ -259,6 +272,20 @@ class MainWindow(QMainWindow):
             return
         self.bridge.show_engine()
         self._show_right_page()
+
+    async def _use_from_list(self, path: Path) -> None:
+        """Use a model of the models window, and close that: what happens next is seen here. Raises KvchatError."""
+        await self._runtime.use_model(path)
+        if self._models is not None:
+            self._models.close()
+        self.bridge.show_engine()
+        self._show_right_page()
+
+    def _fetch_again(self) -> None:
+        """The files of the repository the missing model came from, to choose one."""
+        repository = self._runtime.repository_of_model
+        if repository is not None:
+            self.open_models().open_repository(repository)
 
     def _remember_place(self) -> None:
         self._memory.setValue("geometry", self.saveGeometry())

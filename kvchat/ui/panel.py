@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -9,7 +10,7 @@ from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.ui.notices import Notices
-from kvchat.ui.tasks import Wishes
+from kvchat.ui.tasks import ErrorDoor, Wishes
 from kvchat.ui.theme import Look
 
 
@@ -21,9 +22,9 @@ class Panel(QDialog):
         self._wishes = wishes
         self.notices = Notices(look)
 
-    def wish(self, wish: Coroutine[Any, Any, Any]) -> None:
+    def wish(self, wish: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
         """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
-        self._wishes.start(wish, self.tell)
+        return self._wishes.start(wish, on_error or self.tell)
 
     def tell(self, error: KvchatError) -> None:
         """Say what failed, where the user looks."""

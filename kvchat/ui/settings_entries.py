@@ -25,7 +25,7 @@ from kvchat.ui.theme import Look
 
 _FIELD_WIDTH, _UNIT_WIDTH = 140, 46  # pixels
 
-Change = Callable[[str, Any], None]  # called with a setting's name and its new value
+Change = Callable[[str, Any], object]  # called with a setting's name and its new value
 
 
 class Entry(QWidget):

@@ -64,6 +64,7 @@ def _buttons(t: Theme, small: float) -> str:
     QPushButton[kind="primary"], QPushButton:default {{ background: {t.accent}; color: {t.on_accent};
                    border: 1px solid {t.accent}; font-weight: 600; }}
     QPushButton[kind="primary"]:focus {{ border: 1px solid {t.text}; }}
+    QPushButton[kind="primary"]:disabled {{ background: {t.hover}; color: {t.muted}; border: 1px solid {t.hover}; }}
     QPushButton[kind="danger"] {{ color: {t.bad}; }}
     QPushButton[kind="flat"] {{ background: transparent; border: 1px solid transparent; padding: 5px 8px; }}
     QPushButton[kind="flat"]:hover {{ background: {t.hover}; }}
@@ -78,6 +79,11 @@ def _buttons(t: Theme, small: float) -> str:
     QPushButton[kind="usage"] {{ background: transparent; border: none; border-radius: 8px; color: {t.muted};
                    font-size: {small}pt; text-align: left; padding: 6px 8px; }}
     QPushButton[kind="usage"]:hover, QPushButton[kind="usage"]:focus {{ background: {t.hover}; color: {t.text}; }}
+    QPushButton[kind="tab"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
+                   padding: 6px 12px; color: {t.muted}; }}
+    QPushButton[kind="tab"]:hover {{ background: {t.hover}; }}
+    QPushButton[kind="tab"]:checked {{ background: {t.selected}; color: {t.text}; font-weight: 600; }}
+    QPushButton[kind="tab"]:focus {{ border: 1px solid {t.accent}; }}
     QPushButton[kind="new"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
                    text-align: left; padding: 8px 10px; font-weight: 600; }}
     QPushButton[kind="new"]:hover {{ background: {t.hover}; }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -24,6 +25,10 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.library.memory import MemoryFacts
+from kvchat.library.model_finder import FoundModel, UnreadableFolder
+from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.verdict import judge
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import RESTART_SETTINGS, Runtime
 from kvchat.settings import GB, Settings
@@ -177,6 +182,22 @@ class FakeChat(ChatService):
         return future
 
 
+class FakeLibrary(ModelLibrary):
+    """Finds what a test has put there; the Hub is a stand-in, or nobody."""
+
+    def __init__(self, paths: Paths) -> None:
+        super().__init__(paths, tuple)
+        self.there: list[FoundModel] = []
+        self.locked: tuple[UnreadableFolder, ...] = ()
+
+    async def find(
+        self, memory: MemoryFacts, kv_type: str, found: Callable[[JudgedModel], None]
+    ) -> tuple[UnreadableFolder, ...]:
+        for model in self.there:
+            found(JudgedModel(model, judge(model.facts, memory, kv_type) if model.facts else None))
+        return self.locked
+
+
 class FakeRuntime(Runtime):
     """A runtime whose engine is a word and whose store is a dict."""
 
@@ -186,6 +207,9 @@ class FakeRuntime(Runtime):
         self.settings = Settings(model_path=f"/models/{model}.gguf" if model else None)
         self.events = EventBus()
         self.chat: FakeChat = FakeChat(self.events)
+        self.models: FakeLibrary = FakeLibrary(self.paths)
+        self.memory = MemoryFacts(16 * GB)
+        self.missing = False
         self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
         self.started = self.settings  # what the engine runs with
         self.warning = ""  # about the context size
@@ -205,6 +229,13 @@ class FakeRuntime(Runtime):
     @property
     def model_name(self) -> str | None:
         return Path(self.settings.model_path).stem if self.settings.model_path else None
+
+    @property
+    def model_missing(self) -> bool:
+        return self.missing
+
+    async def free_memory(self) -> MemoryFacts:
+        return self.memory
 
     @property
     def context_size(self) -> int | None:

@@ -17,6 +17,7 @@ from kvchat.ui.conversation_list import ROW, Warmth
 from kvchat.ui.keep_menu import NEVER_SAVE
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import ReplyView
+from kvchat.ui.models_window import ModelsWindow
 from kvchat.ui.theme import Look
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
@@ -376,7 +377,9 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     assert "server is listening" in log.text.toPlainText()
     log.close()
     card.model.click()
-    assert window.first_start.isVisible()
+    models = window.findChild(ModelsWindow)
+    assert models is not None
+    assert models.isVisible()
     furnished.set_engine(EngineState.READY)
     assert card.isHidden()
 

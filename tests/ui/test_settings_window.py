@@ -19,6 +19,7 @@ from kvchat.settings import GB, Settings
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.disk_panel import DiskPanel
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.models_window import ModelsWindow
 from kvchat.ui.settings_entries import NumberEntry
 from kvchat.ui.settings_window import SettingsWindow
 from kvchat.ui.theme import Look
@@ -261,7 +262,9 @@ async def test_leads_to_the_model_and_to_what_is_saved(
     window: MainWindow, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
-    assert window.first_start.isVisible()
+    models = window.findChild(ModelsWindow)
+    assert models is not None
+    assert models.isVisible()
     settings.show_page(settings.storage.name)
     qtbot.mouseClick(button(settings, "Show what is saved"), LEFT)
     panel = window.findChild(DiskPanel)
