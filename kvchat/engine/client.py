@@ -125,7 +125,7 @@ class LlamaServerClient:
         self.key = key
         self._hang_guard_s = hang_guard_s
         self._on_fault = on_fault
-        self._authorization = {"Authorization": f"Bearer {key}"}
+        self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             base_url=base_url,
             # The server closes connections after a streamed reply; a pooled one would break the next request.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import shlex
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from kvchat.engine import failure
-from kvchat.engine.client import Engine, EngineError, EngineGone, Health, LlamaServerClient, NotOurEngine
+from kvchat.engine.board import EngineBoard
+from kvchat.engine.client import EngineError, EngineGone, Health, LlamaServerClient, NotOurEngine
 from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.invocation import Invocation, prepare
 from kvchat.engine.log import START, EngineLog
@@ -69,19 +71,8 @@ class _Death:
 StepDown = Callable[[], LaunchPlan | None]
 
 
-class EngineFailed(EngineError):
-    """The engine is not running and is not going to: the failure's words."""
-
-    def __init__(self, reason: EngineFailure) -> None:
-        super().__init__(reason.title, reason.detail, reason.advice)
-        self.failure = reason
-
-
-class EngineSupervisor:
-    """One engine at a time. Every method belongs to the thread of one asyncio loop, the main thread's.
-
-    `generation` grows with each process started: whoever remembers what the slot holds compares it.
-    """
+class EngineSupervisor(EngineBoard):
+    """One engine process at a time. Every method belongs to the main thread's loop."""
 
     def __init__(
         self,
@@ -92,10 +83,11 @@ class EngineSupervisor:
         ladder: Ladder | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        generations: Iterator[int] | None = None,
     ) -> None:
         """`clock` and `sleep` stand for time in the back-off, so that tests need not wait."""
+        super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
-        self.generation = 0
         self.location: EngineLocation | None = None
         self.plan: LaunchPlan | None = None  # once launched, with the port really used
         self._policy = policy or RestartPolicy()
@@ -104,34 +96,15 @@ class EngineSupervisor:
         self._ladder = ladder or Ladder()
         self._clock = clock
         self._sleep = sleep
-        self._status = EngineStatus(EngineState.STOPPED)
-        self._listeners: list[Callable[[EngineStatus], None]] = []
-        self._changed = asyncio.Event()
         self._serial = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
-        self._client: LlamaServerClient | None = None
         self._rung: StopRung | None = None
-
-    @property
-    def status(self) -> EngineStatus:
-        """What the engine is doing."""
-        return self._status
 
     @property
     def pid(self) -> int | None:
         """The running engine process, None without one."""
         return self._process.pid if self._process is not None and self._process.running else None
-
-    @property
-    def client(self) -> LlamaServerClient | None:
-        """The connection to a ready engine, None without one."""
-        return self._client
-
-    def subscribe(self, listener: Callable[[EngineStatus], None]) -> Callable[[], None]:
-        """Call `listener` with each new status, on the loop's thread; returns the function that ends it."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
         """Start an engine; one that runs is stopped first. Returns at once: `ready` waits, listeners hear the rest.
@@ -160,27 +133,6 @@ class EngineSupervisor:
         """Stop for good and close the log."""
         await self.stop()
         self.log.close()
-
-    async def ready(self) -> Engine:
-        """The engine, as soon as it is ready. Raises EngineFailed with the reason, EngineError when it is stopped."""
-        while True:
-            state = self._status.state
-            if state is EngineState.READY and self._client is not None:
-                return self._client
-            if state is EngineState.FAILED and self._status.failure is not None:
-                raise EngineFailed(self._status.failure)
-            if state in (EngineState.STOPPED, EngineState.STOPPING):
-                raise EngineError("The engine is stopped", "", "Start the engine, then try again.")
-            await self._changed.wait()
-
-    def _publish(self, status: EngineStatus) -> None:
-        if status == self._status:
-            return
-        self._status = status
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for listener in tuple(self._listeners):
-            listener(status)
 
     async def _end(self) -> None:
         """Bring the running task to its end. Cancelled meanwhile, the task still finishes by itself."""
@@ -243,7 +195,7 @@ class EngineSupervisor:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:
             return _Death(failure.cannot_spawn(error), was_ready=False)
-        self.generation += 1
+        self.generation = next(self._generations)
         self.plan, self._process = invocation.plan, process
         watch = Watch(self._watch, self.log)
         client = LlamaServerClient(

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvchat.engine.board import EngineFailed
 from kvchat.engine.client import Engine, EngineError, EngineGone
 from kvchat.engine.discovery import EngineLocation, list_devices
 from kvchat.engine.log import EngineLog
 from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, probe
-from kvchat.engine.supervisor import EngineFailed, EngineSupervisor, RestartPolicy
+from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.wire import ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 

@@ -17,11 +17,12 @@ import httpx
 import pytest
 
 from kvchat.engine import embedded
+from kvchat.engine.board import EngineFailed
 from kvchat.engine.client import EngineRefused, LlamaServerClient
 from kvchat.engine.discovery import EngineKind, EngineLocation, engine_version, list_devices
 from kvchat.engine.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.status import EngineState, FailureKind
-from kvchat.engine.supervisor import EngineFailed, EngineSupervisor, RestartPolicy
+from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.wire import ChatMessage, Sampling
 from tests.engine.waiting import is_alive, until
 

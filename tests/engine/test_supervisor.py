@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.board import EngineFailed
 from kvchat.engine.client import EngineError, EngineGone, LlamaServerClient
 from kvchat.engine.discovery import EngineKind, EngineLocation
 from kvchat.engine.process import Ladder
 from kvchat.engine.status import EngineState, EngineStatus, FailureKind
-from kvchat.engine.supervisor import EngineFailed, EngineSupervisor, RestartPolicy
+from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
 

@@ -1,0 +1,91 @@
+"""A llama-server of this user on this computer, seen from outside: what it was started with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx
+import psutil
+
+from kvchat.engine.client import EngineError, LlamaServerClient
+
+_VARIABLE_PREFIX = "LLAMA_ARG_"
+_SAVE_S = 20.0  # an idle slot is saved at once; one that answers somebody else is not waited for longer
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Its process and how it was started."""
+
+    pid: int
+    folder: Path  # the one it runs in
+    arguments: tuple[str, ...]  # without the program
+    variables: tuple[tuple[str, str], ...] = ()  # LLAMA_ARG_*, which are options as well
+
+    def value_of(self, *names: str) -> str | None:
+        """What follows an option, by any of its names."""
+        for name, value in zip(self.arguments, self.arguments[1:], strict=False):
+            if name.replace("_", "-") in names:
+                return value
+        return None
+
+    @property
+    def slot_folder(self) -> Path | None:
+        """Where it keeps slot files, None if it does not."""
+        value = self.value_of("--slot-save-path")
+        return self.folder / value if value else None
+
+
+def find_server(url: str) -> RunningServer | None:
+    """The process that answers at this address; None if it is on another computer or not ours to look into."""
+    address = httpx.URL(url)
+    if not _is_here(address.host):
+        return None
+    port = address.port or (443 if address.scheme == "https" else 80)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            listens = (c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp"))
+            if any(listens):
+                variables = {k: v for k, v in process.environ().items() if k.startswith(_VARIABLE_PREFIX)}
+                command = process.cmdline()
+                return RunningServer(
+                    process.pid, Path(process.cwd()), tuple(command[1:]), tuple(sorted(variables.items()))
+                )
+    return None
+
+
+async def reachable_slot_folder(client: LlamaServerClient, server: RunningServer) -> Path | None:
+    """Where the server's slot files can be had, proved by a save; None where they cannot."""
+    folder = server.slot_folder
+    if folder is None:
+        return None
+    file = folder / f"kvchat-{uuid.uuid4().hex}.slot"
+    try:
+        async with asyncio.timeout(_SAVE_S):
+            written = (await client.save_slot(file.name)).n_written
+        return folder if await asyncio.to_thread(_size, file) == written else None
+    except (EngineError, TimeoutError):
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(file.unlink, missing_ok=True)
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
+def _is_here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return False
