@@ -156,6 +156,11 @@ class Runtime:
         """The engine's own output, newest last, bounded."""
         return list(self._log.lines)
 
+    @property
+    def engine_location(self) -> str:
+        """Where the engine that runs, or ran last, is; empty before one was chosen."""
+        return str(self.room.choice.location) if self.room.choice else ""
+
     async def engine_vitals(self) -> Vitals | None:
         """How the engine is doing at this moment; None without a ready one."""
         return await self.room.vitals()

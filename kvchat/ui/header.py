@@ -19,7 +19,7 @@ class Header(QWidget):
     pin_requested = Signal(bool)  # pinned from now on
     never_save_requested = Signal(bool)  # never saved from now on
     disk_requested = Signal()
-    log_requested = Signal()
+    engine_requested = Signal()
     restart_requested = Signal()
     model_requested = Signal()
     settings_requested = Signal()
@@ -82,7 +82,7 @@ class Header(QWidget):
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()
         menu.addAction("Disk usage…", self.disk_requested.emit)
-        menu.addAction("Engine log…", self.log_requested.emit)
+        menu.addAction("Engine…", self.engine_requested.emit)
         menu.addAction("Restart engine", self.restart_requested.emit)
         menu.addSeparator()
         menu.addAction("Settings…\tCtrl+,", self.settings_requested.emit)

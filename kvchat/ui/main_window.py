@@ -24,7 +24,7 @@ from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.composer import Composer
 from kvchat.ui.confirm import confirm
 from kvchat.ui.disk_panel import DiskPanel
-from kvchat.ui.engine_log_window import EngineLogWindow
+from kvchat.ui.engine_window import EngineWindow
 from kvchat.ui.first_start import FirstStart
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
@@ -64,7 +64,7 @@ class MainWindow(QMainWindow):
         self.strip = StatusStrip(look)
         self.first_start = FirstStart()
         self._disk_panel: DiskPanel | None = None
-        self._log_window: EngineLogWindow | None = None
+        self._engine_window: EngineWindow | None = None
         self._settings: SettingsWindow | None = None
         self._models: ModelsWindow | None = None
         self._build()
@@ -134,13 +134,13 @@ class MainWindow(QMainWindow):
         self._models.open_here()
         return self._models
 
-    def open_engine_log(self) -> EngineLogWindow:
-        """What the engine says."""
-        if self._log_window is None:
-            self._log_window = EngineLogWindow(self._runtime, self._look, self)
-        self._log_window.show()
-        self._log_window.raise_()
-        return self._log_window
+    def open_engine(self, *, log: bool = False) -> EngineWindow:
+        """How the engine is doing, or what it says."""
+        if self._engine_window is None:
+            self._engine_window = EngineWindow(self._runtime, self._look, self.wishes, self)
+        window = self._engine_window
+        window.show_page(window.log if log else window.live)
+        return window
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Into the tray where there is one, else quit."""
@@ -212,14 +212,14 @@ class MainWindow(QMainWindow):
         self.header.pin_requested.connect(lambda on: self.bridge.list.pin(self.bridge.current or "", on))
         self.header.never_save_requested.connect(lambda on: self.bridge.list.never_save(self.bridge.current or "", on))
         self.header.disk_requested.connect(self.open_disk_panel)
-        self.header.log_requested.connect(self.open_engine_log)
+        self.header.engine_requested.connect(self.open_engine)
         self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.header.model_requested.connect(self.open_models)
         self.header.settings_requested.connect(self.open_settings)
         self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
-        self.engine_card.log_requested.connect(self.open_engine_log)
+        self.engine_card.log_requested.connect(lambda: self.open_engine(log=True))
         self.engine_card.model_requested.connect(self.open_models)
         self.engine_card.locate_requested.connect(self.first_start.open_file_dialog)
         self.engine_card.fetch_requested.connect(self._fetch_again)

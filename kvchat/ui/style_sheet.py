@@ -137,6 +137,12 @@ def _inputs(t: Theme) -> str:
 
 def _menus(t: Theme) -> str:
     return f"""
+    QTabWidget::pane {{ border: none; border-top: 1px solid {t.line}; padding-top: 14px; }}
+    QTabBar {{ background: transparent; }}
+    QTabBar::tab {{ background: transparent; color: {t.muted}; border: none; border-bottom: 2px solid transparent;
+                   padding: 6px 4px; margin-right: 18px; }}
+    QTabBar::tab:selected {{ color: {t.text}; border-bottom: 2px solid {t.accent}; }}
+    QTabBar::tab:hover, QTabBar::tab:focus {{ color: {t.text}; }}
     QMenu {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px; padding: 5px; }}
     QMenu::item {{ padding: 6px 24px 6px 12px; border-radius: 6px; }}
     QMenu::item:selected {{ background: {t.hover}; }}
@@ -148,6 +154,7 @@ def _menus(t: Theme) -> str:
 
 def _scroll_bars(t: Theme) -> str:
     return f"""
+    QAbstractScrollArea::corner {{ background: transparent; border: none; }}
     QScrollBar:vertical {{ background: transparent; width: 10px; margin: 2px; }}
     QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 2px; }}
     QScrollBar::handle {{ background: {t.line}; border-radius: 3px; min-height: 28px; min-width: 28px; }}

@@ -22,6 +22,7 @@ from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, R
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
@@ -220,6 +221,7 @@ class FakeRuntime(Runtime):
         self.set_aside = 0
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
+        self.vitals: Vitals | None = None
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
     @property
@@ -262,7 +264,17 @@ class FakeRuntime(Runtime):
         return self.slot
 
     def engine_log(self) -> list[str]:
-        return self.log
+        return list(self.log)
+
+    @property
+    def engine_location(self) -> str:
+        return "/usr/bin/llama-server"
+
+    async def engine_vitals(self) -> Vitals | None:
+        return self.vitals
+
+    async def diagnostics(self) -> str:
+        return "kvchat diagnostics"
 
     async def start_engine(self) -> None:
         self.calls.append(("start",))

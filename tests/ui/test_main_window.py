@@ -373,9 +373,9 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     card.restart.click()
     await until(lambda: ("restart",) in furnished.calls)
     card.log.click()
-    log = window.open_engine_log()
-    assert "server is listening" in log.text.toPlainText()
-    log.close()
+    engine = window.open_engine(log=True)
+    assert "server is listening" in engine.log.text.toPlainText()
+    engine.close()
     card.model.click()
     models = window.findChild(ModelsWindow)
     assert models is not None
