@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from kvchat.errors import KvchatError
 from kvchat.library.hub import Hub, HubError, HubFile, HubPart, Unreachable
 from kvchat.wording import size as size_in_words
@@ -189,6 +187,8 @@ def _after(before: int, told: DoneBytes) -> DoneBytes:
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
     """Keep another kvchat from fetching the same model at the same time."""
+    from filelock import FileLock, Timeout  # not needed to start the app, and slow to import
+
     lock = _beside(target, ".lock")
     try:
         with FileLock(lock, timeout=0):

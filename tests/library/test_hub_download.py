@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.library import hub as hub_module
 from kvchat.library import hub_download
 from kvchat.library.hub import AccessNeeded, Hub, HubError, HubFile, HubPart, Unreachable
 from kvchat.library.hub_download import DownloadFailed, Order, discard, fetch_model, unfinished_orders
@@ -170,6 +171,18 @@ async def test_a_connection_that_stays_cut_is_told_and_nothing_is_lost(
         await fetched(hub, tmp_path)
     assert order().done(tmp_path) == 700_000
     assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+
+
+async def test_a_connection_that_stalls_is_given_up_and_made_anew(
+    hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.5)
+    served.hold_at = 1_000_000
+    fetching = asyncio.create_task(fetched(hub, tmp_path))
+    await asyncio.to_thread(served.held.wait, 30)
+    served.hold_at = None  # the next connection flows; this one hangs until the end
+    assert (await fetching).read_bytes() == CONTENT
+    assert "range" in served.downloads[-1].headers
 
 
 async def test_a_server_that_ignores_ranges_starts_over(hub: Hub, served: FakeHub, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""A model fetched from a stand-in Hugging Face, with a kill on the way, and then talked to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.home import Home
+from tests.library import fake_hub
+from tests.library.fake_hub import FakeHub
+
+pytestmark = pytest.mark.e2e
+REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF"
+FILE = "SmolLM2-135M-Instruct-Q4_1.gguf"
+
+
+@pytest.fixture
+def served(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub.serving() as hub:
+        hub.repositories[REPOSITORY] = {FILE: smollm2.read_bytes()}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
+
+
+def test_fetched_through_a_kill_found_and_talked_to(served: FakeHub, tmp_path: Path, smollm2: Path) -> None:
+    home = Home(tmp_path / "home")
+    whole = smollm2.stat().st_size
+    path = home.folder / "data" / "models" / REPOSITORY / FILE
+    partial = path.with_name(FILE + ".part")
+    served.hold_at = whole // 2
+    get = ("models", "get", f"{REPOSITORY}:Q4_1", "--use")
+    first = subprocess.Popen([sys.executable, "-m", "kvchat", *get], env=os.environ | {"KVCHAT_HOME": str(home.folder)})
+    try:
+        assert served.held.wait(60)
+        for _ in range(1000):
+            if partial.exists() and partial.stat().st_size > whole // 3:
+                break
+            time.sleep(0.01)
+    finally:
+        first.kill()
+        first.wait()
+    arrived = partial.stat().st_size
+    assert whole // 3 < arrived < whole
+    served.hold_at = None
+    served.go_on.set()
+    again = home.run(*get)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == f"{path}\n"
+    assert served.downloads[-1].headers["range"] == f"bytes={arrived}-"
+    assert "SmolLM2-135M-Instruct" in home.run("models").stdout
+    assert home.ask("--new", "Name a fruit.")["reply"]
