@@ -34,7 +34,7 @@ class Entry(QWidget):
     def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
         super().__init__()
         self.title, self.words, self.refusal = QLabel(title), QLabel(words), QLabel()
-        self.control = control
+        self.above: QWidget | None = None  # the hairline between it and the entry before
         self.words.setProperty("kind", "small")
         self.refusal.setProperty("kind", "refusal")
         for label in (self.words, self.refusal):
@@ -51,6 +51,12 @@ class Entry(QWidget):
         row.setSpacing(8 if wide else 24)
         row.addLayout(column, 1)
         row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
+
+    def setVisible(self, visible: bool) -> None:
+        """With its hairline."""
+        super().setVisible(visible)
+        if self.above is not None:
+            self.above.setVisible(visible)
 
     def say(self, words: str) -> None:
         """Other words of help."""

@@ -6,6 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton
 
 from kvchat.ui.settings_entries import ChoiceEntry, Entry, NumberEntry
+from kvchat.ui.settings_memory import MemoryEntry
 from kvchat.ui.settings_numbers import TOKENS
 from kvchat.ui.settings_page import Desk, SettingsPage
 
@@ -39,6 +40,8 @@ class ModelPage(SettingsPage):
                 reset="Let kvchat decide",
             )
         )
+        self.memory = self.add(MemoryEntry(desk.look))
+        self.memory.taken.connect(lambda proposal: desk.apply(proposal.taken(desk.runtime.settings)))
         self.kv_type = self.add(
             ChoiceEntry(
                 desk.look,
@@ -59,3 +62,5 @@ class ModelPage(SettingsPage):
         words = "How much of a conversation the model has in view at once. More takes more memory."
         known = " ".join(part for part in (runtime.context_reason, runtime.context_warning) if part)
         self.context.say("\n\n".join(part for part in (words, known) if part))
+        offers = () if runtime.restart_pending else runtime.memory_proposals  # they are about the engine that runs
+        self.memory.show_memory(runtime.memory_bars, offers)

@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout
 
 from kvchat.runtime import Runtime
+from kvchat.settings import Settings
 from kvchat.ui.panel import Panel
 from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.ui.settings_entries import Entry, NumberEntry
@@ -27,7 +28,10 @@ class Desk:
 
     def change(self, name: str, value: Any) -> None:
         """Put one setting into force and store it."""
-        settings = replace(self.runtime.settings, **{name: value})
+        self.apply(replace(self.runtime.settings, **{name: value}))
+
+    def apply(self, settings: Settings) -> None:
+        """Put these into force and store them, if they are others."""
         if settings != self.runtime.settings:
             self.panel.wish(self.runtime.apply_settings(settings))
 
@@ -60,7 +64,8 @@ class SettingsPage(QScrollArea):
         """Put an entry below those there are."""
         end = self._column.count() - 1  # before the stretch
         if self.entries:
-            self._column.insertWidget(end, _hairline())
+            entry.above = _hairline()
+            self._column.insertWidget(end, entry.above)
             end += 1
         self._column.insertWidget(end, entry)
         self.entries.append(entry)

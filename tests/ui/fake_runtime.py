@@ -27,8 +27,10 @@ from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.memory import MemoryFacts
+from kvchat.library.memory_bar import MemoryBar
 from kvchat.library.model_finder import FoundModel, UnreadableFolder
 from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.proposals import Proposal
 from kvchat.library.verdict import judge
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import RESTART_SETTINGS, Runtime
@@ -215,6 +217,8 @@ class FakeRuntime(Runtime):
         self.started = self.settings  # what the engine runs with
         self.warning = ""  # about the context size
         self.pays: BreakEven | None = None
+        self.bars: tuple[MemoryBar, ...] = ()
+        self.proposals: tuple[Proposal, ...] = ()
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
@@ -250,6 +254,14 @@ class FakeRuntime(Runtime):
     @property
     def context_warning(self) -> str:
         return self.warning
+
+    @property
+    def memory_bars(self) -> tuple[MemoryBar, ...]:
+        return self.bars
+
+    @property
+    def memory_proposals(self) -> tuple[Proposal, ...]:
+        return self.proposals
 
     @property
     def break_even(self) -> BreakEven | None:

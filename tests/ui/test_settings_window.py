@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QWidget
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import SettingsChanged
 from kvchat.engine.status import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
+from kvchat.library.memory_bar import COMPUTER, MemoryBar
+from kvchat.library.proposals import Proposal
 from kvchat.settings import GB, Settings
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.disk_panel import DiskPanel
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.memory_picture import MemoryPicture
 from kvchat.ui.models_window import ModelsWindow
 from kvchat.ui.settings_entries import NumberEntry
 from kvchat.ui.settings_window import SettingsWindow
@@ -134,6 +137,41 @@ async def test_says_what_is_unwise_about_the_context_size(runtime: FakeRuntime, 
     runtime.warning = "This may not fit: the model with its KV cache takes about 31 GB."
     runtime.set_engine(EngineState.READY)
     assert runtime.warning in settings.model.context.words.text()
+
+
+async def test_shows_the_memory_and_takes_a_proposal(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    settings.show_page(settings.model.name)
+    assert not settings.model.memory.isVisible()
+    runtime.bars = (
+        MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
+        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10),
+    )
+    runtime.proposals = (Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),)
+    runtime.set_engine(EngineState.READY)
+    memory = settings.model.memory
+    assert memory.isVisible()
+    assert memory.words.text() == "An estimate from before the load."
+    names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
+    assert names == [
+        "Radeon 780M: 4 GB weights, 2 GB KV cache, 500 MB buffers; 1 GB left alone of 8 GB free",
+        "This computer’s memory: 1 GB weights, 100 MB buffers, 100 MB engine; 3 GB left alone of 30 GB free",
+    ]
+    qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
+    await until(lambda: runtime.settings.kv_type == "q8_0")
+    assert settings.pending.isVisible()
+    await until(lambda: not any(one.accessibleName().startswith("Use:") for one in settings.findChildren(QPushButton)))
+
+
+async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> None:
+    picture = MemoryPicture(look, MemoryBar("GPU", 8 * GB, GB, 4 * GB, 2 * GB, 0, 0))
+    qtbot.addWidget(picture)
+    picture.resize(400, 60)
+    picture.show()
+    image = picture.grab().toImage()
+    line = [[image.pixelColor(x, y).name() for x in range(image.width())] for y in range(image.height())]
+    assert max(row.count(look.theme.accent) for row in line) == pytest.approx(image.width() / 2, abs=12)
 
 
 @pytest.mark.parametrize(
