@@ -35,7 +35,7 @@ _BUFFER = re.compile(
 )
 _CONTEXT = re.compile(r"llama_context: n_ctx += (?P<tokens>\d+)")
 _OFFLOADED = re.compile(r"offloaded (?P<layers>\d+)/\d+ layers to GPU")
-_NO_FLASH_ATTENTION = re.compile(r"Flash Attention not supported, set to disabled")
+_NO_FLASH_ATTENTION = re.compile(r"Flash Attention (not supported|was auto), set to disabled")
 _HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is the computer's too
 
 

@@ -52,6 +52,7 @@ FILE_TYPES = {
     40: "Q1_0",
 }
 MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
+_EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
@@ -256,7 +257,7 @@ def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
         layer = int(match["layer"]) if match else blocks
         if layer < blocks:
             layers[layer] += tensor.bytes
-            experts[layer] += tensor.bytes if "_exps" in tensor.name else 0
+            experts[layer] += tensor.bytes if _EXPERTS.search(tensor.name) else 0
         elif tensor.name == "token_embd.weight":
             embedding += tensor.bytes
         else:

@@ -16,7 +16,7 @@ def measured_bars(estimated: tuple[MemoryBar, ...], actual: Allocations) -> tupl
     return tuple(
         dataclasses.replace(
             bar,
-            weights=_taken(actual, bar.place, Purpose.WEIGHTS),
+            weights=_weights(bar, actual, beside_gpu=len(estimated) > 1),
             kv=_taken(actual, bar.place, Purpose.KV),
             compute=_taken(actual, bar.place, Purpose.COMPUTE),
             measured=True,
@@ -31,17 +31,28 @@ def learn(
     """What a load taught. `used`: the corrections `choice` was made with; `ran_out`: what did not fit before it."""
     if actual.context_size != padded(choice.tokens):  # the engine had other ideas, or the user's own arguments
         return used
-    estimated, measured = choice.bars, measured_bars(choice.bars, actual)
+    measured = measured_bars(choice.bars, actual)
+    computing = slice(-1) if len(measured) > 1 else slice(None)  # the GPUs, or the computer where there is none
+
+    def found(part: str, where: slice, used_factor: float) -> float:
+        before = sum(getattr(bar, part) for bar in choice.bars[where])
+        return factor(sum(getattr(bar, part) for bar in measured[where]), before / used_factor)
+
     learned = dataclasses.replace(
         used,
-        weights=factor(sum(bar.weights for bar in measured), sum(bar.weights for bar in estimated) / used.weights),
-        kv=factor(sum(bar.kv for bar in measured), sum(bar.kv for bar in estimated) / used.kv),
+        weights=found("weights", computing, used.weights),
+        kv=found("kv", slice(None), used.kv),
         share=_share(choice, used, ran_out),
     )
     if actual.flash_attention_refused and used.flash_attention:  # the estimate of the compute buffer was another one
         return dataclasses.replace(learned, flash_attention=False)
-    computing = measured[0], estimated[0]  # the first GPU, or the computer where there is none
-    return dataclasses.replace(learned, compute=factor(computing[0].compute, computing[1].compute / used.compute))
+    return dataclasses.replace(learned, compute=found("compute", computing, used.compute))
+
+
+def _weights(bar: MemoryBar, actual: Allocations, *, beside_gpu: bool) -> int:
+    """Beside a GPU the engine reports all the file it mapped, of which the GPU's layers need not stay in memory."""
+    taken = _taken(actual, bar.place, Purpose.WEIGHTS)
+    return min(taken, bar.weights) if bar.place == COMPUTER and beside_gpu else taken
 
 
 def _taken(actual: Allocations, place: str, purpose: Purpose) -> int:

@@ -96,29 +96,33 @@ class Demand:
         host = Need(
             round(host_weights * learned.weights),
             round(sum(kv[:start]) * learned.kv),
-            self._inputs(tokens) if placement.whole else compute,
+            self._inputs(tokens) if placement.gpu_layers else compute,
             ENGINE_BYTES + self._checkpoints(tokens),
         )
         return Needs(gpu, host)
 
     def _compute(self, tokens: int) -> int:
-        """llama.cpp's compute buffer: a micro-batch of activations, logits and attention mask.
+        """llama.cpp's compute buffer: room for a micro-batch inside a layer, or for its logits, whichever is larger.
 
         The factors are measured on b11434, rounded up. It keeps one row of logits, builds of the year before a whole
-        micro-batch of them: counted, until a load has told.
+        micro-batch of them (measured on Vulkan): counted, until a load has told.
         """
         facts = self.facts
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length
-        size = 4 * MICRO_BATCH * (activations + facts.vocabulary_size)
+        size = 4 * MICRO_BATCH * activations
         if any(layer.keys for layer in facts.kv.layers):
             # f16 mask; without flash attention an f32 mask, and the scores of every head
             per_token = 2 if self.corrections.flash_attention else 4 + 4 * facts.heads
             size += MICRO_BATCH * per_token * padded(tokens)
-        return round(size * self.corrections.compute)
+        logits = 4 * MICRO_BATCH * (facts.vocabulary_size + facts.embedding_length)
+        return round(max(size, logits) * self.corrections.compute)
 
     def _inputs(self, tokens: int) -> int:
-        """What stays in the computer's memory of a micro-batch that is computed elsewhere."""
-        return MICRO_BATCH * (2 * padded(tokens) + 4 * self.facts.embedding_length)
+        """What a GPU is fed from: mask and embeddings of a micro-batch, in the computer's memory (measured on Vulkan).
+
+        Layers beside the GPU add next to nothing: it computes their prefill too, and decoding needs one row.
+        """
+        return MICRO_BATCH * 4 * (padded(tokens) + 2 * self.facts.embedding_length)
 
     def _checkpoints(self, tokens: int) -> int:
         """Copies of the state that the engine keeps of models that cannot be cut back (server-context.cpp)."""
