@@ -23,15 +23,11 @@ from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.composer import Composer
 from kvchat.ui.confirm import confirm
-from kvchat.ui.disk_panel import DiskPanel
-from kvchat.ui.engine_window import EngineWindow
 from kvchat.ui.first_start import FirstStart
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
-from kvchat.ui.models_window import ModelsWindow
 from kvchat.ui.notices import Notices
-from kvchat.ui.settings_storage import StoragePage
-from kvchat.ui.settings_window import SettingsWindow
+from kvchat.ui.side_windows import SideWindows
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
 from kvchat.ui.tasks import Wishes
@@ -63,12 +59,9 @@ class MainWindow(QMainWindow):
         self.engine_card = EngineCard()
         self.strip = StatusStrip(look)
         self.first_start = FirstStart()
-        self._disk_panel: DiskPanel | None = None
-        self._engine_window: EngineWindow | None = None
-        self._settings: SettingsWindow | None = None
-        self._models: ModelsWindow | None = None
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
+        self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
         self._connect()
         self._add_keys()
         self._restore_place()
@@ -103,44 +96,6 @@ class MainWindow(QMainWindow):
         """The page that leads to a model."""
         self.first_start.show_choices(can_go_back=self._runtime.settings.model_path is not None)
         self._pages.setCurrentWidget(self.first_start)
-
-    def open_disk_panel(self) -> DiskPanel:
-        """What the save points cost."""
-        if self._disk_panel is None:
-            self._disk_panel = DiskPanel(self._runtime, self._look, self.wishes, self)
-            self._disk_panel.changed.connect(self.bridge.list.reload_soon)
-            self._disk_panel.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
-        self._show_usage()  # as last told: a large store needs a moment to answer
-        self._disk_panel.refresh()
-        self._disk_panel.show()
-        self._disk_panel.raise_()
-        self._disk_panel.activateWindow()
-        return self._disk_panel
-
-    def open_settings(self, page: str = "") -> SettingsWindow:
-        """What the user may choose, at the page of that name, else at the one shown last."""
-        if self._settings is None:
-            self._settings = window = SettingsWindow(self._runtime, self._look, self.wishes, self)
-            window.model.model_requested.connect(self.open_models)
-            window.storage.usage_requested.connect(self.open_disk_panel)
-        self._settings.show_page(page)
-        return self._settings
-
-    def open_models(self) -> ModelsWindow:
-        """The models on this computer, and those that can be had."""
-        if self._models is None:
-            self._models = ModelsWindow(self._runtime, self._look, self.wishes, self)
-            self._models.use_requested.connect(lambda path: self.wishes.start(self._use_from_list(path)))
-        self._models.open_here()
-        return self._models
-
-    def open_engine(self, *, log: bool = False) -> EngineWindow:
-        """How the engine is doing, or what it says."""
-        if self._engine_window is None:
-            self._engine_window = EngineWindow(self._runtime, self._look, self.wishes, self)
-        window = self._engine_window
-        window.show_page(window.log if log else window.live)
-        return window
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Into the tray where there is one, else quit."""
@@ -199,31 +154,31 @@ class MainWindow(QMainWindow):
 
     def _connect(self) -> None:
         self.bridge.opened.connect(self._chat_page.show_messages)
-        self.bridge.list.usage_changed.connect(self._show_usage)
         self.bridge.model_changed.connect(self._show_right_page)
         self.bridge.settings_changed.connect(lambda: self._look.choose(self._runtime.settings.theme))
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
         self.sidebar.delete_requested.connect(self._ask_delete)
         self.sidebar.typed.connect(self.composer.take)
-        self.sidebar.disk_requested.connect(self.open_disk_panel)
+        self.sidebar.disk_requested.connect(self.beside.open_disk_panel)
         self.header.rename_requested.connect(self.sidebar.begin_rename)
         self.header.delete_requested.connect(self.sidebar.ask_delete)
         self.header.pin_requested.connect(lambda on: self.bridge.list.pin(self.bridge.current or "", on))
         self.header.never_save_requested.connect(lambda on: self.bridge.list.never_save(self.bridge.current or "", on))
-        self.header.disk_requested.connect(self.open_disk_panel)
-        self.header.engine_requested.connect(self.open_engine)
+        self.header.disk_requested.connect(self.beside.open_disk_panel)
+        self.header.engine_requested.connect(self.beside.open_engine)
         self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
-        self.header.model_requested.connect(self.open_models)
-        self.header.settings_requested.connect(self.open_settings)
+        self.header.model_requested.connect(self.beside.open_models)
+        self.header.settings_requested.connect(self.beside.open_settings)
         self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
-        self.engine_card.log_requested.connect(lambda: self.open_engine(log=True))
-        self.engine_card.model_requested.connect(self.open_models)
+        self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
+        self.engine_card.model_requested.connect(self.beside.open_models)
         self.engine_card.locate_requested.connect(self.first_start.open_file_dialog)
         self.engine_card.fetch_requested.connect(self._fetch_again)
-        self.first_start.models_requested.connect(self.open_models)
+        self.beside.model_wanted.connect(lambda path: self.wishes.start(self._use_from_list(path)))
+        self.first_start.models_requested.connect(self.beside.open_models)
         self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
         self.first_start.back_requested.connect(self._show_right_page)
 
@@ -236,16 +191,10 @@ class MainWindow(QMainWindow):
             ("Esc", self.bridge.stop),
             ("Ctrl+Q", self.quit_requested.emit),
             ("F2", self.sidebar.begin_rename),
-            ("Ctrl+,", self.open_settings),
+            ("Ctrl+,", self.beside.open_settings),
         ):
             shortcut = QShortcut(QKeySequence(keys), self)
             shortcut.activated.connect(wish)
-
-    def _show_usage(self) -> None:
-        """The disk panel stays true while it is on show."""
-        usage = self.bridge.list.usage
-        if self._disk_panel is not None and usage is not None:
-            self._disk_panel.show_usage(usage, self.bridge.list.titles)
 
     def _show_right_page(self) -> None:
         if self._runtime.settings.model_path is None:
@@ -276,8 +225,7 @@ class MainWindow(QMainWindow):
     async def _use_from_list(self, path: Path) -> None:
         """Use a model of the models window, and close that: what happens next is seen here. Raises KvchatError."""
         await self._runtime.use_model(path)
-        if self._models is not None:
-            self._models.close()
+        self.beside.close_models()
         self.bridge.show_engine()
         self._show_right_page()
 
@@ -285,7 +233,7 @@ class MainWindow(QMainWindow):
         """The files of the repository the missing model came from, to choose one."""
         repository = self._runtime.repository_of_model
         if repository is not None:
-            self.open_models().open_repository(repository)
+            self.beside.open_models().open_repository(repository)
 
     def _remember_place(self) -> None:
         self._memory.setValue("geometry", self.saveGeometry())

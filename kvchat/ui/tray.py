@@ -51,7 +51,7 @@ class Tray(QObject):
         self.stop = self._engine_action("Stop engine", runtime.stop_engine)
         self.restart = self._engine_action("Restart engine", runtime.restart_engine)
         self.menu.addSeparator()
-        self.settings = self.menu.addAction("Settings…", lambda: window.open_settings())
+        self.settings = self.menu.addAction("Settings…", lambda: window.beside.open_settings())
         self.quit = self.menu.addAction("Quit", self.quit_requested.emit)
         self.menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(self.menu)

@@ -373,7 +373,7 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     card.restart.click()
     await until(lambda: ("restart",) in furnished.calls)
     card.log.click()
-    engine = window.open_engine(log=True)
+    engine = window.beside.open_engine(log=True)
     assert "server is listening" in engine.log.text.toPlainText()
     engine.close()
     card.model.click()

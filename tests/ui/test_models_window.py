@@ -75,7 +75,7 @@ def runtime(tmp_path: Path) -> FakeRuntime:
 
 @pytest_asyncio.fixture
 async def models(window: MainWindow) -> ModelsWindow:
-    return window.open_models()
+    return window.beside.open_models()
 
 
 def titles(models: ModelsWindow) -> list[str]:
@@ -258,7 +258,7 @@ async def test_a_missing_model_offers_choices(
         False
     ]
     qtbot.mouseClick(card.fetch, LEFT)
-    models = window.open_models()
+    models = window.beside.open_models()
     await until(lambda: models.hub.heading.text() == REPOSITORY)
     runtime.settings = replace(runtime.settings, model_path="/elsewhere/x.gguf")
     runtime.set_engine(EngineState.FAILED, failure=failure)

@@ -34,7 +34,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 @pytest.fixture
 def settings(window: MainWindow) -> SettingsWindow:
-    return window.open_settings()
+    return window.beside.open_settings()
 
 
 def typed(qtbot: QtBot, entry: NumberEntry, text: str) -> None:

@@ -1,0 +1,80 @@
+"""The windows beside the main one: each made when it is first wanted, and brought to the front from then on."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QWidget
+
+from kvchat.runtime import Runtime
+from kvchat.ui.disk_panel import DiskPanel
+from kvchat.ui.engine_window import EngineWindow
+from kvchat.ui.list_bridge import ListBridge
+from kvchat.ui.models_window import ModelsWindow
+from kvchat.ui.settings_storage import StoragePage
+from kvchat.ui.settings_window import SettingsWindow
+from kvchat.ui.tasks import Wishes
+from kvchat.ui.theme import Look
+
+
+class SideWindows(QObject):
+    """Opens them, and joins those that lead to each other."""
+
+    model_wanted = Signal(object)  # Path of the model picked in the models window
+
+    def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, conversations: ListBridge, parent: QWidget):
+        super().__init__(parent)
+        self._runtime, self._look, self._wishes, self._parent = runtime, look, wishes, parent
+        self._conversations = conversations
+        self._disk_panel: DiskPanel | None = None
+        self._engine: EngineWindow | None = None
+        self._settings: SettingsWindow | None = None
+        self._models: ModelsWindow | None = None
+        conversations.usage_changed.connect(self._show_usage)
+
+    def open_disk_panel(self) -> DiskPanel:
+        """What the save points cost."""
+        if self._disk_panel is None:
+            self._disk_panel = DiskPanel(self._runtime, self._look, self._wishes, self._parent)
+            self._disk_panel.changed.connect(self._conversations.reload_soon)
+            self._disk_panel.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
+        self._show_usage()  # as last told: a large store needs a moment to answer
+        self._disk_panel.refresh()
+        self._disk_panel.show()
+        self._disk_panel.raise_()
+        self._disk_panel.activateWindow()
+        return self._disk_panel
+
+    def open_settings(self, page: str = "") -> SettingsWindow:
+        """What the user may choose, at the page of that name, else at the one shown last."""
+        if self._settings is None:
+            self._settings = window = SettingsWindow(self._runtime, self._look, self._wishes, self._parent)
+            window.model.model_requested.connect(self.open_models)
+            window.storage.usage_requested.connect(self.open_disk_panel)
+        self._settings.show_page(page)
+        return self._settings
+
+    def open_models(self) -> ModelsWindow:
+        """The models on this computer, and those that can be had."""
+        if self._models is None:
+            self._models = ModelsWindow(self._runtime, self._look, self._wishes, self._parent)
+            self._models.use_requested.connect(self.model_wanted)
+        self._models.open_here()
+        return self._models
+
+    def open_engine(self, *, log: bool = False) -> EngineWindow:
+        """How the engine is doing, or what it says."""
+        if self._engine is None:
+            self._engine = EngineWindow(self._runtime, self._look, self._wishes, self._parent)
+        self._engine.show_page(self._engine.log if log else self._engine.live)
+        return self._engine
+
+    def close_models(self) -> None:
+        """A model was chosen: what happens next is seen in the main window."""
+        if self._models is not None:
+            self._models.close()
+
+    def _show_usage(self) -> None:
+        """The disk panel stays true while it is on show."""
+        usage = self._conversations.usage
+        if self._disk_panel is not None and usage is not None:
+            self._disk_panel.show_usage(usage, self._conversations.titles)
