@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvchat.chat.findings import Subject
+from kvchat.chat.strategy import Strategy
 from kvchat.engine import extra_arguments
 from kvchat.engine.discovery import EngineLocation, list_devices
 from kvchat.engine.plan import OPTIONAL, LaunchPlan
-from kvchat.engine.probe import EngineProbe, usable_engine
+from kvchat.engine.probe import EngineProbe, build_identity, usable_engine
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.context_size import ContextChoice, choose_context_size, smaller_choices
@@ -43,6 +45,7 @@ class EngineChoice:
     fingerprint: Fingerprint
     kv_bytes_per_token: float
     model_stamp: FileStamps  # of the weights when they were fingerprinted
+    build: str  # of the engine, see probe.build_identity
     memory: MemoryFacts
     circumstances: Circumstances
     corrections: Corrections  # what was learned in them before
@@ -52,9 +55,14 @@ class EngineChoice:
         return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
-    def can_cut(self) -> bool:
-        """Whether a state can be cut back to any prefix: plain attention alone can (see llama.cpp's llama_memory_i)."""
-        return self.facts.sliding_window is None and not self.facts.is_recurrent
+    def promised(self) -> Strategy:
+        """What restoring should do with this model and these options; the self-test finds out whether it does."""
+        return promised_strategy(self.facts, swa_full=is_swa_full(self.plan.extra))
+
+    @property
+    def subject(self) -> Subject:
+        """What is found out about restoring holds for this alone."""
+        return Subject(self.fingerprint, self.build)
 
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
@@ -124,6 +132,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         extra=extra,
         left_out=options_to_leave_out(asked),
     )
+    build = build_identity(location, asked)
     fingerprint = Fingerprint(
         model=identity,
         kv_type_k=plan.kv_type_k,
@@ -132,6 +141,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         streams=1,
         rope=rope_factors(facts, plan.context_size),
         options=extra_arguments.meaning(extra),
+        build="" if promised_strategy(facts, swa_full=is_swa_full(extra)) is Strategy.PLAIN else build,
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(
@@ -142,6 +152,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         fingerprint,
         per_token,
         stamp,
+        build,
         memory,
         circumstances,
         corrections,
@@ -162,6 +173,13 @@ def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
 def is_swa_full(extra: Sequence[str]) -> bool:
     """Whether the user's own arguments keep sliding windows at full length."""
     return FULL_WINDOW in extra
+
+
+def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
+    """What a model's architecture promises (see llama.cpp's llama_memory_i)."""
+    if facts.sliding_window is not None:
+        return Strategy.FULL_WINDOW if swa_full and not facts.is_recurrent else Strategy.COMPLETE
+    return Strategy.SETTLE if facts.is_recurrent else Strategy.PLAIN
 
 
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:

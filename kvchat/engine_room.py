@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from kvchat.chat.findings import Findings
 from kvchat.chat.room import ReadyEngine
+from kvchat.chat.self_test import self_test
+from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.allocations import read_allocations
-from kvchat.engine.client import EngineError
+from kvchat.engine.client import EngineError, EngineGone
 from kvchat.engine.discovery import EngineNotFound
 from kvchat.engine.extra_arguments import BadArguments, BadWorkers
 from kvchat.engine.plan import LaunchPlan
@@ -34,6 +38,7 @@ class SupervisedRoom:
         settings: Callable[[], Settings],
         slot_path: Path,
         supervisor: EngineSupervisor,
+        findings: Findings,
         publish: Callable[[EngineStatus], None],
         notify: Callable[[str, str], None],
         book: CorrectionBook,
@@ -45,6 +50,7 @@ class SupervisedRoom:
         self._settings = settings
         self._slot_path = slot_path
         self._supervisor = supervisor
+        self._findings = findings
         self._publish = publish
         self._notify = notify
         self._book = book
@@ -54,13 +60,23 @@ class SupervisedRoom:
         self._preparing: EngineStatus | None = None  # overrides the supervisor's status before there is a process
         self._changed = asyncio.Event()
         self._ready: ReadyEngine | None = None
+        self._meeting: asyncio.Task[None] | None = None  # with an engine that has just come up
+        self._checking = False
         self._starting = asyncio.Lock()
         supervisor.subscribe(self._supervisor_changed)
 
     @property
     def status(self) -> EngineStatus:
-        """What the engine is doing, preparation included."""
-        return self._preparing or self._supervisor.status
+        """What the engine is doing, preparation included. One that is not known yet is still loading."""
+        status = self._preparing or self._supervisor.status
+        if status.state is EngineState.READY and self._known() is None:
+            return replace(status, state=EngineState.LOADING, checking=self._checking)
+        return status
+
+    @property
+    def finding(self) -> Finding | None:
+        """What restoring can do with the engine that runs, None before that is known."""
+        return self._ready.finding if self._ready and self.is_ready() else None
 
     @property
     def context_size(self) -> int | None:
@@ -129,6 +145,8 @@ class SupervisedRoom:
             await self._supervisor.close()
             if self._learning:
                 await self._learning
+        if self._meeting is not None:
+            await asyncio.wait([self._meeting])  # it ends with its engine
 
     async def ready(self) -> ReadyEngine:
         """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
@@ -137,31 +155,27 @@ class SupervisedRoom:
                 await self.start()
             if self._preparing and self._preparing.failure:
                 raise _error(self._preparing.failure)
-            engine, generation = await self._supervisor.ready(), self._supervisor.generation
-            if self._ready and self._ready.generation == generation:
-                return self._ready
-            choice = self.choice
-            assert choice is not None
-            if await asyncio.to_thread(choice.model_changed):  # other weights than those it was fingerprinted by
-                await self.stop()
-                continue
-            facts = await engine.facts()
-            self._ready = ReadyEngine(
-                engine=engine,
-                generation=generation,
-                slot_path=self._slot_path,
-                fingerprint=choice.fingerprint,
-                context_size=facts.context_size,
-                kv_bytes_per_token=choice.kv_bytes_per_token,
-                slides=choice.facts.sliding_window is not None,
-                can_cut=choice.can_cut,
-            )
+            await self._supervisor.ready()
+            if known := self._known():
+                return known
+            meeting = self._meeting if self._meeting and not self._meeting.done() else self._meet()
+            await asyncio.shield(meeting)  # a caller that is cancelled does not end it for the others
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
+        ready, choice = self._known(), self.choice
+        if ready is None or choice is None:
+            return
+        finding = ready.finding.after_restore(hollow=hollow)
+        if finding != ready.finding:
+            self._ready = replace(ready, finding=finding)
+            await self._findings.learn(choice.subject, finding, ready.finding)
 
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: the reason in the supervisor's words, once it has seen the process go."""
         try:
             async with asyncio.timeout(LOSS_NOTICED_S):
-                while self.is_ready():
+                while self._supervisor.status.state is EngineState.READY:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -171,6 +185,60 @@ class SupervisedRoom:
             return _error(failure)
         stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
         return _stopped_on_purpose() if stopped else error
+
+    def _known(self) -> ReadyEngine | None:
+        """The engine that runs, if it has been met."""
+        return self._ready if self._ready and self._ready.generation == self._supervisor.generation else None
+
+    def _meet(self) -> asyncio.Task[None]:
+        """Meet the engine that has come up, in a task of its own: whoever waits for it may go away."""
+        self._meeting = asyncio.create_task(self._get_to_know(), name="meeting the engine")
+        self._meeting.add_done_callback(_met)
+        return self._meeting
+
+    async def _get_to_know(self) -> None:
+        """Ask an engine for its facts and find out what restoring can do with it.
+
+        Afterwards it is ready, or it is gone. Raises EngineError where it is neither.
+        """
+        choice = self.choice
+        assert choice is not None
+        if await asyncio.to_thread(choice.model_changed):  # other weights than those it was fingerprinted by
+            await self.stop()
+            return
+        engine, generation = await self._supervisor.ready(), self._supervisor.generation
+        facts = await engine.facts()
+        met = ReadyEngine(
+            engine=engine,
+            generation=generation,
+            slot_path=self._slot_path,
+            fingerprint=choice.fingerprint,
+            context_size=facts.context_size,
+            kv_bytes_per_token=choice.kv_bytes_per_token,
+            finding=Finding(choice.promised, proved=False),
+        )
+        finding = await self._findings.known(choice.subject) or await self._find_out(met, choice)
+        if finding is not None:
+            self._ready = replace(met, finding=finding)
+            self._told()
+
+    async def _find_out(self, met: ReadyEngine, choice: EngineChoice) -> Finding | None:
+        """Try restoring out. None if the engine died over it: then restoring is not for this build."""
+        self._checking = True
+        self._told()
+        try:
+            finding = await self_test(met, choice.facts.sliding_window)
+        except EngineGone as loss:
+            reason = await self.explain_loss(loss)
+            if self._supervisor.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):
+                raise reason from loss  # it is silent, or was stopped on purpose: that says nothing
+            died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
+            await self._findings.learn(choice.subject, died)
+            return None
+        finally:
+            self._checking = False
+        await self._findings.learn(choice.subject, finding)
+        return finding
 
     def _take(self, choice: EngineChoice) -> None:
         self.choice, self.memory_bars = choice, choice.context.bars
@@ -187,6 +255,7 @@ class SupervisedRoom:
     def _supervisor_changed(self, status: EngineStatus) -> None:
         if status.state is EngineState.READY and self.choice:
             self._compare(self.choice)
+            self._meet()
         self._told()
 
     def _compare(self, choice: EngineChoice) -> None:
@@ -213,6 +282,13 @@ class SupervisedRoom:
     def _told(self) -> None:
         self._changed.set()
         self._publish(self.status)
+
+
+def _met(meeting: asyncio.Task[None]) -> None:
+    """A KvchatError is for whoever asks for the engine; anything else is a bug and must not go unseen."""
+    error = None if meeting.cancelled() else meeting.exception()
+    if error is not None and not isinstance(error, KvchatError):
+        meeting.get_loop().call_exception_handler({"message": "Meeting the engine broke", "exception": error})
 
 
 _BUG = EngineFailure(

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
+from kvchat.chat.findings import Findings
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
@@ -64,6 +65,7 @@ class Runtime:
             lambda: self.settings,
             store.staging_folder(),
             supervisor,
+            Findings(database, worker, self.events),
             self._engine_changed,
             lambda title, detail: self.events.publish(Notice(title, detail)),
             CorrectionBook(paths.memory_corrections),
@@ -106,6 +108,11 @@ class Runtime:
         if self.engine_status.state is not EngineState.READY or self.room.choice is None:
             return None
         return self.room.context_size or self.room.choice.context.tokens
+
+    @property
+    def restoring(self) -> str:
+        """What restoring can do with the engine and the model that run, in words; empty before that is known."""
+        return self.room.finding.words if self.room.finding else ""
 
     @property
     def context_reason(self) -> str:

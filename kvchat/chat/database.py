@@ -224,6 +224,12 @@ class Database:
         return message
 
     @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, for a module that has tables of its own in this file."""
+        with self._transaction():
+            yield self._connection
+
+    @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing, and on disk when the block has ended."""
         with _in_words(self.file):

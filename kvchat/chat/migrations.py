@@ -38,6 +38,19 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE INDEX system_prompts ON messages (id) WHERE role = 'system'
     """,
+    # 3: what was found out about restoring, see kvchat.chat.findings
+    """
+    CREATE TABLE restore_findings (
+        fingerprint TEXT NOT NULL,  -- JSON
+        build TEXT NOT NULL,
+        strategy TEXT NOT NULL,
+        proved INTEGER NOT NULL,
+        reason TEXT NOT NULL,
+        hollow INTEGER NOT NULL,
+        found_at REAL NOT NULL,
+        PRIMARY KEY (fingerprint, build)
+    )
+    """,
 )
 
 

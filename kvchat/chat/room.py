@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.client import Engine, EngineError
 from kvchat.kvstore.savepoint import Fingerprint
 
@@ -20,10 +21,22 @@ class ReadyEngine:
     fingerprint: Fingerprint
     context_size: int  # tokens
     kv_bytes_per_token: float
-    slides: (
-        bool  # whether some layers attend through a sliding window: then a restore needs older rows beside the file's
-    )
-    can_cut: bool  # whether a state can be cut back to any prefix: plain attention, not SWA, hybrid or recurrent
+    finding: Finding  # what restoring can do here
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a state can be cut back to any prefix."""
+        return self.finding.strategy.can_cut
+
+    @property
+    def slides(self) -> bool:
+        """Whether a restore needs older rows of a sliding window beside the file's."""
+        return self.finding.strategy is Strategy.COMPLETE
+
+    @property
+    def saves(self) -> bool:
+        """Whether saving is of any use."""
+        return self.finding.strategy.saves
 
 
 class EngineRoom(Protocol):
@@ -35,6 +48,10 @@ class EngineRoom(Protocol):
 
     def is_ready(self) -> bool:
         """Whether `ready` would answer at once."""
+        ...
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
         ...
 
     async def explain_loss(self, error: EngineError) -> EngineError:

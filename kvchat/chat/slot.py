@@ -43,6 +43,7 @@ DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 
 NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
+NO_RESTORING = "restoring does not work with this engine and model"
 SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
@@ -79,6 +80,8 @@ class SlotKeeper:
         unproved = contents.unproved if contents and held else None
         if contents and contents.exact and contents.conversation_id == conversation_id and held == len(contents.tokens):
             return Loaded(held, unproved, miss_reason=None)  # its own turn boundary: nothing can leave less
+        if not room.saves:
+            return Loaded(held, unproved, miss_reason=None if held else NO_RESTORING)
         plan = await asyncio.to_thread(
             self._store.find, room.fingerprint, prompt, can_cut=room.can_cut, conversation_id=conversation_id
         )

@@ -158,7 +158,7 @@ class Turn:
             self._loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
             return engine
         try:
-            if self._keeps and not engine.can_cut and not self._loaded.expected_cached:
+            if self._keeps and engine.saves and not engine.can_cut and not self._loaded.expected_cached:
                 reply.read_ahead = await self._save_shared_prompt(engine, messages, reply)
         except EngineGone as loss:
             engine = await self._next_engine(loss)
@@ -236,6 +236,8 @@ class Turn:
             if read:
                 parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
         verdict = await parts.slot.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
+        if self._loaded.restore:
+            await parts.room.note_restore(hollow=verdict.hollow)
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
         parts.slot.recall_prefill(rate)
         return reply.receipt(self._loaded, verdict, model, rate)
@@ -260,12 +262,16 @@ class Turn:
     async def _settle_and_save(self, history: list[ChatMessage]) -> None:
         engine, slot = self._engine, self._parts.slot
         assert engine is not None
-        self._parts.events.publish(Saving(self.conversation_id))
+        if engine.saves:
+            self._parts.events.publish(Saving(self.conversation_id))
         boundary = await self._unless_superseded(slot.boundary(engine, history))
         early = slot.early_boundary(engine, boundary) if boundary else None
         if early and await self._settled(engine, early):
             await slot.save(engine, self.conversation_id, early, tell=False)
-        if boundary and await self._settled(engine, boundary):
+        settled = await self._settled(engine, boundary) if boundary else False
+        if not engine.saves:
+            return
+        if boundary and settled:
             await slot.save(engine, self.conversation_id, boundary)
         else:
             self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat import __version__
+from kvchat.chat.findings import newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.engine.discovery import Device, find_engine, list_devices
@@ -60,6 +61,15 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
+class RestoreReport:
+    """What was found out about restoring with the model in the settings, and with which engine build."""
+
+    strategy: str
+    words: str
+    build: str
+
+
+@dataclass(frozen=True)
 class FolderReport:
     """One of kvchat's folders."""
 
@@ -78,6 +88,7 @@ class DoctorReport:
     engine: EngineReport
     model: ModelReport
     context: ContextChoice | None
+    restoring: RestoreReport | None  # None before an engine ran with this model
     memory: MemoryFacts
     display: Finding
     tray: Finding
@@ -111,6 +122,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         engine=engine,
         model=model,
         context=context,
+        restoring=_look_at_restoring(paths, model),
         memory=memory,
         display=_look_at_display(),
         tray=find_tray(),
@@ -163,6 +175,17 @@ def _describe(facts: GgufFacts, kv_type: str) -> ModelReport:
     )
 
 
+def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None:
+    """The newest finding, of whichever engine build it is: one that does not run does not always tell its own."""
+    if not model.usable or model.path is None:
+        return None
+    newest = newest_finding(paths.database, model_identity(Path(model.path)))
+    if newest is None:
+        return None
+    finding, build = newest
+    return RestoreReport(finding.strategy.value, finding.words, build)
+
+
 def _look_at_display() -> Finding:
     problem = no_display.find_problem()
     if problem is None:
@@ -194,6 +217,7 @@ def lines(report: DoctorReport) -> list[str]:
         *_engine_rows(report.engine),
         *_model_rows(report.model),
         *_context_rows(report.context),
+        *_restore_rows(report),
         ("memory", f"{size_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
         ("display", _finding(report.display)),
         ("tray", _finding(report.tray)),
@@ -240,6 +264,14 @@ def _context_rows(context: ContextChoice | None) -> Iterator[tuple[str, str]]:
             yield "", context.warning
         for bar in context.bars:
             yield "takes", f"{bar.place}: {bar.in_words}"
+
+
+def _restore_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
+    if report.restoring is not None:
+        yield "restoring", report.restoring.words
+        yield "", f"engine: {report.restoring.build}"
+    elif report.model.usable:
+        yield "restoring", "not tried yet: kvchat does that when it first starts an engine with this model"
 
 
 def _finding(finding: Finding) -> str:

@@ -94,6 +94,14 @@ def probe(location: EngineLocation) -> EngineProbe:
     return asked
 
 
+def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
+    """What tells one build of an engine from another: its version or, where that has no number, the program's stamp."""
+    if location.path is None or asked.build is not None:
+        return asked.version
+    size, changed_ns, _ = _stamp(location.path)
+    return f"{asked.version}, {size} bytes of {changed_ns}"
+
+
 def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProbe]:
     """The engine to use, as `find_engine` has it, and what it is.
 

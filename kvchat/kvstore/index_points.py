@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from kvchat.kvstore import token_tree
@@ -280,4 +280,6 @@ def moment(seconds: float) -> datetime:
 
 
 def _facts(fingerprint: Fingerprint) -> str:
-    return json.dumps(asdict(fingerprint), sort_keys=True)
+    """As JSON. A field with its default is left out: such came later, and older save points are to be found."""
+    told = {one.name: value for one in fields(fingerprint) if (value := getattr(fingerprint, one.name)) != one.default}
+    return json.dumps(told, sort_keys=True)

@@ -22,6 +22,7 @@ class Fingerprint:
     streams: int  # KV streams; 1 with a unified cache
     rope: str  # which RoPE factors the context size picks, "short" or "long"; "" where the model has one set
     options: str = ""  # the user's own engine arguments that change what a state means
+    build: str = ""  # of the engine, where states may change their form from one to the next; "" for plain attention
 
     def differences(self, other: Fingerprint) -> list[str]:
         """The names of the fields that differ, in words for the user."""
@@ -33,6 +34,7 @@ class Fingerprint:
             "streams": "number of KV streams",
             "rope": "context size, which changes how this model counts positions",
             "options": "extra engine arguments",
+            "build": "engine build",
         }
         mine, theirs = asdict(self), asdict(other)
         return [words[name] for name in mine if mine[name] != theirs[name]]

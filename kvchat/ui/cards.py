@@ -148,7 +148,7 @@ class EngineCard(Card):
             attempt = f" (attempt {status.restart_attempt})" if status.restart_attempt else ""
             self.say(failure.title, f"Starting the engine again{attempt}.", failure.advice)
         else:
-            self.say(*_calm_words(state, model))
+            self.say(*_calm_words(status, model))
         self._show_buttons(state, missing=missing, fetchable=fetchable)
         self._set_tone("bad" if failed else "")
         self.show()
@@ -173,9 +173,12 @@ class EngineCard(Card):
             widget.style().polish(widget)
 
 
-def _calm_words(state: EngineState, model: str | None) -> tuple[str, str, str]:
+def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
     name = model or "the model"
-    match state:
+    if status.checking:
+        once = "This takes a few seconds, once for each model and engine. You can write already."
+        return "Checking whether restoring works here…", once, ""
+    match status.state:
         case EngineState.STOPPED:
             return "The engine is stopped", "Your conversations and what was saved of them are kept.", ""
         case EngineState.STOPPING:

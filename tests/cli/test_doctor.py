@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.doctor import collect, lines, run
+from kvchat.chat.database import Database
+from kvchat.chat.findings import Subject, store_finding
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.cli.doctor import RestoreReport, collect, lines, run
 from kvchat.engine.probe import NEEDED_OPTIONS
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.library.model_identity import model_identity
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, save_settings
 from tests.library.gguf_files import write_gguf
@@ -53,6 +58,21 @@ def test_everything_found(paths: Paths, engine: Path, smollm2: Path) -> None:
     text = "\n".join(lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: all", str(smollm2)):
         assert part in text
+
+
+def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, engine: Path, smollm2: Path) -> None:
+    settings = Settings(model_path=str(smollm2), engine_path=str(engine))
+    assert "not tried yet" in "\n".join(lines(collect(paths, settings)))
+    paths.ensure()
+    database = Database(paths.database)
+    fingerprint = Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, "")
+    store_finding(database, Subject(fingerprint, "version: 11434 (abc1234)"), Finding(Strategy.PLAIN, proved=True))
+    database.close()
+    report = collect(paths, settings)
+    assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
+    text = "\n".join(lines(report))
+    assert "restoring     Restoring works here" in text
+    assert "engine: version: 11434" in text
 
 
 def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:

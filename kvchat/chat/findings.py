@@ -1,0 +1,86 @@
+"""What was found out about restoring, kept with the conversations: the self-test runs once per engine build."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.events import EventBus, Notice
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.chat.worker import Worker
+from kvchat.kvstore.savepoint import Fingerprint
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a finding is about: it holds for nothing else."""
+
+    fingerprint: Fingerprint  # model, KV types and every flag that changes what a state means
+    build: str  # of the engine
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its name in the database."""
+        return json.dumps(asdict(self.fingerprint), sort_keys=True), self.build
+
+
+class Findings:
+    """The findings on disk. A database that fails costs another self-test and no more."""
+
+    def __init__(self, database: Database, worker: Worker, events: EventBus) -> None:
+        self._database = database
+        self._worker = worker
+        self._events = events
+
+    async def known(self, subject: Subject) -> Finding | None:
+        """What was found out before, None if nothing was."""
+        with suppress(StorageFailed):
+            return await self._worker.run(_load, self._database, subject)
+        return None
+
+    async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
+        """Keep a finding. The user is told when restoring turns out not to work, or less well than it seemed."""
+        with suppress(StorageFailed):
+            await self._worker.run(store_finding, self._database, subject, finding)
+        if not finding.strategy.saves:
+            self._events.publish(Notice("Restoring does not work here", finding.words))
+        elif before is not None and before.strategy is not finding.strategy:
+            self._events.publish(Notice("Restoring did not work as expected", finding.words))
+
+
+def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
+    """The last finding for a model, by its identity, and the engine build it is about. Only reads the database."""
+    query = (
+        "SELECT strategy, proved, reason, hollow, build FROM restore_findings WHERE fingerprint ->> '$.model' = ?"
+        " ORDER BY found_at DESC LIMIT 1"
+    )
+    if not file.exists():
+        return None
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        row = db.execute(query, (model,)).fetchone()
+        return (_finding(row[:4]), str(row[4])) if row else None
+    return None
+
+
+def _load(database: Database, subject: Subject) -> Finding | None:
+    query = "SELECT strategy, proved, reason, hollow FROM restore_findings WHERE fingerprint = ? AND build = ?"
+    with database.transaction() as db:
+        row = db.execute(query, subject.key).fetchone()
+    return _finding(tuple(row)) if row else None
+
+
+def store_finding(database: Database, subject: Subject, finding: Finding) -> None:
+    """Keep a finding in place of an older one. Raises StorageFailed."""
+    values = (finding.strategy.value, finding.proved, finding.reason, finding.hollow, time.time())
+    with database.transaction() as db:
+        db.execute("INSERT OR REPLACE INTO restore_findings VALUES (?, ?, ?, ?, ?, ?, ?)", (*subject.key, *values))
+
+
+def _finding(row: tuple[str, int, str, int]) -> Finding:
+    strategy, proved, reason, hollow = row
+    return Finding(Strategy(strategy), bool(proved), reason, hollow)

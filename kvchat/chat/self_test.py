@@ -1,0 +1,156 @@
+"""Does restoring work here? Tried out on a fresh engine with a text of its own, before the first turn.
+
+The trial runs through the same SlotKeeper and block store as every turn, on a store of its own, and leaves nothing
+behind: not in the slot, not in the engine's slot folder, not in the user's store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from kvchat.chat.events import Event, EventBus, SaveSkipped
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.slot import PROVED_SHARE, SlotKeeper
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.engine.client import EngineError, EngineRefused
+from kvchat.engine.wire import ChatMessage
+from kvchat.kvstore import disk
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.kvstore.store import Bounds, StoreRefused
+
+LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
+BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything
+NEXT = 4  # tokens by which what was restored is extended
+LONGEST_MS = 5000.0  # reading that many tokens may take so long; else it is left to the first real restore
+LIMIT_S, ERASE_S = 60.0, 5.0
+COPIES = 4  # of a slot file that there must be room for: two saves, their blocks, a restore
+
+_NAME = "self-test"
+
+
+class _Unclear(Exception):
+    """The trial could not be carried out; the message says why, in words."""
+
+
+async def self_test(room: ReadyEngine, window: int | None) -> Finding:
+    """What restoring can do with this engine; `room` holds what the model's architecture promises.
+
+    `window` is the model's sliding window in tokens. Takes a second or so; what cannot be tried in that order of time
+    is left as promised and not proved. Raises EngineGone if the engine dies over it.
+    """
+    promised = room.finding.strategy
+    try:
+        async with asyncio.timeout(LIMIT_S), _trial(room) as trial:
+            return await trial.run(promised, window)
+    except TimeoutError:
+        return Finding(promised, proved=False, reason="the engine is too slow to try it out beforehand")
+    except (_Unclear, EngineRefused, StoreRefused, OSError) as error:
+        return Finding(promised, proved=False, reason=f"it could not be tried out beforehand ({error})")
+
+
+@contextlib.asynccontextmanager
+async def _trial(room: ReadyEngine) -> AsyncIterator[_Trial]:
+    """A trial with a store of its own, swept with the engine's slot folder should this process be killed."""
+    folder = await asyncio.to_thread(tempfile.TemporaryDirectory, dir=room.slot_path, prefix=f"{_NAME}-")
+    try:
+        bounds = Bounds(quota=1 << 62, free_floor=0)
+        store = await asyncio.to_thread(BlockStore, Path(folder.name), bounds, sync=False)
+        try:
+            yield _Trial(room, store)
+        finally:
+            await asyncio.to_thread(store.close)
+    finally:
+        await asyncio.to_thread(folder.cleanup)
+        with contextlib.suppress(EngineError, TimeoutError):  # an engine that is gone has nothing in its slot
+            await asyncio.wait_for(room.engine.erase_slot(), ERASE_S)
+
+
+class _Trial:
+    """One self-test."""
+
+    def __init__(self, room: ReadyEngine, store: BlockStore) -> None:
+        self._room = room
+        events = EventBus()
+        events.subscribe(self._hear)
+        self._slot = SlotKeeper(store, events)
+        self._skipped = ""
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SaveSkipped):
+            self._skipped = event.reason
+
+    async def run(self, promised: Strategy, window: int | None) -> Finding:
+        """Try what is promised, then what asks less."""
+        length = max(LENGTH, window + BEYOND) if window else LENGTH
+        text = await self._text(length + 2 * NEXT)
+        if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._room.context_size:
+            raise _Unclear("the model's sliding window is as long as the context")
+        if length > LENGTH:
+            read = await self._room.engine.prefill(text[:LENGTH])
+            if length * read.prompt_ms / LENGTH > LONGEST_MS:
+                raise _Unclear("that would take long with this model")
+        strategy, reason = promised, ""
+        while strategy.saves and (fault := await self._fault(strategy, text, length)):
+            strategy, reason = strategy.more_careful, fault
+        if not strategy.saves and promised is Strategy.COMPLETE:
+            reason += "; --swa-full among the engine's extra arguments may change that, at the price of memory"
+        return Finding(strategy, proved=True, reason=reason)
+
+    async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> str | None:
+        """What does not work of a strategy, None if it holds."""
+        room, slot = replace(self._room, finding=Finding(strategy, proved=False)), self._slot
+        saved, following, other = text[:length], text[length : length + NEXT], text[length + NEXT :]
+        await self._save(room, saved)
+        hot = await room.engine.prefill(saved + following)
+        if hot.cache_n < PROVED_SHARE * length:
+            raise _Unclear("the engine reads a short conversation again even if it has it already")
+        if fault := await self._restored(room, saved + following, length):
+            return fault
+        if not strategy.can_cut:
+            return None
+        half, quarter = length // 2, length // 4
+        if fault := await self._restored(room, saved[:half] + other, half):
+            return f"part of what was saved is of no use: {fault}"
+        # And the engine by itself, from what it has in its slot.
+        slot.forget()
+        again = await room.engine.prefill(saved[:quarter] + following)
+        if again.cache_n < PROVED_SHARE * quarter:
+            return f"the engine cannot go back: it used {again.cache_n} of {quarter} tokens"
+        return None
+
+    async def _save(self, room: ReadyEngine, tokens: Tokens) -> None:
+        """As at the end of a turn."""
+        self._slot.forget()
+        early = self._slot.early_boundary(room, tokens)
+        for stop in (early, tokens) if early else (tokens,):
+            await self._slot.settle(room, _NAME, stop)
+            point = await self._slot.save(room, _NAME, stop)
+            if point is None:
+                raise _Unclear(self._skipped)
+            if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, room.slot_path):
+                raise _Unclear("too little room for its files")
+        await self._slot.absorb()
+
+    async def _restored(self, room: ReadyEngine, prompt: Tokens, length: int) -> str | None:
+        """As at the beginning of a turn, from an empty slot: what went wrong, None if `length` tokens came back."""
+        await room.engine.erase_slot()
+        self._slot.forget()
+        loaded = await self._slot.load(room, _NAME, prompt)
+        if loaded.restore is None:
+            return loaded.miss_reason or "nothing was restored"
+        read = await room.engine.prefill(prompt)
+        if read.cache_n < PROVED_SHARE * length:
+            return f"the engine accepted {length} tokens and then used {read.cache_n} of them"
+        return None
+
+    async def _text(self, length: int) -> Tokens:
+        """Tokens of a text without repetition, at least so many if the model's vocabulary is like others."""
+        lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(length // 6 + 8))
+        tokens = await self._room.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])
+        return tokens[:length]

@@ -1,0 +1,71 @@
+"""How far restoring goes with one engine, model and set of flags, and how that is known. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+HOLLOW_LIMIT = 2  # so many hollow restores in a row, and the strategy is given up for a more careful one
+
+
+class Strategy(Enum):
+    """How states are saved and restored, the most useful first; what each can do is said in `Finding.words`."""
+
+    PLAIN = "plain"  # a state can be cut back to any prefix
+    FULL_WINDOW = "full window"  # a sliding window that --swa-full keeps whole: as SETTLE
+    COMPLETE = "complete"  # a sliding window: as SETTLE, and the engine needs older rows beside those it saved
+    SETTLE = "settle"  # only a prompt that extends exactly what was saved can use it
+    NONE = "none"  # restoring does not work; nothing is saved
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a state can be cut back to any prefix."""
+        return self is Strategy.PLAIN  # after a restore --swa-full reaches back no further than the window (b11434)
+
+    @property
+    def saves(self) -> bool:
+        """Whether saving is of any use."""
+        return self is not Strategy.NONE
+
+    @property
+    def more_careful(self) -> Strategy:
+        """The next one that asks less of the engine."""
+        if self is Strategy.FULL_WINDOW:
+            return Strategy.COMPLETE
+        return Strategy.SETTLE if self in (Strategy.PLAIN, Strategy.COMPLETE) else Strategy.NONE
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of restoring with one engine build, model and set of flags."""
+
+    strategy: Strategy
+    proved: bool  # by the self-test or a restore since; else assumed from the model's architecture
+    reason: str = ""  # why it is not what the architecture promises, or not proved; in words, often empty
+    hollow: int = 0  # hollow restores since the last one that held
+
+    @property
+    def words(self) -> str:
+        """What it means for the user, in sentences."""
+        why = f"{self.reason[0].upper()}{self.reason[1:]}." if self.reason else ""
+        if not self.strategy.saves:
+            return f"Restoring does not work here: conversations are read again, and nothing is saved. {why}".strip()
+        works = "Restoring works here" if self.proved else "Restoring should work here; the first restore will show it"
+        return f"{works}: {_REACH[self.strategy]}. {why}".strip()
+
+    def after_restore(self, *, hollow: bool) -> Finding:
+        """What is known after one more restore in a real turn."""
+        if not hollow:
+            return replace(self, proved=True, hollow=0)
+        if self.hollow + 1 < HOLLOW_LIMIT:
+            return replace(self, hollow=self.hollow + 1)
+        words = f"the engine accepted {HOLLOW_LIMIT} restores in a row and used neither"
+        return Finding(self.strategy.more_careful, proved=False, reason=words)
+
+
+_REACH = {
+    Strategy.PLAIN: "any part of a conversation can be used again",
+    Strategy.FULL_WINDOW: "from every point where a conversation was saved (--swa-full is on)",
+    Strategy.COMPLETE: "from every point where a conversation was saved, with more of the model's sliding window added",
+    Strategy.SETTLE: "from every point where a conversation was saved",
+}
