@@ -24,6 +24,14 @@ def duration(ms: float) -> str:
     return f"{minutes} min {seconds} s"
 
 
+def rough_duration(seconds: float) -> str:
+    """How long something will still take, in words: "8 s", "5 min", "1 h 20 min"."""
+    if seconds < 59.5:
+        return f"{max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return " ".join(part for part in (f"{hours} h" if hours else "", f"{minutes} min" if minutes else "") if part)
+
+
 def tokens_short(count: int) -> str:
     """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:

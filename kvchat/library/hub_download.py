@@ -58,6 +58,10 @@ class Order:
         """Where the bytes of a file lie until the model is whole."""
         return _beside(self.target(models, part), ".part")
 
+    def is_here(self, models: Path) -> bool:
+        """Whether all files of the model are in their places, by their sizes. Raises HubError as `target` does."""
+        return all(_size(self.target(models, part)) == part.size for part in self.file.parts)
+
     def done(self, models: Path) -> int:
         """How many bytes have been fetched already."""
         return sum(min(part.size, _size(self.partial(models, part))) for part in self.file.parts)
@@ -88,7 +92,7 @@ async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> 
     """
     target = order.target(models)
     try:
-        if all(_size(order.target(models, part)) == part.size for part in order.file.parts):
+        if order.is_here(models):
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone(target):

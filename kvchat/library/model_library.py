@@ -69,6 +69,10 @@ class ModelLibrary:
         """Begin to fetch a model; returns where it will be. Raises HubError for an impossible file name."""
         return self.downloads.begin(Order(repository.repository, repository.revision, file))
 
+    def is_here(self, repository: HubRepository, file: HubFile) -> bool:
+        """Whether kvchat has fetched that model already. Raises HubError for an impossible file name."""
+        return Order(repository.repository, repository.revision, file).is_here(self._paths.models)
+
     def repository_of(self, path: Path) -> str | None:
         """The repository a model was fetched from, told by where it lies; None for one that kvchat did not fetch."""
         try:

@@ -11,7 +11,7 @@ from kvchat.library.downloads import RUNS, Download, DownloadState
 from kvchat.library.hub import AccessNeeded
 from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.scroll_ground import ScrollGround
-from kvchat.wording import duration, size
+from kvchat.wording import rough_duration, size
 
 _MOST_HEIGHT = 230  # pixels; about three downloads
 
@@ -125,7 +125,7 @@ class DownloadView(QFrame):
 
 
 def download_words(download: Download) -> str:
-    """How far a download is: "1.2 GB of 4.9 GB · 12 MB/s · 5 min 3 s left"."""
+    """How far a download is: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
     amount = f"{size(download.done)} of {size(download.total)}"
     match download.state:
         case DownloadState.DONE:
@@ -136,7 +136,7 @@ def download_words(download: Download) -> str:
         case DownloadState.FETCHING:
             parts = [amount]
             if download.rate > 0:
-                parts += [f"{size(download.rate)}/s", f"{duration(1000 * (download.seconds_left or 0))} left"]
+                parts += [f"{size(download.rate)}/s", f"{rough_duration(download.seconds_left or 0)} left"]
             return " · ".join(parts)
         case _:
             return f"{amount} · {download.state.value}"

@@ -51,11 +51,12 @@ def result_row(one: HubModel) -> Row:
     return Row(one, one.repository, " · ".join(parts), "asks who you are" if one.gated else "")
 
 
-def file_row(file: HubFile, memory: MemoryFacts) -> Row:
-    """A model in a repository."""
+def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
+    """A model in a repository. `here`: it has been downloaded already."""
     judgement = judge_size(file.size, memory)
     words = size(file.size) + (f" in {len(file.parts)} files" if len(file.parts) > 1 else "")
-    return Row(file, file.name, words, *_chip(judgement), judgement.reason)
+    chip, tone = ("on this computer", Tone.GOOD) if here else _chip(judgement)
+    return Row(file, file.name, words, chip, tone, judgement.reason)
 
 
 def _chip(judgement: Judgement) -> tuple[str, Tone]:

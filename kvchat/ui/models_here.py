@@ -152,7 +152,7 @@ class ModelsHere(QWidget):
 
     def _show_current(self) -> None:
         row = self.list.current
-        self.use.setEnabled(row is not None and row.chip != "in use" and not _broken(row))
+        self.use.setEnabled(row is not None and not _broken(row))
         self.reason.setText(row.tip if row else "")
         self.reason.setVisible(bool(row and row.tip))
 

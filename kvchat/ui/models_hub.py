@@ -164,7 +164,9 @@ class ModelsHub(QWidget):
             self._results = list(self.list.rows)
             self._heading_of_results = self._heading_before
         heading = listed.repository if listed.files else f"{listed.repository} has no model that kvchat could use"
-        self._show_rows(heading, [file_row(file, memory) for file in listed.files], back=bool(self._results))
+        is_here = self._runtime.models.is_here
+        rows = [file_row(file, memory, here=is_here(listed, file)) for file in listed.files]
+        self._show_rows(heading, rows, back=bool(self._results))
         self._repository = listed
         wanted = quantisation or "Q4_K_M"
         self.list.select(next((file for file in listed.files if file.quantisation == wanted), None))

@@ -188,6 +188,8 @@ async def test_searched_listed_downloaded_and_used(
     await until(lambda: ("use_model", path) in runtime.calls)
     qtbot.mouseClick(models.hub.back, LEFT)
     assert models.hub.heading.text() == "Found for “thing”"
+    models.open_repository(REPOSITORY)
+    await until(lambda: [row.chip for row in models.hub.list.rows] == ["on this computer", "fits"])
     await runtime.models.close()
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from kvchat.ui.wording import since, size_of
+from kvchat.wording import rough_duration
 
 
 def test_two_sizes_share_their_unit() -> None:
@@ -28,3 +29,11 @@ def test_two_sizes_share_their_unit() -> None:
 def test_how_long_ago(ago: timedelta, words: str) -> None:
     now = datetime(2026, 11, 20, 12, 0)
     assert since(now - ago, now) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "1 s"), (7.6, "8 s"), (59.4, "59 s"), (59.6, "1 min"), (3599, "1 h"), (4800, "1 h 20 min"), (90_000, "25 h")],
+)
+def test_how_long_still(seconds: float, words: str) -> None:
+    assert rough_duration(seconds) == words
