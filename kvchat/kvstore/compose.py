@@ -1,7 +1,7 @@
 """Slot files put together from other slot files: cut to a prefix, or with older sliding-window rows.
 
 Pure functions on layouts. They answer a plan, the new file as a sequence of literal bytes and ranges of the sources;
-`pieces.write_plan` carries it out. What the engine asks of such a file: llama.cpp tools/server/server-context.cpp,
+`rebuild.compose` carries it out. What the engine asks of such a file: llama.cpp tools/server/server-context.cpp,
 where `pos_min_thold` decides whether a prompt is read again.
 """
 
@@ -13,10 +13,6 @@ from dataclasses import dataclass
 
 from kvchat.kvstore.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Span
 from kvchat.kvstore.pieces import Copy, Inline, Piece, Plan, joined
-
-# Why a window's rows must reach further back than the window: the engine wants its oldest row to be strictly older than
-# the window of the next token, and one more when the prompt ends with what is cached.
-ROWS_BEYOND_WINDOW = 2
 
 
 class CannotCompose(Exception):
@@ -41,19 +37,17 @@ class _Rows:
     count: int
 
 
-def cut(layout: Layout, n_tokens: int, window: int = 0) -> Plan:
-    """The file for exactly the first `n_tokens` tokens; for full attention, what the engine itself saves there.
+def cut(layout: Layout, n_tokens: int) -> Plan:
+    """The file for exactly the first `n_tokens` tokens: what the engine itself saves there.
 
-    `window`: the sliding window in tokens, where the model has one. Raises CannotCompose where the state cannot be cut:
-    recurrent state, or a window whose rows do not reach back `window` + ROWS_BEYOND_WINDOW tokens from the cut.
+    Raises CannotCompose where the state cannot be cut: recurrent state, or a window that has lost its oldest rows.
     """
     if not 0 < n_tokens <= layout.n_tokens:
         raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
     if n_tokens < layout.n_tokens and layout.recurrent is not None:
         raise CannotCompose("recurrent state cannot be cut")
-    for cache in layout.windows:
-        if n_tokens < layout.n_tokens and not 0 < window <= n_tokens - cache.first_position - ROWS_BEYOND_WINDOW:
-            raise CannotCompose(f"its window's rows begin at token {cache.first_position:,}")
+    if n_tokens < layout.n_tokens and layout.windows:
+        raise CannotCompose(f"its window's rows begin at token {layout.windows[0].first_position:,}")
     return _compose(layout, (), n_tokens, None)
 
 
@@ -72,8 +66,9 @@ def complete_windows(newest: Layout, older: Sequence[OlderSave], first_position:
     """`newest` with the window rows of the tokens from `first_position` on, taken from older saves where it has none.
 
     Source 0 of the plan is `newest`, source i + 1 is `older[i]`. The engine then takes the file for what it is, and
-    can cut it back to any length ≥ first_position + window + ROWS_BEYOND_WINDOW. How many rows fit is the engine's
-    choice: its window cache has room for the window and one micro-batch (llama-kv-cache-iswa.cpp).
+    can cut it back to any length ≥ first_position + window + 2: it wants its oldest row to be older than the window of
+    the next token, and one more when the prompt ends with what is cached. How many rows fit is the engine's choice:
+    its window cache has room for the window and one micro-batch (llama-kv-cache-iswa.cpp).
     Raises CannotCompose where rows are missing.
     """
     return _compose(newest, older, newest.n_tokens, first_position)

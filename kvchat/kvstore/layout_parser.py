@@ -91,11 +91,6 @@ def parse_layout(path: Path) -> Layout:
         return parse(size, read)
 
 
-def parse_bytes(data: bytes) -> Layout:
-    """The layout of a slot file held in memory. Raises UnknownLayout."""
-    return parse(len(data), lambda offset, count: data[offset : offset + count])
-
-
 def parse(size: int, read: Read) -> Layout:
     """The layout of `size` bytes that `read(offset, count)` gives. Raises UnknownLayout."""
     return _Parser(_File(size, read)).layout()

@@ -1,14 +1,11 @@
-"""Plans for a new file out of parts of others, and the writer that carries them out in little memory."""
+"""Plans for a new file out of parts of others: pure values. `rebuild.compose` carries them out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from io import RawIOBase
 
 from kvchat.kvstore.layout import Span
-
-BUFFER_BYTES = 1 << 20  # large enough that system calls cost nothing beside the copying
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,6 @@ Piece = Inline | Copy
 Plan = tuple[Piece, ...]
 
 
-class SourceCut(OSError):
-    """A source is shorter than the plan was made for."""
-
-
-def plan_size(plan: Plan) -> int:
-    """The size of the file a plan makes, in bytes."""
-    return sum(piece.size for piece in plan)
-
-
 def joined(pieces: Iterable[Piece]) -> Plan:
     """The same bytes in as few pieces as possible, none of them empty."""
     plan: list[Piece] = []
@@ -63,57 +51,3 @@ def joined(pieces: Iterable[Piece]) -> Plan:
             case _:
                 plan.append(piece)
     return tuple(plan)
-
-
-def write_plan(
-    plan: Plan,
-    sources: Sequence[RawIOBase],
-    target: RawIOBase,
-    watch: Callable[[memoryview], object] | None = None,
-) -> int:
-    """Write the plan's file to `target`, from where that stands; returns its size in bytes.
-
-    Sources and target are unbuffered binary files. `watch` sees every byte in order as it is written (a hasher, say).
-    Needs BUFFER_BYTES of memory. Raises SourceCut, and OSError as reading and writing do.
-    """
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    filled = written = 0
-
-    def flush() -> None:
-        nonlocal filled, written
-        if watch is not None:
-            watch(buffer[:filled])
-        _write_all(target, buffer[:filled])
-        written += filled
-        filled = 0
-
-    for piece in plan:
-        done = 0
-        if isinstance(piece, Copy):
-            sources[piece.source].seek(piece.span.offset)
-        while done < piece.size:
-            count = min(piece.size - done, BUFFER_BYTES - filled)
-            place = buffer[filled : filled + count]
-            if isinstance(piece, Inline):
-                place[:] = piece.data[done : done + count]
-            else:
-                _read_all(sources[piece.source], place)
-            done += count
-            filled += count
-            if filled == BUFFER_BYTES:
-                flush()
-    flush()
-    return written
-
-
-def _read_all(source: RawIOBase, place: memoryview) -> None:
-    while len(place):
-        count = source.readinto(place)
-        if not count:
-            raise SourceCut("a slot file was cut while it was read")
-        place = place[count:]
-
-
-def _write_all(target: RawIOBase, data: memoryview) -> None:
-    while len(data):
-        data = data[target.write(data) or 0 :]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -53,7 +52,6 @@ class Restoring:
 
     def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
         """Put the plan's slot file into `slot_path` under a random name, verified."""
-        started = time.perf_counter()
         target = slot_path / f"restore-{secrets.token_hex(8)}.slot"
         try:
             n_tokens, tier = self._put(plan, target, older_window_rows)
@@ -64,7 +62,7 @@ class Restoring:
             with contextlib.suppress(OSError):
                 target.unlink(missing_ok=True)
             return Miss(self._why_not(plan, error))
-        return StagedFile(plan.save_point, target, 1000 * (time.perf_counter() - started), n_tokens, tier)
+        return StagedFile(plan.save_point, target, n_tokens, tier)
 
     def _point_at(
         self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, *, can_cut: bool

@@ -87,9 +87,8 @@ class StagedFile:
 
     save_point: SavePoint
     path: Path  # path.name is what the engine is told
-    verify_ms: float
-    n_tokens: int = 0  # how many the engine must say it restored
-    tier: Tier = Tier.DISK
+    n_tokens: int  # how many the engine must say it restored
+    tier: Tier
 
 
 @dataclass(frozen=True)

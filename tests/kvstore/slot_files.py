@@ -6,6 +6,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvchat.kvstore.layout import Layout
+from kvchat.kvstore.layout_parser import parse
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 
 MAGIC = b"qsgg"  # 'ggsq' as a little-endian u32
@@ -28,6 +30,11 @@ def slot_file_bytes(
 def write_slot_file(path: Path, tokens: Sequence[int], *, wrapped: bool = True, body: bytes | None = None) -> int:
     """Write a synthetic slot file; returns its size, as an engine's n_written."""
     return path.write_bytes(slot_file_bytes(tokens, wrapped=wrapped, body=body))
+
+
+def parse_bytes(data: bytes) -> Layout:
+    """The layout of a slot file held in memory. Raises UnknownLayout."""
+    return parse(len(data), lambda offset, count: data[offset : offset + count])
 
 
 def line(length: int, start: int = 1) -> Tokens:

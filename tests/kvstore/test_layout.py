@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from kvchat.kvstore import layout_parser
 from kvchat.kvstore.layout import AttentionCache, Layout, RecurrentState, Span, UnknownLayout
-from kvchat.kvstore.layout_parser import parse, parse_bytes, parse_layout
+from kvchat.kvstore.layout_parser import parse, parse_layout
+from tests.kvstore.slot_files import parse_bytes
 
 FOLDER = Path(__file__).with_name("layouts")
 NAMES = sorted(path.name.removesuffix(".slot.gz") for path in FOLDER.glob("*.slot.gz"))

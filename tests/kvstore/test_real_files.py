@@ -16,10 +16,10 @@ from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore.absorb import take_apart
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.layout import Layout
-from kvchat.kvstore.layout_parser import parse_bytes
 from kvchat.kvstore.rebuild import rebuild
 from kvchat.kvstore.row_map import read_row_map
 from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
+from tests.kvstore.slot_files import parse_bytes
 from tests.kvstore.test_layout import mutated, parse_watched
 from tests.kvstore.true_files import Bench
 from tests.models import bare_models
