@@ -36,6 +36,7 @@ class SharedPrompt:
     hot_ttft_ms: float  # of a new chat while the slot holds the system prompt
     restored_ttft_ms: float  # of a new chat after a restart of everything, restore included
     restored_ratio: float  # median of the rounds' own ratios to the hot one
+    restore_ms: float  # of that
     cold_ttft_ms: float  # of a new chat without save points, once
     prompt_tokens: int
     cached_tokens: int  # after the restart, the least of all rounds
@@ -54,7 +55,8 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
     system = await home.notes(tokens)
     for number in range(1, chats + 1):
         say(f"Chat {number} of {chats} …")
-        await _new_chat(home, system, await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number), keep=True)
+        text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
+        await _new_chat(home, system, f"{number}. {text}", keep=True)
         if len(home.saved) != number:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
     usage = await home.runtime.store_usage()
@@ -87,6 +89,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         hot_ttft_ms=median(reply.receipt.ttft_ms for reply in hot),
         restored_ttft_ms=median(reply.receipt.ttft_ms for reply in restored),
         restored_ratio=median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs),
+        restore_ms=median(reply.receipt.restore_ms for reply in restored),
         cold_ttft_ms=cold.receipt.ttft_ms,
         prompt_tokens=restored[0].receipt.prompt_tokens,
         cached_tokens=min(reply.receipt.cached_tokens for reply in restored),
@@ -124,6 +127,7 @@ def table(result: SharedPrompt) -> str:
         ("As whole files", size(result.whole_files_bytes)),
         ("A new chat's first token, hot", duration(result.hot_ttft_ms)),
         ("  after a restart", f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot)"),
+        ("    of which restore", duration(result.restore_ms)),
         ("  cold", duration(result.cold_ttft_ms)),
         ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
     ]
