@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import html
+import re
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QWidget
 
+_SEPARATORS = re.compile(r"[/\\._-]")
+_LONG_RUN = re.compile(r"[^\s\u200b]{24}")
+
 
 def plain_tip(text: str) -> str:
     """A tooltip that shows `text` as it is: Qt would take what looks like HTML for HTML."""
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
+
+
+def breakable(text: str) -> str:
+    """`text`, a path or a file's name, with places (zero-width spaces) where a label may wrap it."""
+    return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
 
 
 class ElidedLabel(QLabel):

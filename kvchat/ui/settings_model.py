@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton
 
+from kvchat.ui.elided import breakable
 from kvchat.ui.settings_entries import ChoiceEntry, Entry, NumberEntry
 from kvchat.ui.settings_memory import MemoryEntry
 from kvchat.ui.settings_numbers import TOKENS
@@ -58,7 +59,7 @@ class ModelPage(SettingsPage):
         """Model and context are the runtime's to say."""
         super().refresh()
         runtime = self.desk.runtime
-        self.model.say(runtime.model_name or "None is chosen yet.")
+        self.model.say(breakable(runtime.model_name or "None is chosen yet."))
         words = "How much of a conversation the model has in view at once. More takes more memory."
         known = " ".join(part for part in (runtime.context_reason, runtime.context_warning) if part)
         self.context.say("\n\n".join(part for part in (words, known) if part))

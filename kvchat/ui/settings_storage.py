@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import store_bounds
 from kvchat.settings import Settings
 from kvchat.ui.confirm import confirm
+from kvchat.ui.elided import breakable
 from kvchat.ui.settings_entries import Entry, NumberEntry
 from kvchat.ui.settings_numbers import DAYS, GIGABYTES
 from kvchat.ui.settings_page import Desk, SettingsPage
@@ -56,7 +58,7 @@ class StoragePage(SettingsPage):
             NumberEntry(
                 "free_floor_bytes",
                 "Keep free",
-                "When less than this is free on the disk, nothing more is saved.",
+                "",
                 GIGABYTES,
                 desk.change,
                 default="",
@@ -89,6 +91,8 @@ class StoragePage(SettingsPage):
             "How much disk save points may take. When it is full, what spares the least reading for its size goes "
             f"first. Left to kvchat it is {size(self._quota(None))} here."
         )
+        free = shutil.disk_usage(self.desk.runtime.paths.cache).free
+        self.floor.say(f"When less than this is free on the disk, nothing more is saved. {size(free)} are free now.")
 
     def _quota(self, chosen: int | None) -> int:
         runtime = self.desk.runtime
@@ -122,8 +126,7 @@ class StoragePage(SettingsPage):
         button = QPushButton("Open folder")
         button.setAccessibleName(f"Open the folder: {title}")
         button.clicked.connect(lambda: self._open(folder))
-        path = str(folder).replace("/", "/\u200b")  # may be wrapped there
-        return Entry(title, "\n".join(part for part in (path, words) if part), button)
+        return Entry(title, "\n".join(part for part in (breakable(str(folder)), words) if part), button)
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):

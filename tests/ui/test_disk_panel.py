@@ -11,6 +11,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.events import Absorbed
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
 from kvchat.settings import GB
@@ -294,6 +295,16 @@ async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRu
     assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A conversation that is gone"]
     assert rows_of(panel)["gone"].usage.bytes == 1_000_000
     await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
+
+
+async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, window: MainWindow) -> None:
+    panel = await opened(window)
+    furnished.chat.add("Lamp", id="lamp")
+    furnished.kept["lamp"] = 2_000_000_000
+    furnished.events.publish(Absorbed(1, 2_000_000_000))
+    await until(lambda: len(rows_of(panel)) == 4)
+    assert panel.list.usage.rows[0].title == "Lamp"
+    assert panel.summary.total.text() == "3 of 20 GB in use"
 
 
 async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:

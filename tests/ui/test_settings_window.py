@@ -133,6 +133,15 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     assert settings.pending.isVisible()
 
 
+async def test_a_long_name_is_wrapped_not_cut(runtime: FakeRuntime, settings: SettingsWindow) -> None:
+    runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
+    runtime.events.publish(SettingsChanged())
+    settings.resize(settings.minimumSize())
+    settings.show_page(settings.model.name)
+    assert runtime.model_name in settings.model.model.words.text().replace("\u200b", "")
+    assert settings.model.model.minimumSizeHint().width() < settings.model.viewport().width()
+
+
 async def test_says_what_is_unwise_about_the_context_size(runtime: FakeRuntime, settings: SettingsWindow) -> None:
     runtime.warning = "This may not fit: the model with its KV cache takes about 31 GB."
     runtime.set_engine(EngineState.READY)
