@@ -262,10 +262,7 @@ class SupervisedRoom:
         """A load succeeded: look at what it took, learn from it, and say so if it was not the one that was planned."""
         ran_out, self._ran_out = self._ran_out, None
         if ran_out:
-            self._notify(
-                "The context is smaller than planned",
-                f"Memory ran out with {ran_out.context.tokens:,} tokens. {choice.context.reason}",
-            )
+            self._notify("Memory ran out while the model loaded", f"It runs with less now. {choice.context.reason}")
         actual = read_allocations(self._supervisor.log.since_start)
         if actual is None:
             return

@@ -51,7 +51,7 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         assert runtime.context_size == 16_384
         assert runtime.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
         (notice,) = heard
-        assert notice.title == "The context is smaller than planned"
+        assert notice.title == "Memory ran out while the model loaded"
         assert "65,536" in notice.detail
         retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
@@ -68,7 +68,9 @@ async def test_layers_leave_a_gpu_that_has_no_room_for_them(tmp_path: Path, fake
     async with running(tmp_path, fake_engine) as runtime:
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
         assert [values["--n-gpu-layers"] for values in arguments(fake_engine)] == ["5", "3"]
-        assert "3 of its 5 layers fit on the GPU" in runtime.context_reason
+        assert runtime.context_reason.startswith(
+            "4,096 tokens: memory ran out with more of the model on the GPU; 3 of its 5 layers fit on the GPU."
+        )
 
 
 async def test_at_the_floor_the_failure_is_told(tmp_path: Path, fake_engine: FakeEngine) -> None:
@@ -141,7 +143,7 @@ async def test_the_real_engine_under_a_memory_limit(
         tokens = runtime.room.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
         assert runtime.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
-        assert [notice.title for notice in heard] == ["The context is smaller than planned"]
+        assert [notice.title for notice in heard] == ["Memory ran out while the model loaded"]
         (bar,) = runtime.memory_bars
         assert bar.measured
         assert bar.kv == tokens * 23_040

@@ -125,13 +125,15 @@ class _Chooser:
             warning = f"This may not fit: the model with its KV cache takes about {needed}, and {spare}."
         elif tokens > self._facts.trained_context:
             trained = self._facts.trained_context
-            warning = f"The model was trained for {trained:,} tokens and may lose the thread beyond them."
+            # b11434 caps the slot at the trained context, and allocates the rest in vain
+            warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
         return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning)
 
     def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
-        less = f", and {placement.in_words}" if self._memory.devices and not placement.whole else ""
-        reason = f"{tokens:,} tokens: memory ran out with {before.tokens:,}{less}. {self._share(tokens, placement)}"
+        more = f"{before.tokens:,}" if tokens < before.tokens else "more of the model on the GPU"
+        less = f"; {placement.in_words}" if self._memory.devices and not placement.whole else ""
+        reason = f"{tokens:,} tokens: memory ran out with {more}{less}. {self._share(tokens, placement)}"
         return self._choice(tokens, placement, reason)
 
     def steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
