@@ -40,7 +40,7 @@ class Saving:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._absorbing = threading.Lock()
-        self._windows: dict[str, Window] = {}  # by conversation
+        self._windows: dict[str, list[Window]] = {}  # taken since `windows` was last asked, by conversation
 
     def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
         """Raise StoreRefused if saving about that much would pass a bound, or the conversation is never to be saved.
@@ -92,15 +92,21 @@ class Saving:
             with contextlib.suppress(OSError):
                 slot_file.unlink(missing_ok=True)
         if older_window_rows:
-            self._windows[conversation_id] = Window(point.id, older_window_rows)
+            self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
         parts.staging.trim(self._staged())
         return point
 
     def windows(self) -> tuple[Window, ...]:
-        """The newest save point of each conversation whose sliding windows need older rows; told once."""
-        found = tuple(self._windows.values())
-        self._windows.clear()
-        return found
+        """The newest save point of each conversation whose sliding windows need older rows; told once.
+
+        The others' files need not stay warm: no engine can use them as they are.
+        """
+        taken, self._windows = self._windows, {}
+        staged = self._staged()
+        for one in (one for windows in taken.values() for one in windows[:-1]):
+            if one.point_id not in staged:
+                self._parts.staging.drop(one.point_id)
+        return tuple(windows[-1] for windows in taken.values())
 
     def newest_staged(self) -> str | None:
         """The last save point that waits to be absorbed."""

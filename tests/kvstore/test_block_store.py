@@ -191,6 +191,7 @@ def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(tmp_path: Path
     for length in lengths:
         bench.take("thesis", text(length))
     bench.store.absorb_pending()
+    assert len(list((tmp_path / "memory").glob("*/*/*.slot"))) == 1, "no engine can use the others"
     plan = plan_of(bench.find(text(130)))
     again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
     warm = bench.store.stage(plan, bench.slots, older_window_rows=30)
