@@ -34,7 +34,7 @@ from kvchat.library.downloads import Download, DownloadState
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.memory import MemoryFacts, available_memory
-from kvchat.library.memory_bar import MemoryBar
+from kvchat.library.memory_bar import MemoryBar, given_back
 from kvchat.library.model_files import display_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.ollama import name_of_blob
@@ -220,12 +220,7 @@ class Runtime:
         choice = self.room.choice
         if choice is None or self.engine_status.state is not EngineState.READY:
             return memory
-        if memory.devices:  # on a GPU, weights and all; where devices share them, one is as good as another
-            first, *others = memory.devices
-            given_back = dataclasses.replace(first, free=first.free + choice.context.needed)
-            return dataclasses.replace(memory, devices=(given_back, *others))
-        # Weights are pages of their file, which count as free already.
-        return dataclasses.replace(memory, available=memory.available + choice.context.kv_bytes)
+        return given_back(memory, choice.context.bars)
 
     async def apply_settings(self, settings: Settings) -> None:
         """Put the settings into force and store them. Raises SettingsNotSaved: they are in force all the same.

@@ -167,12 +167,16 @@ class Hub:
             raise self._in_words(error, repository, had_token=bool(token)) from error
 
     def _in_words(self, error: Exception, repository: str, *, had_token: bool) -> HubError:
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
         status = getattr(getattr(error, "response", None), "status_code", 0)
         host = urlsplit(self.endpoint).netloc
+        unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+        if status == 404 or unknown:  # the Hub answers 401 to who asks for what is private or not there at all
+            advice = "Check its name. A private model needs an access token of its owner."
+            return HubError("Hugging Face has no such model", repository, advice)
         if status in (401, 403):
             return self._refused(status, repository, had_token)
-        if status == 404:
-            return HubError("Hugging Face has no such model", repository, "Check its name, or search for it.")
         if status == 429:
             return Unreachable("Hugging Face asks for patience", f"{host} gets too many requests.", "Try again later.")
         if status:

@@ -64,14 +64,17 @@ class Order:
 
     def done(self, models: Path) -> int:
         """How many bytes have been fetched already."""
-        return sum(min(part.size, _size(self.partial(models, part))) for part in self.file.parts)
+        return sum(
+            min(part.size, max(_size(self.partial(models, part)), _size(self.target(models, part))))
+            for part in self.file.parts
+        )
 
 
 def unfinished_orders(models: Path) -> Iterator[Order]:
     """The downloads below a folder that were begun and not finished."""
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
         order = _read(path)
-        if order is not None and _order_file(order, models) == path:
+        if order is not None and _order_file(order, models) == path and not order.is_here(models):
             yield order
 
 
@@ -93,16 +96,20 @@ async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> 
     target = order.target(models)
     try:
         if order.is_here(models):
+            _order_file(order, models).unlink(missing_ok=True)  # a kill between the last two steps leaves it
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone(target):
+            _forget_another(order, models)
             _check_room(order, models)
             _write(order, _order_file(order, models))
-            before = 0
+            before, fetched = 0, []
             for part in order.file.parts:
-                await _Fetch(order, part, models, hub, _after(before, told)).run()
+                if _size(order.target(models, part)) != part.size:  # else a kill came while all were put in place
+                    await _Fetch(order, part, models, hub, _after(before, told)).run()
+                    fetched.append(part)
                 before += part.size
-            for part in order.file.parts:
+            for part in fetched:
                 order.partial(models, part).replace(order.target(models, part))
             _order_file(order, models).unlink()
     except OSError as error:
@@ -182,6 +189,14 @@ class _Fetch:
         file.seek(0)
         file.truncate()
         self._done, self._hash = 0, hashlib.sha256()
+
+
+def _forget_another(order: Order, models: Path) -> None:
+    """Drop what has arrived of another version of these files: it would only be found out at the end."""
+    begun = _read(_order_file(order, models))
+    if begun is not None and begun.file != order.file:
+        for part in order.file.parts:
+            order.partial(models, part).unlink(missing_ok=True)
 
 
 def _after(before: int, told: DoneBytes) -> DoneBytes:

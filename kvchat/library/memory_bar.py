@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.placement import Need
@@ -69,3 +69,14 @@ def bars(memory: MemoryFacts, gpu: Need, host: Need, margin_of: Callable[[int], 
         )
     free = memory.available
     return (*found, MemoryBar(COMPUTER, free, margin_of(free), host.weights, host.kv, host.compute, host.other))
+
+
+def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
+    """The memory there will be once the model of these bars has gone.
+
+    Weights in the computer's memory are pages of their file, which count as free already.
+    """
+    taken = {bar.place: bar.needed for bar in bars}
+    host = sum(bar.needed - bar.weights for bar in bars if bar.place == COMPUTER)
+    devices = tuple(replace(one, free=one.free + taken.get(one.name, 0)) for one in memory.devices)
+    return replace(memory, available=memory.available + host, devices=devices)

@@ -23,13 +23,14 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
     model, facts = one.model, one.model.facts
     if facts is None or one.judgement is None:
         problem = model.problem or KvchatError("It cannot be used")
-        tip = "\n".join(part for part in (problem.detail, problem.advice, str(model.path)) if part)
-        return Row(model.path, model.name, f"{problem.title}.", "unusable", Tone.BAD, tip)
+        why = "\n".join(part for part in (problem.detail, problem.advice, str(model.path)) if part)
+        return Row(model.path, model.name, f"{problem.title}.", "unusable", Tone.BAD, why)
     parts = [facts.quantisation, size(model.size), f"{tokens_short(facts.trained_context)} context", model.source.value]
-    parts += ["with a projector"] if model.projector else []
     name = without_quantisation(model.name, facts.quantisation)
     chip, tone = ("in use", Tone.GOOD) if model.path == used else _chip(one.judgement)
-    return Row(model.path, name, " · ".join(parts), chip, tone, f"{one.judgement.reason}\n{model.path}")
+    tip = [one.judgement.reason, str(model.path)]
+    tip += [f"{model.projector.name} would let it see or hear; kvchat sends text alone."] if model.projector else []
+    return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
 
 
 def in_order(one: JudgedModel) -> tuple[bool, str, int]:

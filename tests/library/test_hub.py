@@ -64,7 +64,7 @@ async def test_a_repository_lists_models_not_files(hub: Hub) -> None:
 
 
 async def test_what_is_not_there_is_told(hub: Hub) -> None:
-    with pytest.raises(HubError) as caught:
+    with pytest.raises(HubError, match="has no such model") as caught:
         await hub.repository("org/Nothing")
     assert "org/Nothing" in str(caught.value)
 

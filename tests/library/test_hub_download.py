@@ -290,6 +290,34 @@ async def test_two_do_not_fetch_the_same_model(hub: Hub, served: FakeHub, tmp_pa
     assert (await first).read_bytes() == CONTENT
 
 
+async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
+    served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
+    wanted = order(*names)
+    hub_download._order_file(wanted, tmp_path).parent.mkdir(parents=True)
+    hub_download._write(wanted, hub_download._order_file(wanted, tmp_path))
+    first, second = wanted.file.parts
+    wanted.target(tmp_path, first).write_bytes(CONTENT)
+    wanted.partial(tmp_path, second).write_bytes(CONTENT)
+    (left,) = unfinished_orders(tmp_path)
+    assert left.done(tmp_path) == left.file.size
+    await fetched(hub, tmp_path, left)
+    assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
+    assert served.requests == [], "all of it was there"
+    hub_download._write(wanted, hub_download._order_file(wanted, tmp_path))  # and once more, right before the end
+    assert list(unfinished_orders(tmp_path)) == []
+    await fetched(hub, tmp_path, wanted)
+    assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
+
+
+async def test_another_version_of_the_file_is_begun_anew(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    await interrupted(hub, served, tmp_path)
+    newer = CONTENT[::-1]
+    served.repositories[REPOSITORY][FILE] = newer
+    assert (await fetched(hub, tmp_path, order(content=newer))).read_bytes() == newer
+    assert "range" not in served.downloads[-1].headers
+
+
 async def test_a_discarded_download_leaves_nothing(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     await interrupted(hub, served, tmp_path)
     discard(order(), tmp_path)

@@ -81,12 +81,19 @@ def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
     assert looking.unreadable == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0o000)
+def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, scandir = tmp_path / "locked", os.scandir
+    locked.mkdir()
+
+    def refused(path: str) -> object:
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)  # the mode alone would not keep root out
     looking = finder(tmp_path)
     assert list(looking.models(Event())) == []
-    assert [one.path for one in looking.unreadable] == [tmp_path / "locked"]
+    assert [(one.path, one.reason) for one in looking.unreadable] == [(locked, "Permission denied")]
 
 
 def test_a_split_model_is_one(tmp_path: Path) -> None:

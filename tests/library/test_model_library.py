@@ -1,0 +1,86 @@
+"""Finder, Hub and downloads, joined."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.hub import HubFile, HubPart, HubRepository
+from kvchat.library.memory import DeviceMemory, MemoryFacts
+from kvchat.library.memory_bar import COMPUTER, MemoryBar, given_back
+from kvchat.library.model_folders import Machine
+from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.verdict import Verdict
+from kvchat.paths import Paths, resolve_paths
+from tests.library.gguf_files import write_gguf
+
+PLENTY = MemoryFacts(64_000_000_000)
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Folders of a user who has no other program's models."""
+    machine = Machine({}, tmp_path / "home", "linux")
+    monkeypatch.setattr("kvchat.library.model_library.this_machine", lambda: machine)
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "kvchat")})
+    paths.models.mkdir(parents=True)
+    return paths
+
+
+async def test_finds_judges_and_remembers(paths: Paths, tmp_path: Path) -> None:
+    write_gguf(paths.models / "a.gguf")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
+    found: list[JudgedModel] = []
+    await ModelLibrary(paths, lambda: [str(tmp_path / "mine")]).find(PLENTY, "f16", found.append)
+    assert [one.model.name for one in found] == ["a", "b"]
+    assert found[0].judgement is not None
+    assert found[0].judgement.verdict is Verdict.FITS
+    assert found[1].judgement is None
+    assert paths.model_facts.exists()
+
+
+async def test_a_look_can_be_cancelled(paths: Paths) -> None:
+    for number in range(300):
+        write_gguf(paths.models / f"{number}.gguf", weights=8)
+    found: list[JudgedModel] = []
+    looking: asyncio.Task[object]
+
+    def hear(one: JudgedModel) -> None:
+        found.append(one)
+        looking.cancel()
+
+    looking = asyncio.ensure_future(ModelLibrary(paths, tuple).find(PLENTY, "f16", hear))
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    assert len(found) < 300
+
+
+def test_where_a_model_came_from(paths: Paths) -> None:
+    library = ModelLibrary(paths, tuple)
+    assert library.repository_of(paths.models / "org" / "x-GGUF" / "BF16" / "x.gguf") == "org/x-GGUF"
+    assert library.repository_of(paths.models / "starter.gguf") is None
+    assert library.repository_of(Path("/elsewhere/x.gguf")) is None
+
+
+def test_what_is_here_already(paths: Paths) -> None:
+    file = HubFile("x", "", (HubPart("x.gguf", 3, "0"),))
+    repository = HubRepository("org/x-GGUF", "1", False, (file,))
+    library = ModelLibrary(paths, tuple)
+    assert not library.is_here(repository, file)
+    (paths.models / "org" / "x-GGUF").mkdir(parents=True)
+    (paths.models / "org" / "x-GGUF" / "x.gguf").write_bytes(b"abc")
+    assert library.is_here(repository, file)
+
+
+def test_the_running_model_gives_its_memory_back() -> None:
+    memory = MemoryFacts(10, devices=(DeviceMemory("CUDA0", 5), DeviceMemory("CUDA1", 6)))
+    bars = (
+        MemoryBar("CUDA0", free=20, margin=1, weights=8, kv=4, compute=2, other=1),
+        MemoryBar(COMPUTER, free=20, margin=1, weights=7, kv=0, compute=3, other=2),
+    )
+    after = given_back(memory, bars)
+    assert [device.free for device in after.devices] == [20, 6]
+    assert after.available == 15, "weights in the computer's memory count as free already"
