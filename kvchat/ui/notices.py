@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import platform
 import traceback
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.redaction import redact, this_person
 from kvchat.ui.icons import icon
-from kvchat.ui.text_window import TextWindow
+from kvchat.ui.report_dialog import ReportDialog
 from kvchat.ui.theme import Look
 
 _AT_MOST = 3
 _INFO_MS = 12_000
-_REQUEST = (
-    "kvchat met something it did not expect. Your conversations are safe on disk. "
-    "If you report this, please add the text below, after a look at it: it may quote what you wrote."
-)
 
 
 class NoticeView(QFrame):
@@ -111,22 +105,3 @@ class Notices(QWidget):
 
     def _forget_report(self) -> None:
         self.report = None
-
-
-class ReportDialog(TextWindow):
-    """A bug, in text that can be copied."""
-
-    def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(look, "Something unexpected happened", "report", words=_REQUEST, parent=parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(620, 420)
-        self.text.setPlainText(f"{_versions()}\n\n{text}")
-        self.copy.setDefault(True)
-
-    def add(self, text: str) -> None:
-        """One more, while this report is open."""
-        self.text.appendPlainText("\n" + text)
-
-
-def _versions() -> str:
-    return f"kvchat {__version__}, {platform.platform()}, Python {platform.python_version()}"
