@@ -112,7 +112,8 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
     location, asked = usable_engine(settings.engine_path)
     extra, workers = wished_arguments(settings, location, asked)
     memory, identity = memory_for(location, workers), model_identity(model)
-    circumstances = Circumstances(identity, asked.version, memory.device_kind)
+    build = build_identity(location, asked)
+    circumstances = Circumstances(identity, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
     context = choose_context_size(
         facts,
@@ -132,7 +133,6 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         extra=extra,
         left_out=options_to_leave_out(asked),
     )
-    build = build_identity(location, asked)
     fingerprint = Fingerprint(
         model=identity,
         kv_type_k=plan.kv_type_k,

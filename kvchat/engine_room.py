@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from kvchat.chat.findings import Findings
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.allocations import read_allocations
 from kvchat.engine.client import EngineError, EngineGone
 from kvchat.engine.discovery import EngineNotFound
 from kvchat.engine.extra_arguments import BadArguments, BadWorkers
@@ -21,10 +20,8 @@ from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, Failu
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine_choice import EngineChoice, choose_engine
+from kvchat.engine_memory import EngineMemory
 from kvchat.errors import KvchatError
-from kvchat.library.corrections import CorrectionBook
-from kvchat.library.measured import learn, measured_bars
-from kvchat.library.memory_bar import MemoryBar
 from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0  # how long the supervisor may take to see that a process died
@@ -39,24 +36,17 @@ class SupervisedRoom:
         slot_path: Path,
         supervisor: EngineSupervisor,
         findings: Findings,
+        memory: EngineMemory,
         publish: Callable[[EngineStatus], None],
-        notify: Callable[[str, str], None],
-        book: CorrectionBook,
     ) -> None:
-        """`notify` tells the user something in two parts, a title and a detail; `book` is what earlier loads taught."""
         self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
-        self.memory_bars: tuple[MemoryBar, ...] = ()  # estimated as it loads, measured when it is ready
+        self.memory = memory
         self.started_with: Settings | None = None  # the settings it was chosen by
         self._settings = settings
         self._slot_path = slot_path
         self._supervisor = supervisor
         self._findings = findings
         self._publish = publish
-        self._notify = notify
-        self._book = book
-        self._smaller: Iterator[EngineChoice] = iter(())
-        self._ran_out: EngineChoice | None = None  # the first choice that did not fit
-        self._learning: asyncio.Task[None] | None = None
         self._preparing: EngineStatus | None = None  # overrides the supervisor's status before there is a process
         self._changed = asyncio.Event()
         self._ready: ReadyEngine | None = None
@@ -114,16 +104,16 @@ class SupervisedRoom:
             self._set_preparing(EngineStatus(EngineState.STARTING))
             self.started_with = settings = self._settings()
             try:
-                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self._book)
+                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self.memory.book)
             except KvchatError as error:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=_failure(error)))
                 return
             except BaseException:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=_BUG))
                 raise
-            self._smaller, self._ran_out = iter(choice.smaller()), None
+            self.memory.starts(choice)
+            self.choice = choice
             self._preparing = None
-            self._take(choice)
             await self._supervisor.start(choice.location, choice.plan, self._step_down)
 
     async def stop(self) -> None:
@@ -143,8 +133,7 @@ class SupervisedRoom:
         async with self._starting:
             self._preparing = None
             await self._supervisor.close()
-            if self._learning:
-                await self._learning
+            await self.memory.close()
         if self._meeting is not None:
             await asyncio.wait([self._meeting])  # it ends with its engine
 
@@ -240,37 +229,19 @@ class SupervisedRoom:
         await self._findings.learn(choice.subject, finding)
         return finding
 
-    def _take(self, choice: EngineChoice) -> None:
-        self.choice, self.memory_bars = choice, choice.context.bars
-
     def _step_down(self) -> LaunchPlan | None:
         """After a load that ran out of memory: the next smaller choice's plan, None at the floor."""
-        smaller = next(self._smaller, None)
+        smaller = self.memory.ran_out(self.choice) if self.choice else None
         if smaller is None:
             return None
-        self._ran_out = self._ran_out or self.choice
-        self._take(smaller)
+        self.choice = smaller
         return smaller.plan
 
     def _supervisor_changed(self, status: EngineStatus) -> None:
         if status.state is EngineState.READY and self.choice:
-            self._compare(self.choice)
+            self.memory.loaded(self.choice, self._supervisor.log.since_start)
             self._meet()
         self._told()
-
-    def _compare(self, choice: EngineChoice) -> None:
-        """A load succeeded: look at what it took, learn from it, and say so if it was not the one that was planned."""
-        ran_out, self._ran_out = self._ran_out, None
-        if ran_out:
-            self._notify("Memory ran out while the model loaded", f"It runs with less now. {choice.context.reason}")
-        actual = read_allocations(self._supervisor.log.since_start)
-        if actual is None:
-            return
-        self.memory_bars = measured_bars(choice.context.bars, actual)
-        learned = learn(choice.context, choice.corrections, actual, ran_out.context if ran_out else None)
-        if learned != choice.corrections:
-            write = asyncio.to_thread(self._book.learn, choice.circumstances, learned)
-            self._learning = asyncio.create_task(write, name="memory corrections")
 
     def _set_preparing(self, status: EngineStatus | None) -> None:
         self._preparing = status

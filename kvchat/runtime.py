@@ -22,6 +22,7 @@ from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import Sampling
 from kvchat.engine_choice import free_memory
+from kvchat.engine_memory import EngineMemory
 from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
 from kvchat.kvstore.block_store import BlockStore
@@ -66,9 +67,8 @@ class Runtime:
             store.staging_folder(),
             supervisor,
             Findings(database, worker, self.events),
+            EngineMemory(CorrectionBook(paths.memory_corrections), self._notify),
             self._engine_changed,
-            lambda title, detail: self.events.publish(Notice(title, detail)),
-            CorrectionBook(paths.memory_corrections),
         )
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
@@ -122,7 +122,7 @@ class Runtime:
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
         """What the model takes of each memory: measured once the engine is ready, estimated while it loads."""
-        return self.room.memory_bars
+        return self.room.memory.bars
 
     @property
     def memory_proposals(self) -> tuple[Proposal, ...]:
@@ -305,6 +305,9 @@ class Runtime:
 
     def _sampling(self) -> Sampling:
         return Sampling(self.settings.max_tokens, self.settings.temperature, self.settings.seed)
+
+    def _notify(self, title: str, detail: str) -> None:
+        self.events.publish(Notice(title, detail))
 
     def _engine_changed(self, status: EngineStatus) -> None:
         self.events.publish(EngineChanged(status))

@@ -17,7 +17,7 @@ from kvchat.chat.findings import newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.engine.discovery import Device, find_engine, list_devices
-from kvchat.engine.probe import usable_engine
+from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.engine_choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
@@ -41,6 +41,7 @@ class EngineReport:
     kind: str = ""
     path: str | None = None  # None for the embedded engine
     version: str = ""
+    build: str = ""  # what tells it from others, see probe.build_identity
     devices: tuple[Device, ...] = ()
     problem: str = ""
 
@@ -114,7 +115,7 @@ def run(*, as_json: bool = False) -> int:
 def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
     engine, memory = _look_at_engine(settings)
-    model, context = _look_at_model(settings, memory, CorrectionBook(paths.memory_corrections), engine.version)
+    model, context = _look_at_model(settings, memory, CorrectionBook(paths.memory_corrections), engine.build)
     return DoctorReport(
         version=__version__,
         python=platform.python_version(),
@@ -143,7 +144,8 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     try:
         location, asked = usable_engine(settings.engine_path)
         kind, path = location.kind.value, str(location.path) if location.path else None
-        return EngineReport(True, kind, path, asked.version, list_devices(location)), memory_for(location)
+        build = build_identity(location, asked)
+        return EngineReport(True, kind, path, asked.version, build, list_devices(location)), memory_for(location)
     except KvchatError as error:
         return EngineReport(True, kind, path, problem=str(error)), available_memory()
 

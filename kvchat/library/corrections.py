@@ -37,7 +37,7 @@ class Circumstances:
     """What corrections hold for."""
 
     model: str  # its identity
-    build: str  # the engine's version line
+    build: str  # what tells one build of the engine from another
     device: str  # "CPU", "CUDA", "Vulkan", …
 
     @property

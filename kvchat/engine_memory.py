@@ -1,0 +1,55 @@
+"""The engine's memory: what was planned, what it turned out to be, what to try when it runs out, what that teaches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from kvchat.engine.allocations import read_allocations
+from kvchat.engine_choice import EngineChoice
+from kvchat.library.corrections import CorrectionBook
+from kvchat.library.measured import learn, measured_bars
+from kvchat.library.memory_bar import MemoryBar
+
+
+class EngineMemory:
+    """Follows one load after the other. Belongs to the thread of the asyncio loop."""
+
+    def __init__(self, book: CorrectionBook, notify: Callable[[str, str], None]) -> None:
+        """`book`: what earlier loads taught. `notify` tells the user something, a title and a detail."""
+        self.book = book
+        self.bars: tuple[MemoryBar, ...] = ()  # estimated as a model loads, measured when it is ready
+        self._notify = notify
+        self._smaller: Iterator[EngineChoice] = iter(())
+        self._ran_out: EngineChoice | None = None  # the first choice that did not fit
+        self._learning: asyncio.Task[None] | None = None
+
+    def starts(self, choice: EngineChoice) -> None:
+        """An engine is about to be started with this choice."""
+        self.bars, self._smaller, self._ran_out = choice.context.bars, iter(choice.smaller()), None
+
+    def ran_out(self, choice: EngineChoice) -> EngineChoice | None:
+        """A load with this choice ran out of memory: what to try next, None at the floor."""
+        smaller = next(self._smaller, None)
+        if smaller is not None:
+            self.bars, self._ran_out = smaller.context.bars, self._ran_out or choice
+        return smaller
+
+    def loaded(self, choice: EngineChoice, log: Sequence[str]) -> None:
+        """A load succeeded: look at what it took, learn from it, and say so if it was not the one that was planned."""
+        ran_out, self._ran_out = self._ran_out, None
+        if ran_out:
+            self._notify("Memory ran out while the model loaded", f"It runs with less now. {choice.context.reason}")
+        actual = read_allocations(log)
+        if actual is None:
+            return
+        self.bars = measured_bars(choice.context.bars, actual)
+        learned = learn(choice.context, choice.corrections, actual, ran_out.context if ran_out else None)
+        if learned != choice.corrections:
+            write = asyncio.to_thread(self.book.learn, choice.circumstances, learned)
+            self._learning = asyncio.create_task(write, name="memory corrections")
+
+    async def close(self) -> None:
+        """Wait until what was learned is written."""
+        if self._learning:
+            await self._learning
