@@ -1,7 +1,7 @@
 """A short list of models to begin with, by the memory they want.
 
-Put together in 2025 from repositories known then to exist; sizes are rounded, and what is fetched is listed anew from
-the Hub before it is fetched. A repository that has gone since is told as such.
+Repositories known to exist in 2025, not checked against the Hub since: there was no network where this was written.
+Sizes are rounded; a repository's files are listed anew before one is fetched, and one that is gone is told as such.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ModelsWindow(Panel):
         self.setWindowTitle("Models")
         self.setAccessibleName("Models")
         self.resize(760, 640)
-        self.setMinimumSize(560, 460)
+        self.setMinimumSize(560, 560)
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
         self.downloads = DownloadsView()
         self._pages = QStackedWidget()

@@ -211,9 +211,10 @@ class RowDelegate(QStyledItemDelegate):
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: Row) -> int:
         """The chip at the right, in the middle of the row; returns where it begins."""
         theme = self._look.theme
+        calm = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
         ground, ink = {
-            Tone.PLAIN: (theme.bubble, theme.muted),
-            Tone.GOOD: (theme.bubble, theme.accent),
+            Tone.PLAIN: (calm, theme.muted),
+            Tone.GOOD: (calm, theme.accent),
             Tone.WARN: (theme.warn_soft, theme.warn),
             Tone.BAD: (theme.bad_soft, theme.bad),
         }[row.tone]
