@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal
@@ -81,11 +82,7 @@ class FirstStart(QWidget):
 
     def open_file_dialog(self) -> None:
         """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
-        dialog = QFileDialog(self, "Pick a GGUF file", str(Path.home()), "GGUF models (*.gguf);;All files (*)")
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.fileSelected.connect(lambda name: self.pick_requested.emit(Path(name)))
-        dialog.open()
+        open_gguf_dialog(self, self.pick_requested.emit)
 
     def _start_fetch(self) -> None:
         self.show_progress(0, 0)
@@ -157,6 +154,15 @@ class FirstStart(QWidget):
             column.addWidget(label)
         self._error.hide()
         return self._error
+
+
+def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
+    """Let the user pick a GGUF file; returns at once."""
+    dialog = QFileDialog(parent, "Pick a GGUF file", str(Path.home()), "GGUF models (*.gguf);;All files (*)")
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+    dialog.fileSelected.connect(lambda name: on_pick(Path(name)))
+    dialog.open()
 
 
 def _greeting() -> tuple[QLabel, QLabel, QLabel]:

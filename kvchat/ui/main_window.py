@@ -23,7 +23,7 @@ from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.composer import Composer
 from kvchat.ui.confirm import confirm
-from kvchat.ui.first_start import FirstStart
+from kvchat.ui.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
 from kvchat.ui.notices import Notices
@@ -175,9 +175,9 @@ class MainWindow(QMainWindow):
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
         self.engine_card.model_requested.connect(self.beside.open_models)
-        self.engine_card.locate_requested.connect(self.first_start.open_file_dialog)
+        self.engine_card.locate_requested.connect(self._locate_model)
         self.engine_card.fetch_requested.connect(self._fetch_again)
-        self.beside.model_wanted.connect(lambda path: self.wishes.start(self._use_from_list(path)))
+        self.beside.model_used.connect(self._model_used)
         self.first_start.models_requested.connect(self.beside.open_models)
         self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
         self.first_start.back_requested.connect(self._show_right_page)
@@ -219,15 +219,15 @@ class MainWindow(QMainWindow):
         except KvchatError as error:
             self.first_start.show_error(error)
             return
+        self._model_used()
+
+    def _model_used(self) -> None:
         self.bridge.show_engine()
         self._show_right_page()
 
-    async def _use_from_list(self, path: Path) -> None:
-        """Use a model of the models window, and close that: what happens next is seen here. Raises KvchatError."""
-        await self._runtime.use_model(path)
-        self.beside.close_models()
-        self.bridge.show_engine()
-        self._show_right_page()
+    def _locate_model(self) -> None:
+        """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
+        open_gguf_dialog(self, lambda path: self.wishes.start(self._runtime.use_model(path)))
 
     def _fetch_again(self) -> None:
         """The files of the repository the missing model came from, to choose one."""

@@ -26,7 +26,7 @@ from kvchat.wording import size
 class ModelsWindow(Panel):
     """Finds nothing and asks nothing before it is opened."""
 
-    use_requested = Signal(object)  # Path
+    model_used = Signal()  # another model was chosen and is being loaded
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
         super().__init__(look, wishes, parent)
@@ -107,12 +107,12 @@ class ModelsWindow(Panel):
     def _connect(self) -> None:
         self.tabs.idToggled.connect(self._show_page)
         self.tabs.button(0).setChecked(True)
-        self.here.use_requested.connect(self.use_requested)
+        self.here.use_requested.connect(lambda path: self.wish(self._use(path)))
         self.hub.token_requested.connect(self.open_token)
         self.downloads.token_requested.connect(self.open_token)
         self.downloads.pause_requested.connect(lambda download: self._runtime.models.downloads.pause(download.path))
         self.downloads.resume_requested.connect(lambda download: self._runtime.models.downloads.begin(download.order))
-        self.downloads.use_requested.connect(lambda download: self.use_requested.emit(download.path))
+        self.downloads.use_requested.connect(lambda download: self.wish(self._use(download.path)))
         self.downloads.remove_requested.connect(self._ask_remove)
 
     def _come(self, page: QWidget) -> None:
@@ -141,6 +141,12 @@ class ModelsWindow(Panel):
         await self._runtime.models.downloads.find_unfinished()
         for download in self._runtime.models.downloads.all():
             self.downloads.show_download(download)
+
+    async def _use(self, path: Path) -> None:
+        """What happens next is seen in the main window. What is wrong with the model is told here."""
+        await self._runtime.use_model(path)
+        self.close()
+        self.model_used.emit()
 
     def _ask_remove(self, download: Download) -> None:
         if download.state is DownloadState.DONE or not download.done:

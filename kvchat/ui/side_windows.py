@@ -19,7 +19,7 @@ from kvchat.ui.theme import Look
 class SideWindows(QObject):
     """Opens them, and joins those that lead to each other."""
 
-    model_wanted = Signal(object)  # Path of the model picked in the models window
+    model_used = Signal()  # another model was chosen in the models window
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, conversations: ListBridge, parent: QWidget):
         super().__init__(parent)
@@ -57,7 +57,7 @@ class SideWindows(QObject):
         """The models on this computer, and those that can be had."""
         if self._models is None:
             self._models = ModelsWindow(self._runtime, self._look, self._wishes, self._parent)
-            self._models.use_requested.connect(self.model_wanted)
+            self._models.model_used.connect(self.model_used)
         self._models.open_here()
         return self._models
 
@@ -67,11 +67,6 @@ class SideWindows(QObject):
             self._engine = EngineWindow(self._runtime, self._look, self._wishes, self._parent)
         self._engine.show_page(self._engine.log if log else self._engine.live)
         return self._engine
-
-    def close_models(self) -> None:
-        """A model was chosen: what happens next is seen in the main window."""
-        if self._models is not None:
-            self._models.close()
 
     def _show_usage(self) -> None:
         """The disk panel stays true while it is on show."""

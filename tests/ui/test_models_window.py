@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from keyring.backends import fail
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QLineEdit
+from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
@@ -131,6 +131,14 @@ async def test_what_cannot_be_used_says_why_and_is_not_used(
     assert not models.here.use.isEnabled()
     qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
     assert not [call for call in runtime.calls if call[0] == "use_model"]
+
+
+async def test_a_model_that_is_refused_is_told_here(runtime: FakeRuntime, models: ModelsWindow) -> None:
+    await until(lambda: titles(models))
+    runtime.refuse = NotAModel("This is an embedding model")
+    models.here.list.taken.emit(models.here.list.rows[0])
+    await until(lambda: models.notices.on_show)
+    assert models.isVisible()
 
 
 async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path) -> None:
@@ -259,6 +267,14 @@ async def test_a_missing_model_offers_choices(
     assert [button.isVisible() for button in (card.locate, card.fetch, card.model, card.restart)] == [True] * 3 + [
         False
     ]
+    qtbot.mouseClick(card.locate, LEFT)
+    dialog = window.findChild(QFileDialog)
+    assert dialog is not None
+    dialog.fileSelected.emit("/found/Thing.gguf")
+    dialog.close()
+    await until(lambda: ("use_model", Path("/found/Thing.gguf")) in runtime.calls)
+    runtime.settings = replace(runtime.settings, model_path=str(gone))
+    runtime.set_engine(EngineState.FAILED, failure=failure)
     qtbot.mouseClick(card.fetch, LEFT)
     models = window.beside.open_models()
     await until(lambda: models.hub.heading.text() == REPOSITORY)
