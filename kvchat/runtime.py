@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
 SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
 # These need another engine process.
 RESTART_SETTINGS = ("model_path", "engine_path", "engine_arguments", "rpc_workers", "context_size", "kv_type")
+
+BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
 
 
 class Runtime:
@@ -152,7 +154,7 @@ class Runtime:
         started = self.room.started_with
         if started is None or self.engine_status.state in (EngineState.STOPPED, EngineState.RESTING):
             return False
-        return any(getattr(started, name) != getattr(self.settings, name) for name in RESTART_SETTINGS)
+        return _differ(started, self.settings, RESTART_SETTINGS)
 
     @property
     def slot_conversation(self) -> str | None:
@@ -227,13 +229,14 @@ class Runtime:
 
         Those in RESTART_SETTINGS wait for the engine's next start; see `restart_pending`.
         """
-        self.settings = settings
+        before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # two changes at once: what is written last is what is in force
             try:
                 await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
             finally:
-                await asyncio.to_thread(self._store.set_bounds, store_bounds(self.paths, self.settings))
+                if _differ(before, settings, BOUND_SETTINGS):
+                    await asyncio.to_thread(self._store.set_bounds, store_bounds(self.paths, self.settings))
 
     async def store_usage(self) -> StoreUsage:
         """What the save points cost on disk."""
@@ -334,6 +337,10 @@ def _drop_strangers(store: BlockStore, known: set[str]) -> None:
     for usage in store.usage().conversations:
         if usage.conversation_id not in known:
             store.delete_conversation(usage.conversation_id)
+
+
+def _differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
+    return any(getattr(one, name) != getattr(other, name) for name in names)
 
 
 def store_bounds(paths: Paths, settings: Settings) -> Bounds:

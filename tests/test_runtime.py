@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,17 @@ async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_
         runtime = await open_runtime(paths, Settings(max_age_days=days))
         assert await kept(runtime) == left
         await runtime.close()
+
+
+async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime: Runtime) -> None:
+    runtime._store._parts.clock = lambda: datetime.now(UTC) + timedelta(days=3)
+    await runtime.apply_settings(replace(runtime.settings, theme="dark"))
+    assert await kept(runtime) == {"a", "b"}
+    await runtime.pin("b", True)
+    await runtime.apply_settings(replace(runtime.settings, max_age_days=4))
+    assert await kept(runtime) == {"a", "b"}
+    await runtime.apply_settings(replace(runtime.settings, max_age_days=2))
+    assert {one.conversation_id for one in (await runtime.store_usage()).conversations if one.save_points} == {"b"}
 
 
 async def test_never_saving_one(runtime: Runtime) -> None:
