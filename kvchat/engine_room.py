@@ -11,12 +11,10 @@ from kvchat.chat.findings import Findings
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
+from kvchat.engine import refusal
 from kvchat.engine.client import EngineError, EngineGone
-from kvchat.engine.discovery import EngineNotFound
-from kvchat.engine.extra_arguments import BadArguments, BadWorkers
 from kvchat.engine.plan import LaunchPlan
-from kvchat.engine.probe import EngineTooOld
-from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine_choice import EngineChoice, choose_engine
@@ -106,10 +104,10 @@ class SupervisedRoom:
             try:
                 choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self.memory.book)
             except KvchatError as error:
-                self._set_preparing(EngineStatus(EngineState.FAILED, failure=_failure(error)))
+                self._set_preparing(EngineStatus(EngineState.FAILED, failure=refusal.explain(error)))
                 return
             except BaseException:
-                self._set_preparing(EngineStatus(EngineState.FAILED, failure=_BUG))
+                self._set_preparing(EngineStatus(EngineState.FAILED, failure=refusal.BUG))
                 raise
             self.memory.starts(choice)
             self.choice = choice
@@ -143,7 +141,7 @@ class SupervisedRoom:
             if self._preparing or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
                 await self.start()
             if self._preparing and self._preparing.failure:
-                raise _error(self._preparing.failure)
+                raise refusal.raised(self._preparing.failure)
             await self._supervisor.ready()
             if known := self._known():
                 return known
@@ -171,9 +169,9 @@ class SupervisedRoom:
             return error
         failure = self.status.failure
         if failure:
-            return _error(failure)
+            return refusal.raised(failure)
         stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
-        return _stopped_on_purpose() if stopped else error
+        return refusal.stopped_on_purpose() if stopped else error
 
     def _known(self) -> ReadyEngine | None:
         """The engine that runs, if it has been met."""
@@ -257,30 +255,3 @@ def _met(meeting: asyncio.Task[None]) -> None:
     error = None if meeting.cancelled() else meeting.exception()
     if error is not None and not isinstance(error, KvchatError):
         meeting.get_loop().call_exception_handler({"message": "Meeting the engine broke", "exception": error})
-
-
-_BUG = EngineFailure(
-    FailureKind.EXITED,
-    "The engine could not be started",
-    "Something unexpected went wrong while kvchat prepared it.",
-    "The report says what; try again, or choose another model or engine.",
-)
-
-
-def _failure(error: KvchatError) -> EngineFailure:
-    kinds = {
-        EngineNotFound: FailureKind.NOT_FOUND,
-        EngineTooOld: FailureKind.INCOMPATIBLE,
-        BadArguments: FailureKind.INCOMPATIBLE,
-        BadWorkers: FailureKind.INCOMPATIBLE,
-    }
-    kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), FailureKind.BAD_MODEL)
-    return EngineFailure(kind, error.title, error.detail, error.advice)
-
-
-def _error(failure: EngineFailure) -> EngineError:
-    return EngineError(failure.title, failure.detail, failure.advice)
-
-
-def _stopped_on_purpose() -> EngineError:
-    return EngineError("The engine was stopped", "", "It starts again with your next message.")

@@ -1,0 +1,90 @@
+"""Does restoring work here? What the two real engines answer, for every kind of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat import self_test as module
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.self_test import self_test
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.discovery import EngineKind, EngineLocation
+from kvchat.engine.plan import LaunchPlan
+from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.kvstore import disk
+from kvchat.kvstore.savepoint import Fingerprint
+from tests.e2e.home import engine_path
+from tests.models import tiny_model
+
+pytestmark = pytest.mark.engine
+
+SERVER, EMBEDDED = "llama-server", "embedded"
+FINGERPRINT = Fingerprint("tiny", "f16", "f16", "auto", 1, "")
+
+
+async def found(
+    folder: Path, architecture: str, engine: str, promised: Strategy, *extra: str, window: int | None = None
+) -> Finding:
+    """The self-test's answer; it must have left nothing behind."""
+    path = engine_path(engine)
+    location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path)) if path else EngineLocation(EngineKind.EMBEDDED)
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    await supervisor.start(location, LaunchPlan(tiny_model(architecture), 2048, folder, extra=extra))
+    try:
+        client = await supervisor.ready()
+        assert isinstance(client, LlamaServerClient)
+        room = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, Finding(promised, proved=False))
+        finding = await self_test(room, window)
+        assert not disk.listing(folder)
+        assert (await client.save_slot("after")).n_saved == 0, "the slot is empty again"
+        return finding
+    finally:
+        await supervisor.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine", "promised", "window"),
+    [
+        ("llama", SERVER, Strategy.PLAIN, None),
+        ("deepseek2", EMBEDDED, Strategy.PLAIN, None),
+        ("qwen35", EMBEDDED, Strategy.SETTLE, None),
+        ("mamba", SERVER, Strategy.SETTLE, None),
+        ("gemma3", SERVER, Strategy.COMPLETE, 32),
+        ("gpt-oss", EMBEDDED, Strategy.COMPLETE, 32),
+    ],
+)
+async def test_what_the_architecture_promises_holds(
+    tmp_path: Path, architecture: str, engine: str, promised: Strategy, window: int | None
+) -> None:
+    assert await found(tmp_path, architecture, engine, promised, window=window) == Finding(promised, proved=True)
+
+
+async def test_swa_full_is_found_to_need_no_older_rows(tmp_path: Path) -> None:
+    finding = await found(tmp_path, "gemma3", SERVER, Strategy.FULL_WINDOW, "--swa-full", window=32)
+    assert finding == Finding(Strategy.FULL_WINDOW, proved=True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "wrong", "window", "right"),
+    [
+        ("qwen35", Strategy.PLAIN, None, Strategy.SETTLE),
+        ("gemma3", Strategy.FULL_WINDOW, 32, Strategy.COMPLETE),
+        ("gemma3", Strategy.SETTLE, 32, Strategy.NONE),
+    ],
+)
+async def test_a_promise_that_does_not_hold_is_found_out(
+    tmp_path: Path, architecture: str, wrong: Strategy, window: int | None, right: Strategy
+) -> None:
+    finding = await found(tmp_path, architecture, SERVER, wrong, window=window)
+    assert (finding.strategy, finding.proved) == (right, True)
+    assert " of 96" in finding.reason or "accepted" in finding.reason
+
+
+async def test_a_window_too_long_to_try_stays_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_MS", 0.0)
+    finding = await found(tmp_path, "gemma3", EMBEDDED, Strategy.COMPLETE, window=128)
+    assert (finding.strategy, finding.proved) == (Strategy.COMPLETE, False)
+    assert "take long" in finding.reason
