@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
-from kvchat.kvstore import disk, eviction, index_points, index_usage
+from kvchat.kvstore import disk, eviction, index_points, index_usage, inheritance
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.rebuild import BadBlock
 from kvchat.kvstore.recipe import RecipeError
@@ -95,9 +95,14 @@ class Keeping:
         self.enforce()
 
     def delete(self, conversation_id: str | None) -> int:
-        """Delete all that is kept of a conversation, or of all; returns the bytes freed."""
+        """Delete all that is kept of a conversation, or of all; returns the bytes freed.
+
+        What other conversations begin with as well is theirs from now on.
+        """
         parts = self._parts
         with parts.index.write() as db:
+            if conversation_id is not None:
+                inheritance.hand_over(db, conversation_id)
             ids = index_points.points_of(db, conversation_id)
             index_points.delete(db, ids)
             bad = index_points.forget(db, conversation_id)

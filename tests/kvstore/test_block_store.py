@@ -286,6 +286,27 @@ def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> Non
     assert gone == Miss("its save point was deleted because it had not been used for long")
 
 
+@pytest.mark.parametrize("length", [180, 256, 700])
+def test_what_another_conversation_begins_with_outlives_the_one_that_saved_it(tmp_path: Path, length: int) -> None:
+    """As at the end of a shared system prompt, where states cannot be cut."""
+    bench, system = Bench(tmp_path / "store", HYBRID), text(length)
+    bench.save("first", system[:-8])
+    bench.save("first", system)
+    bench.save("first", system + text(90, start=5000))
+    bench.save("second", system + text(120, start=7000))
+    bench.store.delete_conversation("first")
+    assert [(c.conversation_id, c.save_points) for c in bench.store.usage().conversations] == [("second", 3)]
+    assert bench.restored(system + (7,) * 50, can_cut=False) == HYBRID.slot_file(system)
+    assert isinstance(bench.find(system + text(91, start=5000), can_cut=False), RestorePlan)
+    bench.store.never_save("second", True)
+    bench.save("third", system + text(60, start=9000))
+    bench.store.delete_conversation("second")
+    assert [(c.conversation_id, c.save_points) for c in bench.store.usage().conversations if c.bytes] == [("third", 3)]
+    bench.store.delete_conversation("third")
+    assert bench.store.usage().unique_rows_bytes == 0
+    assert bench.store.verify().clean
+
+
 def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:
     bench.save("thesis", text(300, start=54321))
     bench.save("letter", text(300))
