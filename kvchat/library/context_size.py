@@ -6,6 +6,7 @@ kvchat alone decides this; the engine's own `--fit` is off, so that what is show
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -102,7 +103,8 @@ class _Chooser:
                 f"The model with its KV cache takes about {needed}, and {self._sparable(placement)}."
             )
         elif self._memory.devices and not placement.whole:
-            reason = f"{tokens:,} tokens: a good length where {placement.in_words}. {self._share(tokens, placement)}"
+            length = "a good length" if tokens >= min(self._trained, ENOUGH_ON_DEVICE) else "what fits"
+            reason = f"{tokens:,} tokens: {length} where {placement.in_words}. {self._share(tokens, placement)}"
         elif tokens >= self._trained:
             reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
         else:
@@ -158,12 +160,11 @@ class _Chooser:
     def _largest(self, most: int) -> tuple[int, Placement]:
         """The largest context up to `most`, at least the least, and where the model goes for it."""
         if not self._memory.devices:
-            return self._largest_fitting(most, self._in_memory), self._in_memory
-        tokens = self._largest_fitting(most, self._on_gpu)
+            return self._largest_fitting(most, lambda _: self._in_memory), self._in_memory
+        tokens = self._largest_fitting(most, lambda _: self._on_gpu)
         enough = min(most, ENOUGH_ON_DEVICE)
-        if tokens >= enough and self._fits(tokens, self._on_gpu):
-            return tokens, self._on_gpu
-        tokens = max(tokens, self._largest_fitting(enough, self._in_memory))
+        if tokens < enough or not self._fits(tokens, self._on_gpu):
+            tokens = self._largest_fitting(enough, self._best_placement)
         return tokens, self._best_placement(tokens)
 
     def _best_placement(self, tokens: int) -> Placement:
@@ -179,14 +180,14 @@ class _Chooser:
             ways += [Placement(layers, self._layers) for layers in range(blocks, 0, -1)]
         return next((placement for placement in ways if self._fits(tokens, placement)), self._in_memory)
 
-    def _largest_fitting(self, most: int, placement: Placement) -> int:
+    def _largest_fitting(self, most: int, place: Callable[[int], Placement]) -> int:
         """The largest fitting multiple of STEP up to `most`, or `most` itself; the least when none fits."""
-        if self._fits(most, placement):
+        if self._fits(most, place(most)):
             return most
         fitting, too_much = 0, most // STEP + 1
         while too_much - fitting > 1:
             middle = (fitting + too_much) // 2
-            if self._fits(middle * STEP, placement):
+            if self._fits(middle * STEP, place(middle * STEP)):
                 fitting = middle
             else:
                 too_much = middle

@@ -93,24 +93,24 @@ class KvLayout:
 def kv_layout(fields: GgufFields) -> KvLayout:
     """The KV layout of the model with these header fields."""
     blocks = fields.number("block_count")
-    attends, recurs, notes = _kinds(fields, blocks)
+    kv_heads = kv_heads_per_layer(fields, blocks)
+    attends, recurs, notes = _kinds(fields, kv_heads)
     slides, window_note = _sliding_layers(fields, blocks, recurs)
     if window_note:
         notes.append(window_note)
     if fields.prefix in _ONLY_ROUGHLY:
         notes.append("this kind of model keeps its context in a way of its own")
-    state = _state_values(fields)
-    rows = [_row(fields, layer, slides[layer]) if attends[layer] else (0, 0) for layer in range(blocks)]
-    layers = tuple(
-        LayerKv(keys, values, slides[layer], state if recurs[layer] else 0) for layer, (keys, values) in enumerate(rows)
-    )
-    return KvLayout(layers, _window_tokens(fields) if any(slides) else 0, tuple(notes))
+    state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
+    layers = []
+    for layer in range(blocks):
+        keys, values = _row(fields, kv_heads[layer], slides[layer], indexed[layer]) if attends[layer] else (0, 0)
+        layers.append(LayerKv(keys, values, slides[layer], state if recurs[layer] else 0))
+    return KvLayout(tuple(layers), _window_tokens(fields) if any(slides) else 0, tuple(notes))
 
 
-def _kinds(fields: GgufFields, blocks: int) -> tuple[list[bool], list[bool], list[str]]:
+def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool], list[str]]:
     """For each layer whether it has attention and whether it has recurrent state, and what had to be assumed."""
-    architecture = fields.prefix
-    kv_heads = kv_heads_per_layer(fields, blocks)
+    architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # the layers after it predict further tokens, unused here
     if not 0 < trunk <= blocks:
         trunk = blocks
@@ -169,17 +169,15 @@ def kv_heads_per_layer(fields: GgufFields, blocks: int) -> tuple[int, ...]:
     return fields.per_layer("attention.head_count", blocks)
 
 
-def _row(fields: GgufFields, layer: int, slides: bool) -> tuple[int, int]:
-    """Values in one token's K and V row of one attention layer."""
-    blocks = fields.number("block_count")
-    heads = kv_heads_per_layer(fields, blocks)[layer]
+def _row(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
+    """Values in one token's K and V row of one attention layer with so many KV heads."""
     key_length, value_length = head_lengths(fields)
     if slides:
         key_length = fields.number("attention.key_length_swa", key_length)
         value_length = fields.number("attention.value_length_swa", value_length)
     latent = fields.number("attention.key_length_mla") and fields.number("attention.value_length_mla")
     keys, values = heads * key_length, 0 if latent else heads * value_length  # MLA: V is a view of the same row
-    if _has_index(fields, layer, blocks):
+    if indexed:
         keys += _INDEX_KEYS[fields.prefix] * fields.number("attention.indexer.key_length")
         values += value_length if fields.prefix == "minimax-m3" else 0
     return keys, values
@@ -193,13 +191,12 @@ def head_lengths(fields: GgufFields) -> tuple[int, int]:
     return fields.number("attention.key_length", length), fields.number("attention.value_length", length)
 
 
-def _has_index(fields: GgufFields, layer: int, blocks: int) -> bool:
-    """Whether an attention layer keeps keys of a sparse-attention indexer of its own."""
-    if fields.prefix not in _INDEX_KEYS:
-        return False
+def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
+    """Which layers keep, if they attend, keys of a sparse-attention indexer of their own."""
     if fields.prefix in _INDEX_IN_LISTED:
-        return fields.per_layer("attention.indexer.types", blocks, default=1)[layer] != 0
-    return fields.prefix != "minimax-m3" or layer >= fields.number("leading_dense_block_count")
+        return [listed != 0 for listed in fields.per_layer("attention.indexer.types", blocks, default=1)]
+    first = fields.number("leading_dense_block_count") if fields.prefix == "minimax-m3" else 0
+    return [fields.prefix in _INDEX_KEYS and layer >= first for layer in range(blocks)]
 
 
 def _state_values(fields: GgufFields) -> int:

@@ -111,6 +111,14 @@ def test_a_gpu_that_is_too_small_takes_what_layers_it_can(large: GgufFacts) -> N
     assert memory.weights > 295_000_000
 
 
+def test_gpu_and_memory_together_hold_what_neither_does(large: GgufFacts) -> None:
+    choice = choose_context_size(large, MemoryFacts(4 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),)))
+    assert choice.fits
+    assert MINIMUM < choice.tokens < ENOUGH_ON_DEVICE
+    assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits where ")
+    assert not choose_context_size(large, MemoryFacts(4 * GB)).fits
+
+
 def test_a_mixtures_experts_stay_beside_the_gpu_first(tmp_path: Path) -> None:
     mixture = llama_8b(tmp_path, experts=0.9)
     choice = choose_context_size(mixture, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
