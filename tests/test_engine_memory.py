@@ -104,6 +104,23 @@ async def test_the_second_launch_is_closer(tmp_path: Path, fake_engine: FakeEngi
         assert kv(runtime.room.choice.context.bars) == pytest.approx(actual, rel=0.01)
 
 
+async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    wide = LONG | {"attention.head_count_kv": 4, "attention.key_length": 128, "attention.value_length": 128}
+    model = str(write_gguf(tmp_path / "wide.gguf", wide))
+    async with running(tmp_path, fake_engine, model_path=model) as runtime:
+        assert runtime.memory_proposals == ()
+        await runtime.room.ready()
+        before = runtime.context_size
+        (proposal,) = runtime.memory_proposals
+        assert proposal.tokens > 0
+        await runtime.apply_settings(proposal.taken(runtime.settings))
+        await runtime.restart_engine()
+        await runtime.room.ready()
+        assert before is not None
+        assert runtime.context_size == before + proposal.tokens
+        assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("engine", ["llama-server", "embedded"])
 async def test_the_second_launch_is_closer_with_the_real_engines(
