@@ -22,6 +22,7 @@ from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import Sampling
 from kvchat.engine_choice import free_memory
+from kvchat.engine_desk import EngineDesk
 from kvchat.engine_memory import EngineMemory
 from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
@@ -47,7 +48,15 @@ from kvchat.settings import Settings, save_settings
 MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
 SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
 # These need another engine process.
-RESTART_SETTINGS = ("model_path", "engine_path", "engine_arguments", "rpc_workers", "context_size", "kv_type")
+RESTART_SETTINGS = (
+    "model_path",
+    "engine_path",
+    "engine_url",
+    "engine_arguments",
+    "rpc_workers",
+    "context_size",
+    "kv_type",
+)
 
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
 
@@ -75,6 +84,7 @@ class Runtime:
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
+        self.engines = EngineDesk(paths, lambda: self.settings)
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
         self._storing_settings = asyncio.Lock()

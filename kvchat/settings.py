@@ -34,6 +34,7 @@ class Settings:
     model_path: str | None = None
     model_folders: tuple[str, ...] = ()  # where to look for models, besides the places other programs keep theirs
     engine_path: str | None = None  # or "embedded"
+    engine_url: str | None = None  # of a llama-server the user runs: it is used instead of one of kvchat's own
     engine_arguments: str = ""  # the user's own, for llama-server, as a shell takes them
     rpc_workers: str = ""  # host:port of other computers' rpc-servers, parted by commas
     engine_start: str = "app"  # the engine starts with the app, or with the first message
@@ -148,6 +149,7 @@ _RULES: dict[str, _Rule] = {
     "model_path": _path,
     "model_folders": _paths,
     "engine_path": _path,
+    "engine_url": _text,
     "engine_arguments": _text,
     "rpc_workers": _text,
     "engine_start": _one_of(ENGINE_STARTS),

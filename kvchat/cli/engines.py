@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from kvchat.cli.options import EnginesOptions
@@ -14,7 +13,7 @@ from kvchat.engine.graphics import find_graphics, install_advice
 from kvchat.engine.inventory import EngineEntry, take_inventory
 from kvchat.engine.probe import usable_engine
 from kvchat.engine.trial import Trial, TrialStep, try_engine
-from kvchat.library.starter import installed_starter, starter_path
+from kvchat.engine_desk import trial_model
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import Settings, load_settings
 from kvchat.wording import size
@@ -39,14 +38,6 @@ def lines(entries: tuple[EngineEntry, ...]) -> list[str]:
         cards = " and ".join(maker.value for maker in graphics.makers)
         told += ["", f"Graphics: {cards}. To use it:" if cards else "Graphics:", *install_advice(graphics)]
     return told
-
-
-def trial_model(paths: Paths, settings: Settings) -> Path | None:
-    """The smallest model at hand: the starter model, or the one in the settings."""
-    starter = starter_path(paths.models)
-    if starter.exists():
-        return starter
-    return installed_starter() or (Path(settings.model_path) if settings.model_path else None)
 
 
 def _entry_lines(entry: EngineEntry) -> Iterator[str]:

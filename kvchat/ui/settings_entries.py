@@ -71,6 +71,9 @@ class Entry(QWidget):
     def refresh(self, settings: Settings) -> None:
         """Show what is in force."""
 
+    def restore(self, settings: Settings) -> None:
+        """Forget what was typed and not taken."""
+
 
 class ChoiceEntry(Entry):
     """A setting with a few values to choose from."""

@@ -12,7 +12,7 @@ from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.panel import Panel
 from kvchat.ui.scroll_ground import ScrollGround
-from kvchat.ui.settings_entries import Entry, NumberEntry
+from kvchat.ui.settings_entries import Entry
 from kvchat.ui.theme import Look
 
 E = TypeVar("E", bound=Entry)
@@ -79,8 +79,7 @@ class SettingsPage(QScrollArea):
     def forget(self) -> None:
         """The window closes: what was typed and refused is not kept."""
         for entry in self.entries:
-            if isinstance(entry, NumberEntry):
-                entry.restore(self.desk.runtime.settings)
+            entry.restore(self.desk.runtime.settings)
 
 
 def _hairline() -> QFrame:

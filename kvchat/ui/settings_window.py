@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
 from kvchat.ui.panel import Panel
+from kvchat.ui.settings_engines import EnginePage
 from kvchat.ui.settings_general import GeneralPage
 from kvchat.ui.settings_model import ModelPage
 from kvchat.ui.settings_page import Desk, SettingsPage
@@ -44,7 +45,8 @@ class SettingsWindow(Panel):
         self.setMinimumSize(660, 440)
         desk = Desk(runtime, look, self)
         self.general, self.model, self.storage = GeneralPage(desk), ModelPage(desk), StoragePage(desk)
-        self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.storage)
+        self.engine = EnginePage(desk)
+        self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.engine, self.storage)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
         self.list.setAccessibleName("Pages")

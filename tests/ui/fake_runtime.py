@@ -21,9 +21,13 @@ from kvchat.chat.events import (
 from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
+from kvchat.engine.discovery import Device, EngineKind, EngineLocation
+from kvchat.engine.inventory import EngineEntry
 from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.trial import Trial, TrialStep
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine_desk import EngineDesk
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.memory import MemoryFacts
@@ -34,6 +38,7 @@ from kvchat.library.proposals import Proposal
 from kvchat.library.verdict import judge
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import RESTART_SETTINGS, Runtime
+from kvchat.secret_store import Keeper
 from kvchat.settings import GB, Settings
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -201,6 +206,42 @@ class FakeLibrary(ModelLibrary):
         return self.locked
 
 
+class FakeEngines(EngineDesk):
+    """Two engines, of which one is too old; a trial of two steps; a key in a variable."""
+
+    found = (
+        EngineEntry(
+            EngineLocation(EngineKind.LLAMA_SERVER, Path("/usr/bin/llama-server")),
+            chosen=False,
+            problem=KvchatError("This engine is too old", "It is build 6000."),
+        ),
+        EngineEntry(
+            EngineLocation(EngineKind.EMBEDDED),
+            chosen=True,
+            version="xllamacpp 2026.10.11549",
+            devices=(Device("CPU", "AMD EPYC", None, None),),
+        ),
+    )
+    refuse = ""  # why nothing that is typed can be used
+    kept: str | None = None
+
+    async def engines(self) -> tuple[EngineEntry, ...]:
+        return self.found
+
+    async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
+        steps = (TrialStep("Version", str(location)), TrialStep("The engine crashed", "SIGSEGV", KvchatError("x")))
+        for step in steps:
+            tell(step)
+        return Trial(steps)
+
+    async def keep_key(self, value: str) -> Keeper | None:
+        self.kept = value or None
+        return Keeper.KEYRING if value else None
+
+    async def why_not(self, name: str, text: str) -> str:
+        return self.refuse
+
+
 class FakeRuntime(Runtime):
     """A runtime whose engine is a word and whose store is a dict."""
 
@@ -226,6 +267,7 @@ class FakeRuntime(Runtime):
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None
+        self.engines = FakeEngines(self.paths, lambda: self.settings)
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
     @property
