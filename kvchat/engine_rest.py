@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from kvchat.chat.service import ChatService
-from kvchat.engine_room import SupervisedRoom
+from kvchat.engine_rooms import EngineRooms
 
 LOOK_S = 10.0  # how often to look
 
@@ -16,7 +16,7 @@ class EngineRest:
     """Stops a ready engine after so many idle minutes; the next message starts it and restores from its save point."""
 
     def __init__(
-        self, minutes: Callable[[], int | None], chat: ChatService, room: SupervisedRoom, look_s: float = LOOK_S
+        self, minutes: Callable[[], int | None], chat: ChatService, room: EngineRooms, look_s: float = LOOK_S
     ) -> None:
         """`minutes` are those in the settings at this moment; None: never."""
         self._minutes = minutes
@@ -44,4 +44,4 @@ class EngineRest:
 
     def _is_due(self) -> bool:
         minutes = self._minutes()
-        return minutes is not None and self._room.is_ready() and self._chat.idle_s >= 60 * minutes
+        return minutes is not None and self._room.may_rest() and self._chat.idle_s >= 60 * minutes

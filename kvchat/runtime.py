@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
+from kvchat.attached_room import AttachedRoom
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
@@ -22,10 +24,11 @@ from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import Sampling
 from kvchat.engine_choice import free_memory
-from kvchat.engine_desk import EngineDesk
+from kvchat.engine_desk import EngineDesk, server_key
 from kvchat.engine_memory import EngineMemory
 from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
+from kvchat.engine_rooms import EngineRooms
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
@@ -72,15 +75,7 @@ class Runtime:
         self._database = database
         self._store = store
         self._log = EngineLog(paths.engine_log)
-        supervisor = EngineSupervisor(log=self._log)
-        self.room = SupervisedRoom(
-            lambda: self.settings,
-            store.staging_folder(),
-            supervisor,
-            Findings(database, worker, self.events),
-            EngineMemory(CorrectionBook(paths.memory_corrections), self._notify),
-            self._engine_changed,
-        )
+        self.room = self._make_rooms()
         self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
@@ -98,10 +93,18 @@ class Runtime:
     @property
     def model_name(self) -> str | None:
         """The model's name for the screen, None without a model."""
+        if self.settings.engine_url:
+            server = self.room.attached.server
+            return display_name(Path(server.model_path)) if server and server.model_path else "the server’s model"
         if not self.settings.model_path:
             return None
         path = Path(self.settings.model_path)
         return name_of_blob(path) or display_name(path)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is something to chat with: a model was chosen, or the user runs a server."""
+        return bool(self.settings.model_path or self.settings.engine_url)
 
     @property
     def model_missing(self) -> bool:
@@ -117,9 +120,9 @@ class Runtime:
     @property
     def context_size(self) -> int | None:
         """The context size in tokens, None before the engine is ready."""
-        if self.engine_status.state is not EngineState.READY or self.room.choice is None:
+        if self.engine_status.state is not EngineState.READY:
             return None
-        return self.room.context_size or self.room.choice.context.tokens
+        return self.room.context_size or (self.room.choice.context.tokens if self.room.choice else None)
 
     @property
     def restoring(self) -> str:
@@ -134,7 +137,7 @@ class Runtime:
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
         """What the model takes of each memory: measured once the engine is ready, estimated while it loads."""
-        return self.room.memory.bars
+        return self.room.memory_bars
 
     @property
     def memory_proposals(self) -> tuple[Proposal, ...]:
@@ -178,7 +181,7 @@ class Runtime:
     @property
     def engine_location(self) -> str:
         """Where the engine that runs, or ran last, is; empty before one was chosen."""
-        return str(self.room.choice.location) if self.room.choice else ""
+        return self.room.location
 
     async def engine_vitals(self) -> Vitals | None:
         """How the engine is doing at this moment; None without a ready one."""
@@ -195,7 +198,7 @@ class Runtime:
 
         The settings say which and when.
         """
-        if self.settings.model_path:
+        if self.has_model:
             await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
         self._spawn(self._rest.run())
 
@@ -310,6 +313,27 @@ class Runtime:
         elif download.state is DownloadState.FAILED and download.error is not None:
             error = download.error
             self.events.publish(Notice(f"{name} could not be downloaded", f"{error.title}. {error.detail}"))
+
+    def _make_rooms(self) -> EngineRooms:
+        generations, folder = itertools.count(1), self._store.staging_folder()
+        findings = Findings(self._database, self._worker, self.events)
+        own = SupervisedRoom(
+            lambda: self.settings,
+            folder,
+            EngineSupervisor(log=self._log, generations=generations),
+            findings,
+            EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify),
+            lambda status: self._engine_changed(status) if self.room.is_current(own) else None,
+        )
+        attached = AttachedRoom(
+            lambda: self.settings,
+            folder,
+            generations,
+            findings,
+            server_key(self.paths),
+            lambda status: self._engine_changed(status) if self.room.is_current(attached) else None,
+        )
+        return EngineRooms(lambda: self.settings, own, attached)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

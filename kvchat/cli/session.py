@@ -34,7 +34,7 @@ class NoModelForCommand(KvchatError):
 async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None, *, starter: bool = False) -> Settings:
     """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
     settings = _overridden(load_settings(paths.settings_file), model, engine)
-    if settings.model_path:
+    if settings.model_path or settings.engine_url:
         return settings
     if not starter:
         raise NoModelForCommand
@@ -46,9 +46,9 @@ async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None,
 
 def _overridden(settings: Settings, model: Path | None, engine: Path | None) -> Settings:
     if engine:
-        settings = dataclasses.replace(settings, engine_path=str(engine.absolute()))
+        settings = dataclasses.replace(settings, engine_path=str(engine.absolute()), engine_url=None)
     if model:
-        settings = dataclasses.replace(settings, model_path=str(model.absolute()))
+        settings = dataclasses.replace(settings, model_path=str(model.absolute()), engine_url=None)
     return settings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from kvchat.engine.options import KnownOptions, plain
 from kvchat.errors import KvchatError
@@ -104,9 +104,13 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
 
 def meaning(arguments: Sequence[str]) -> str:
     """The part of the arguments that changes what a saved KV state means; empty for most."""
-    harmless = frozenset(_HARMLESS.split())
-    told = [(name, values) for name, values in _grouped(arguments) if plain(name) not in harmless]
-    return shlex.join(word for name, values in told for word in (plain(name), *values))
+    return _without(arguments, frozenset(_HARMLESS.split()))
+
+
+def meaning_of_server(arguments: Sequence[str]) -> str:
+    """The same for a server somebody else started: its address, key and model are not part of it either."""
+    elsewhere = {name for name, reason in _REASONS.items() if reason in (_LOCAL, _MODEL, _FOREIGN, _WATCHES)}
+    return _without(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
@@ -122,6 +126,11 @@ def parse_workers(text: str) -> tuple[str, ...]:
         if not colon or not right_host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise BadWorkers(f'"{worker}" is not a computer and a port.')
     return workers
+
+
+def _without(arguments: Sequence[str], names: Set[str]) -> str:
+    told = [(name, values) for name, values in _grouped(arguments) if plain(name).partition("=")[0] not in names]
+    return shlex.join(word for name, values in told for word in (plain(name), *values))
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -94,7 +94,7 @@ class MainWindow(QMainWindow):
 
     def show_first_start(self) -> None:
         """The page that leads to a model."""
-        self.first_start.show_choices(can_go_back=self._runtime.settings.model_path is not None)
+        self.first_start.show_choices(can_go_back=self._runtime.has_model)
         self._pages.setCurrentWidget(self.first_start)
 
     def closeEvent(self, event: QCloseEvent) -> None:
@@ -197,7 +197,7 @@ class MainWindow(QMainWindow):
             shortcut.activated.connect(wish)
 
     def _show_right_page(self) -> None:
-        if self._runtime.settings.model_path is None:
+        if not self._runtime.has_model:
             self.show_first_start()
         else:
             self._pages.setCurrentWidget(self._chat_page)

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -19,38 +17,13 @@ from kvchat.engine.attached import AttachedEngine, AttachPolicy, BadAddress, Ser
 from kvchat.engine.board import EngineFailed
 from kvchat.engine.client import EngineError, LlamaServerClient
 from kvchat.engine.invocation import free_port
-from kvchat.engine.plan import llama_server_arguments
 from kvchat.engine.running_server import RunningServer, find_server, reachable_slot_folder
 from kvchat.engine.status import EngineState
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
+from tests.theirs import Theirs
 
 IMPATIENT = AttachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
-KEY = "the user's own key"
-
-
-class Theirs:
-    """A llama-server the user started."""
-
-    def __init__(self, fake: FakeEngine, *, key: str = KEY, saves: bool = True) -> None:
-        self.port = free_port("127.0.0.1")
-        self.address = ServerAddress(f"http://127.0.0.1:{self.port}", key)
-        plan = replace(fake.plan, port=self.port)
-        arguments = llama_server_arguments(plan)
-        if not saves:
-            at = arguments.index("--slot-save-path")
-            del arguments[at : at + 2]
-        self._command = [str(fake.path), *arguments]
-        self._environment = os.environ | {"LLAMA_API_KEY": KEY, "LLAMA_ARG_MLOCK": "1"}
-        self.process = self.start()
-
-    def start(self) -> subprocess.Popen[bytes]:
-        self.process = subprocess.Popen(self._command, env=self._environment, stderr=subprocess.DEVNULL)
-        return self.process
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +39,7 @@ async def attached(address: ServerAddress, policy: AttachPolicy = IMPATIENT) -> 
 
 @pytest.fixture
 def theirs(fake_engine: FakeEngine) -> AsyncIterator[Theirs]:
-    theirs = Theirs(fake_engine)
+    theirs = Theirs(fake_engine.path, fake_engine.plan)
     yield theirs  # type: ignore[misc]
     theirs.end()
 
@@ -105,7 +78,7 @@ async def test_a_wrong_key_is_said(theirs: Theirs) -> None:
 
 async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_SLOW_LOAD=1.0)
-    theirs = Theirs(fake_engine)
+    theirs = Theirs(fake_engine.path, fake_engine.plan)
     try:
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
             await until(lambda: engine.status.state is EngineState.LOADING)
@@ -171,7 +144,7 @@ def test_what_is_no_address_is_refused_in_words(text: str) -> None:
 async def test_saving_is_used_only_where_the_file_can_be_had(
     fake_engine: FakeEngine, tmp_path: Path, saves: bool
 ) -> None:
-    theirs = Theirs(fake_engine, saves=saves)
+    theirs = Theirs(fake_engine.path, fake_engine.plan, saves=saves)
     try:
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
             client = await engine.ready()

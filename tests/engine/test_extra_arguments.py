@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.engine.extra_arguments import BadArguments, BadWorkers, check, meaning, parse, parse_workers
+from kvchat.engine.extra_arguments import (
+    BadArguments,
+    BadWorkers,
+    check,
+    meaning,
+    meaning_of_server,
+    parse,
+    parse_workers,
+)
 from kvchat.engine.options import KnownOptions, Option
 
 KNOWN = KnownOptions(
@@ -80,6 +88,12 @@ def test_what_the_build_would_die_of_is_refused_in_words(text: str, words: str) 
 def test_only_what_changes_a_state_is_part_of_its_meaning() -> None:
     assert meaning(parse("-t 4 -ngl 99 --prio -1")) == ""
     assert meaning(parse("-t 4 --rope_scaling yarn --temp 0 --lora 'a b'")) == "--rope-scaling yarn --lora 'a b'"
+
+
+def test_a_servers_address_and_key_are_no_part_of_what_its_states_mean() -> None:
+    command = "-m /m.gguf --host 0.0.0.0 --port 80 --api-key s3cret --slot-save-path /s -c 4096 -t 4 -fa on --metrics"
+    assert meaning_of_server(parse(command)) == "-c 4096 -fa on"
+    assert meaning_of_server(parse("--api-key=s3cret")) == ""
 
 
 def test_workers() -> None:

@@ -1,0 +1,277 @@
+"""The engine room of a server that the user runs: what is known of it, and whether its states can be kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvchat.chat.findings import Findings, Subject
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.self_test import self_test
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.engine import extra_arguments
+from kvchat.engine.attached import AttachedEngine, ServerAddress, parse_address
+from kvchat.engine.client import Engine, EngineError, LlamaServerClient
+from kvchat.engine.running_server import RunningServer, find_server, reachable_slot_folder
+from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.vitals import Vitals, take_vitals
+from kvchat.engine.wire import ServerFacts
+from kvchat.engine_choice import promised_strategy
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.kv_cache import kv_bytes_per_token
+from kvchat.library.model_identity import model_identity
+from kvchat.secret_store import SecretStore
+from kvchat.settings import Settings
+
+LOSS_NOTICED_S = 3.0
+_OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
+
+
+@dataclass(frozen=True)
+class _States:
+    """What keeping the server's states takes."""
+
+    folder: Path
+    facts: GgufFacts
+    fingerprint: Fingerprint
+    kv_bytes_per_token: float
+
+
+class AttachedRoom:
+    """Brings turns and such a server together. An `EngineRoom` for the chat."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        slot_path: Path,
+        generations: Iterator[int],
+        findings: Findings,
+        key: SecretStore,
+        publish: Callable[[EngineStatus], None],
+    ) -> None:
+        """`slot_path` stands in where the server's own folder is out of reach: nothing is written there."""
+        self.started_with: Settings | None = None
+        self.server: ServerFacts | None = None  # as it told last
+        self._settings = settings
+        self._slot_path = slot_path
+        self._findings = findings
+        self._key = key
+        self._publish = publish
+        self._engine = AttachedEngine(generations)
+        self._refusal: EngineStatus | None = None  # an address that cannot even be tried
+        self._process: RunningServer | None = None
+        self._subject: Subject | None = None
+        self._ready: ReadyEngine | None = None
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._meeting: asyncio.Task[None] | None = None
+        self._engine.subscribe(self._engine_changed)
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the server is doing. One that is not known yet is still loading."""
+        status = self._refusal or self._engine.status
+        if status.state is EngineState.READY and self.known is None:
+            return replace(status, state=EngineState.LOADING)
+        return status
+
+    @property
+    def known(self) -> ReadyEngine | None:
+        """The server that answers, if it has been met."""
+        return self._ready if self._ready and self._ready.generation == self._engine.generation else None
+
+    @property
+    def finding(self) -> Finding | None:
+        """What restoring can do with the server, None before that is known."""
+        return self.known.finding if self.known and self.is_ready() else None
+
+    @property
+    def context_size(self) -> int | None:
+        """The context size the server told, in tokens; None until it was asked."""
+        return self.known.context_size if self.known and self.is_ready() else None
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The server's process, if it is on this computer and may be looked into."""
+        return self._process.pid if self._process else None
+
+    def is_ready(self) -> bool:
+        """Whether `ready` would answer at once."""
+        return self.status.state is EngineState.READY
+
+    async def vitals(self) -> Vitals | None:
+        """How the server is doing; None while it does not answer."""
+        client = self._engine.client
+        return await take_vitals(self.engine_pid, client) if client is not None else None
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown to anybody."""
+        client = self._engine.client
+        return (client.key,) if client is not None and client.key else ()
+
+    async def start(self) -> None:
+        """Look for the server in the settings. What goes wrong ends up in the status."""
+        async with self._lock:
+            if self.status.state not in (EngineState.STOPPED, EngineState.FAILED):
+                return
+            self.started_with = settings = self._settings()
+            self._refusal = None
+            try:
+                url = parse_address(settings.engine_url or "")
+            except KvchatError as error:
+                reason = EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
+                self._refusal = EngineStatus(EngineState.FAILED, reason)
+                self._told()
+                return
+            kept = await asyncio.to_thread(self._key.load)
+            await self._engine.attach(ServerAddress(url, kept[0] if kept else ""))
+
+    async def stop(self) -> None:
+        """Let go of the server. It goes on running."""
+        async with self._lock:
+            self._refusal = None
+            await self._engine.stop()
+        if self._meeting is not None:
+            self._meeting.cancel()
+            await asyncio.wait({self._meeting})
+
+    async def ready(self) -> ReadyEngine:
+        """Wait until the server can be used. Raises KvchatError when it cannot."""
+        while True:
+            if self.status.state in (EngineState.STOPPED, EngineState.FAILED):
+                await self.start()
+            if self._refusal and self._refusal.failure:
+                raise _error(self._refusal.failure)
+            await self._engine.ready()
+            if known := self.known:
+                return known
+            self._changed.clear()
+            if self._meeting is None or self._meeting.done():
+                self._meet()
+            assert self._meeting is not None
+            await asyncio.shield(self._meeting)
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        """A restore in a real turn held, or proved hollow."""
+        known, subject = self.known, self._subject
+        if known is None or subject is None:
+            return
+        finding = known.finding.after_restore(hollow=hollow)
+        if finding != known.finding:
+            self._ready = replace(known, finding=finding)
+            await self._findings.learn(subject, finding, known.finding)
+
+    async def explain_loss(self, error: EngineError) -> EngineError:
+        """After EngineGone: what has become of the server, once that is known."""
+        try:
+            async with asyncio.timeout(LOSS_NOTICED_S):
+                while self._engine.status.state is EngineState.READY:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return error
+        return _error(self.status.failure) if self.status.failure else error
+
+    def _meet(self) -> None:
+        self._meeting = asyncio.create_task(self._get_to_know(), name="meeting the server")
+        self._meeting.add_done_callback(_met)
+
+    async def _get_to_know(self) -> None:
+        """Ask the server for its facts, and find out whether its states can be kept. Raises EngineError."""
+        engine, generation = await self._engine.ready(), self._engine.generation
+        self.server = facts = await engine.facts()
+        assert isinstance(engine, LlamaServerClient)
+        self._process = await asyncio.to_thread(find_server, engine.base_url)
+        states = await self._states(engine, facts)
+        if states is None:
+            self._subject = None
+            nothing = Fingerprint(facts.model_path, "", "", "", 0, "")
+            self._ready = ReadyEngine(
+                engine,
+                generation,
+                self._slot_path,
+                nothing,
+                facts.context_size,
+                0.0,
+                Finding(Strategy.NONE, proved=True, reason=_OUT_OF_REACH),
+            )
+        else:
+            self._ready = await self._with_states(engine, generation, facts, states)
+        self._told()
+
+    async def _with_states(self, engine: Engine, generation: int, facts: ServerFacts, states: _States) -> ReadyEngine:
+        assert self._process is not None
+        promised = promised_strategy(states.facts, swa_full="--swa-full" in self._process.arguments)
+        met = ReadyEngine(
+            engine,
+            generation,
+            states.folder,
+            states.fingerprint,
+            facts.context_size,
+            states.kv_bytes_per_token,
+            Finding(promised, proved=False),
+        )
+        self._subject = Subject(states.fingerprint, facts.build)
+        finding = await self._findings.known(self._subject)
+        if finding is None:
+            finding = await self_test(met, states.facts.sliding_window)
+            await self._findings.learn(self._subject, finding)
+        return replace(met, finding=finding)
+
+    async def _states(self, engine: LlamaServerClient, facts: ServerFacts) -> _States | None:
+        """What keeping its states takes, None where it is not to be had: on another computer, or without a folder."""
+        process = self._process
+        if process is None:
+            return None
+        folder = await reachable_slot_folder(engine, process)
+        if folder is None:
+            return None
+        try:
+            return await asyncio.to_thread(_read_states, process, folder, facts)
+        except KvchatError:  # a model kvchat cannot read is no reason not to chat with it
+            return None
+
+    def _engine_changed(self, status: EngineStatus) -> None:
+        if status.state is EngineState.READY:
+            self._meet()
+        self._told()
+
+    def _told(self) -> None:
+        self._changed.set()
+        self._publish(self.status)
+
+
+def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> _States:
+    model = process.folder / facts.model_path
+    gguf = read_facts(model)
+    type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
+    type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
+    # Everything it was started with may change what a state means; what certainly does not is left out.
+    variables = " ".join(f"{name}={value}" for name, value in process.variables)
+    fingerprint = Fingerprint(
+        model=model_identity(model),
+        kv_type_k=type_k,
+        kv_type_v=type_v,
+        flash_attention="auto",
+        streams=facts.total_slots,
+        rope="",
+        options=f"attached {extra_arguments.meaning_of_server(process.arguments)} {variables}".strip(),
+        build=facts.build,
+    )
+    return _States(folder, gguf, fingerprint, kv_bytes_per_token(gguf, type_k, type_v))
+
+
+def _met(meeting: asyncio.Task[None]) -> None:
+    """A KvchatError is for whoever asks for the engine; anything else is a bug and must not go unseen."""
+    error = None if meeting.cancelled() else meeting.exception()
+    if error is not None and not isinstance(error, KvchatError):
+        meeting.get_loop().call_exception_handler({"message": "Meeting the server broke", "exception": error})
+
+
+def _error(failure: EngineFailure) -> EngineError:
+    return EngineError(failure.title, failure.detail, failure.advice)

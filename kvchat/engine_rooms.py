@@ -1,0 +1,134 @@
+"""Two rooms for one chat: kvchat's own engine, and the server that the user runs. The settings say which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvchat.attached_room import AttachedRoom
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.strategy import Finding
+from kvchat.engine.client import EngineError
+from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.vitals import Vitals
+from kvchat.engine_choice import EngineChoice
+from kvchat.engine_room import SupervisedRoom
+from kvchat.library.memory_bar import MemoryBar
+from kvchat.settings import Settings
+
+_AT_REST = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)
+
+
+class EngineRooms:
+    """An `EngineRoom` for the chat. It changes rooms only while nothing runs in the one it leaves."""
+
+    def __init__(self, settings: Callable[[], Settings], own: SupervisedRoom, attached: AttachedRoom) -> None:
+        self._settings = settings
+        self.own, self.attached = own, attached
+        self._now: SupervisedRoom | AttachedRoom = attached if settings().engine_url else own
+
+    def is_current(self, room: SupervisedRoom | AttachedRoom) -> bool:
+        """Whether this room is the one in use."""
+        return room is self._now
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the engine is one that the user runs."""
+        return self._now is self.attached
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing."""
+        return self._now.status
+
+    @property
+    def choice(self) -> EngineChoice | None:
+        """What was decided for the engine that runs, or ran last; None for a server of the user's."""
+        return None if self.is_attached else self.own.choice
+
+    @property
+    def memory_bars(self) -> tuple[MemoryBar, ...]:
+        """What the model takes of each memory; empty for a server of the user's."""
+        return () if self.is_attached else self.own.memory.bars
+
+    @property
+    def started_with(self) -> Settings | None:
+        """The settings the engine was chosen by."""
+        return self._now.started_with
+
+    @property
+    def finding(self) -> Finding | None:
+        """What restoring can do with the engine that runs, None before that is known."""
+        return self._now.finding
+
+    @property
+    def context_size(self) -> int | None:
+        """The context size the running engine reported, in tokens; None until it was asked."""
+        return self._now.context_size
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The running engine process, None without one that is known."""
+        return self._now.engine_pid
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown to anybody."""
+        return self._now.secrets
+
+    @property
+    def location(self) -> str:
+        """Where the engine that runs, or ran last, is; empty before there was one."""
+        if self.is_attached:
+            return self._settings().engine_url or ""
+        return str(self.own.choice.location) if self.own.choice else ""
+
+    async def vitals(self) -> Vitals | None:
+        """How the running engine is doing; None without a ready one."""
+        return await self._now.vitals()
+
+    def is_ready(self) -> bool:
+        """Whether `ready` would answer at once."""
+        return self._now.is_ready()
+
+    def may_rest(self) -> bool:
+        """Whether stopping the engine would free memory that kvchat takes."""
+        return self._now is self.own and self.own.is_ready()
+
+    async def start(self) -> None:
+        """Start, or attach. What goes wrong ends up in the status."""
+        await self._change_rooms()
+        await self._now.start()
+
+    async def stop(self) -> None:
+        """Stop the engine, or let go of the server."""
+        await self._now.stop()
+
+    async def rest(self) -> None:
+        """Stop kvchat's own engine until somebody asks for one."""
+        await self._change_rooms()
+        if self._now is self.own:
+            await self.own.rest()
+
+    async def close(self) -> None:
+        """Stop for good."""
+        await self.attached.stop()
+        await self.own.close()
+
+    async def ready(self) -> ReadyEngine:
+        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
+        await self._change_rooms()
+        return await self._now.ready()
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        """A restore in a real turn held, or proved hollow."""
+        await self._now.note_restore(hollow=hollow)
+
+    async def explain_loss(self, error: EngineError) -> EngineError:
+        """After EngineGone: the reason in the room's words, once it knows it."""
+        return await self._now.explain_loss(error)
+
+    async def _change_rooms(self) -> None:
+        wanted = self.attached if self._settings().engine_url else self.own
+        if wanted is not self._now and self._now.status.state in _AT_REST:
+            await self._now.stop()
+            self._now = wanted

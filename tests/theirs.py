@@ -1,0 +1,37 @@
+"""A llama-server that the user started, and kvchat only talks to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from kvchat.engine.attached import ServerAddress
+from kvchat.engine.invocation import free_port
+from kvchat.engine.plan import LaunchPlan, llama_server_arguments
+
+KEY = "the-users-own-key"
+
+
+class Theirs:
+    """A llama-server the user started."""
+
+    def __init__(self, program: Path, plan: LaunchPlan, *, saves: bool = True) -> None:
+        self.port = free_port("127.0.0.1")
+        self.address = ServerAddress(f"http://127.0.0.1:{self.port}", KEY)
+        arguments = llama_server_arguments(replace(plan, port=self.port))
+        if not saves:
+            at = arguments.index("--slot-save-path")
+            del arguments[at : at + 2]
+        self._command = [str(program), *arguments]
+        self._environment = os.environ | {"LLAMA_API_KEY": KEY, "LLAMA_ARG_MLOCK": "1"}
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen(self._command, env=self._environment, stderr=subprocess.DEVNULL)
+        return self.process
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
