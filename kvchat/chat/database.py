@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import sqlite3
 import uuid
@@ -14,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Conversation, Message, MessageState, Role
 from kvchat.chat.migrations import migrate
+from kvchat.chat.rows import conversation_of, message_of, receipt_json
 from kvchat.errors import KvchatError
 
 LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
@@ -59,13 +58,13 @@ class Database:
         """All conversations, the newest first."""
         with _in_words(self.file):
             rows = self._connection.execute("SELECT * FROM conversations ORDER BY updated_at DESC, rowid DESC")
-            return [_conversation(row) for row in rows]
+            return [conversation_of(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation, or None if there is none of that id."""
         with _in_words(self.file):
             row = self._connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-            return _conversation(row) if row else None
+            return conversation_of(row) if row else None
 
     def create_conversation(self, title: str, system: str | None = None) -> Conversation:
         """A new conversation, with a system message if given."""
@@ -104,7 +103,7 @@ class Database:
             SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
         """
         with _in_words(self.file):
-            return [_message(row) for row in self._connection.execute(query, (conversation_id,))]
+            return [message_of(row) for row in self._connection.execute(query, (conversation_id,))]
 
     def path(self, message_id: str) -> list[Message]:
         """The messages from the root to this one, oldest first; empty if it was deleted."""
@@ -115,7 +114,7 @@ class Database:
             SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
         """
         with _in_words(self.file):
-            return [_message(row) for row in self._connection.execute(query, (message_id,))]
+            return [message_of(row) for row in self._connection.execute(query, (message_id,))]
 
     def append(
         self, conversation_id: str, parent_id: str | None, role: Role, content: str, state: MessageState
@@ -138,7 +137,7 @@ class Database:
 
     def update_reply(self, message: Message) -> None:
         """Write a reply's text, thinking, state and receipt as they are now."""
-        receipt = json.dumps(_receipt_fields(message.receipt)) if message.receipt else None
+        receipt = receipt_json(message.receipt) if message.receipt else None
         with self._transaction():
             self._connection.execute(
                 "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
@@ -280,41 +279,3 @@ def _alive(writer: str | None) -> bool:
 
 def _now() -> float:
     return datetime.now(UTC).timestamp()
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def _conversation(row: sqlite3.Row) -> Conversation:
-    return Conversation(
-        id=row["id"],
-        title=row["title"],
-        title_by_user=bool(row["title_by_user"]),
-        created_at=_time(row["created_at"]),
-        updated_at=_time(row["updated_at"]),
-        leaf_id=row["leaf_id"],
-    )
-
-
-def _message(row: sqlite3.Row) -> Message:
-    return Message(
-        id=row["id"],
-        conversation_id=row["conversation_id"],
-        parent_id=row["parent_id"],
-        role=Role(row["role"]),
-        content=row["content"],
-        thinking=row["thinking"],
-        state=MessageState(row["state"]),
-        created_at=_time(row["created_at"]),
-        receipt=_receipt(row["receipt"]) if row["receipt"] else None,
-    )
-
-
-def _receipt_fields(receipt: Receipt) -> dict[str, object]:
-    return dataclasses.asdict(receipt) | {"source": receipt.source.value}
-
-
-def _receipt(text: str) -> Receipt:
-    fields = json.loads(text)
-    return Receipt(**(fields | {"source": Source(fields["source"])}))

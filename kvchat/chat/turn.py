@@ -232,9 +232,8 @@ class Turn:
         if timings is None or self._engine is None:
             return None
         parts, model = self._parts, self._engine.fingerprint.model
-        for read in (reply.read_ahead, timings):
-            if read:
-                parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
+        for read in filter(None, (reply.read_ahead, timings)):
+            parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
         verdict = await parts.slot.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
         if self._loaded.restore:
             await parts.room.note_restore(hollow=verdict.hollow)
@@ -269,11 +268,9 @@ class Turn:
         if early and await self._settled(engine, early):
             await slot.save(engine, self.conversation_id, early, tell=False)
         settled = await self._settled(engine, boundary) if boundary else False
-        if not engine.saves:
-            return
-        if boundary and settled:
+        if boundary and settled and engine.saves:
             await slot.save(engine, self.conversation_id, boundary)
-        else:
+        elif engine.saves:
             self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
 
     async def _settled(self, engine: ReadyEngine, tokens: Tokens) -> bool:
