@@ -154,8 +154,9 @@ async def test_the_real_engine_under_a_memory_limit(
     wishes = {"model_path": str(smollm2), "engine_path": str(limited), "context_size": 65_536, "max_tokens": 4}
     async with running(tmp_path, fake_engine, **wishes) as runtime:
         heard = notices(runtime)
-        reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
+        reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
         assert reply.content
+        assert "xylophone" not in "\n".join(runtime.engine_log())  # what is logged is memory, not conversations
         assert runtime.room.choice is not None
         tokens = runtime.room.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
