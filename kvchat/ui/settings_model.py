@@ -59,7 +59,8 @@ class ModelPage(SettingsPage):
         """Model and context are the runtime's to say."""
         super().refresh()
         runtime = self.desk.runtime
-        self.model.say(breakable(runtime.model_name or "None is chosen yet."))
+        model = breakable(runtime.model_name or "None is chosen yet.")
+        self.model.say("\n\n".join(part for part in (model, runtime.restoring) if part))
         words = "How much of a conversation the model has in view at once. More takes more memory."
         known = " ".join(part for part in (runtime.context_reason, runtime.context_warning) if part)
         self.context.say("\n\n".join(part for part in (words, known) if part))

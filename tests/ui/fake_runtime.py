@@ -21,6 +21,7 @@ from kvchat.chat.events import (
 from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
+from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.inventory import EngineEntry
 from kvchat.engine.status import EngineState, EngineStatus
@@ -288,6 +289,10 @@ class FakeRuntime(Runtime):
     @property
     def context_size(self) -> int | None:
         return 32_768 if self.status.state is EngineState.READY else None
+
+    @property
+    def restoring(self) -> str:
+        return Finding(Strategy.PLAIN, proved=True).words if self.status.state is EngineState.READY else ""
 
     @property
     def context_reason(self) -> str:

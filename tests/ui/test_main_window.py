@@ -391,6 +391,8 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     assert "attempt 2" in window.engine_card.detail.text()
     furnished.set_engine(EngineState.LOADING)
     assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
+    furnished.set_engine(EngineState.LOADING, checking=True)
+    assert window.engine_card.title.text() == "Checking whether restoring works here…"
     assert not window.engine_card.restart.isVisible()
 
 

@@ -116,6 +116,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
 ) -> None:
     settings.show_page(settings.model.name)
     entry = settings.model.context
+    assert "Restoring works here" in settings.model.model.words.text()
     assert runtime.context_reason in entry.words.text()
     assert entry.field.placeholderText() == "kvchat decides"
     assert not entry.reset.isVisible()
