@@ -114,6 +114,10 @@ class AttachedRoom:
         client = self._engine.client
         return (client.key,) if client is not None and client.key else ()
 
+    def recovers(self) -> bool:
+        """After a loss: whether an engine is there or coming up by itself."""
+        return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
+
     async def start(self) -> None:
         """Look for the server in the settings. What goes wrong ends up in the status."""
         async with self._lock:

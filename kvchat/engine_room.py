@@ -94,6 +94,10 @@ class SupervisedRoom:
         """Whether `ready` would answer at once."""
         return self.status.state is EngineState.READY
 
+    def recovers(self) -> bool:
+        """After a loss: whether an engine is there or coming up by itself."""
+        return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
+
     async def start(self) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
         async with self._starting:

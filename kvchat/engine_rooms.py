@@ -90,6 +90,10 @@ class EngineRooms:
         """Whether `ready` would answer at once."""
         return self._now.is_ready()
 
+    def recovers(self) -> bool:
+        """After a loss: whether an engine is there or coming up by itself."""
+        return self._now.recovers()
+
     def may_rest(self) -> bool:
         """Whether stopping the engine would free memory that kvchat takes."""
         return self._now is self.own and self.own.is_ready()

@@ -50,6 +50,10 @@ class EngineRoom(Protocol):
         """Whether `ready` would answer at once."""
         ...
 
+    def recovers(self) -> bool:
+        """After a loss: whether an engine is there or coming up by itself."""
+        ...
+
     async def note_restore(self, *, hollow: bool) -> None:
         """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
         ...

@@ -22,7 +22,7 @@ from kvchat.chat.events import (
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.prompt import ConversationTooLong, ends_with_reply, prompt_messages
-from kvchat.chat.reply import ReplyWriter
+from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.room import EngineRoom, ReadyEngine
 from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
 from kvchat.chat.slot import DIED_OVER_RESTORE, SlotKeeper
@@ -128,9 +128,24 @@ class Turn:
         if not messages:
             raise ConversationGone
         reply = await self._open_reply(self.question_id)
+        try:
+            await self._say(messages, reply)
+        except EngineGone as loss:
+            if not reply.draft.empty or not await self._recovers(loss):
+                raise
+            reply.draft = Draft()
+            await self._say(messages, reply)  # nothing was said yet: the next engine says it
+        return await self._close_reply(MessageState.COMPLETE)
+
+    async def _say(self, messages: list[ChatMessage], reply: ReplyWriter) -> None:
         engine = await self._prepare(messages, reply)
         await reply.consume(engine.engine.chat(messages, self._sampling))
-        return await self._close_reply(MessageState.COMPLETE)
+
+    async def _recovers(self, loss: EngineGone) -> bool:
+        """Whether another engine is coming up, now that this one is lost."""
+        self._parts.slot.forget()
+        await self._parts.room.explain_loss(loss)
+        return self._parts.room.recovers()
 
     async def _open_reply(self, parent_id: str) -> ReplyWriter:
         parts = self._parts

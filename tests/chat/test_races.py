@@ -132,7 +132,7 @@ async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_rest
     data[-200_000:] = bytes(200_000)
     model.unlink()
     model.write_bytes(data)
-    stage.fake.set(FAKE_DIE_DURING="prefill")
+    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
     assert await stage.ask(chat, "Still you?") is None
     reply = await stage.runtime.chat.retry(chat)
     await stage.runtime.chat.idle()

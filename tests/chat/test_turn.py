@@ -20,6 +20,7 @@ from kvchat.chat.events import (
     Saving,
 )
 from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.chat.slot import NOT_WORTH_IT
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.kept import spoil
@@ -204,7 +205,7 @@ async def test_a_bad_save_is_never_kept(stage: Stage, switch: str) -> None:
 async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    stage.fake.set(FAKE_DIE_DURING=phase, FAKE_TOKEN_DELAY=0.001)
+    stage.fake.set(FAKE_DIE_DURING=phase, FAKE_DIE_TIMES=2 if phase == "prefill" else 1, FAKE_TOKEN_DELAY=0.001)
     reply = await stage.ask(chat, "What now, after all that has been said and done?")
     assert reply is None
     assert "crashed" in stage.errors()[0].lower() or "died" in stage.errors()[0].lower(), stage.errors()
@@ -219,7 +220,31 @@ async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> Non
     await stage.runtime.chat.idle()
     assert again is not None
     assert again.receipt is not None
-    assert again.receipt.source is Source.WARM
+    assert again.receipt.source is Source.WARM or again.receipt.miss_reason == NOT_WORTH_IT
+
+
+@pytest.mark.parametrize("how", ["abort", "kill"])
+async def test_an_engine_that_dies_before_the_first_word_costs_nothing_but_time(stage: Stage, how: str) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_HOW=how)
+    receipt = await stage.answered(chat, "What now, after all that has been said and done?")
+    assert receipt.source is Source.WARM
+    assert receipt.engine_wait_ms > 0
+    assert not stage.errors()
+    branch = await stage.runtime.chat.messages(chat)
+    assert [message.state for message in branch] == [MessageState.COMPLETE] * 4
+
+
+async def test_an_engine_stopped_on_purpose_is_not_brought_back_for_a_reply(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HANG_DURING="prefill")
+    waiting = stage.runtime.chat.send(chat, "Hello")
+    await stage.until(lambda: bool(stage.requests("/v1/chat/completions")))
+    await stage.runtime.room.stop()
+    assert await waiting is None
+    await stage.runtime.chat.idle()
+    assert len(stage.fake.launches()) == 1
 
 
 async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
@@ -283,7 +308,7 @@ async def test_a_conversation_too_long_for_the_context_says_so(stage: Stage) -> 
 
 async def test_messages_in_a_row_are_joined_for_the_template(stage: Stage) -> None:
     chat = await stage.chat("Be brief.")
-    stage.fake.set(FAKE_DIE_DURING="prefill")
+    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
     assert await stage.ask(chat, "first") is None
     await stage.answered(chat, "second")
     sent = stage.requests("/v1/chat/completions")[-1]["messages"]
