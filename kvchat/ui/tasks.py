@@ -12,16 +12,20 @@ ErrorDoor = Callable[[KvchatError], None]
 
 
 class Wishes:
-    """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`."""
+    """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`.
+
+    Made on a running loop, which need not be running while Qt handles the event that starts a wish.
+    """
 
     def __init__(self, on_error: ErrorDoor, on_bug: Callable[[BaseException], None]) -> None:
         self.on_error = on_error
         self._on_bug = on_bug
+        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def start(self, wish: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
         """Run `wish` in the background; its KvchatError goes to `on_error`, where given."""
-        task = asyncio.get_running_loop().create_task(wish)
+        task = self._loop.create_task(wish)
         self._keep(task, on_error or self.on_error)
         return task
 
