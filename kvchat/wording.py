@@ -25,7 +25,7 @@ def duration(ms: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """How long something will still take, in words: "8 s", "5 min", "1 h 20 min"."""
+    """A time that nobody wants to know exactly, in words: "8 s", "5 min", "1 h 20 min"."""
     if seconds < 59.5:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)

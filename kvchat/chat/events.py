@@ -97,6 +97,7 @@ class ReplyDelta:
     message_id: str
     text: str
     thinking: str
+    thinking_ms: float | None = None  # how long the thinking took, once it is over
 
 
 @dataclass(frozen=True)

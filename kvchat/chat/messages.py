@@ -59,6 +59,9 @@ class Receipt:
     engine_wait_ms: float = 0.0
     queue_wait_ms: float = 0.0
     model: str = ""  # identity of the weights: a rate measured with one model says nothing of another
+    thinking_ms: float | None = (
+        None  # from the first token of the thinking to the first of the reply; None: no thinking
+    )
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
 

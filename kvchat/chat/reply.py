@@ -27,6 +27,8 @@ class Draft:
     thinking: list[str] = field(default_factory=list)
     timings: Timings | None = None
     ttft_ms: float | None = None
+    thinking_since: float | None = None  # time.perf_counter() at its first token
+    thinking_ms: float | None = None  # how long it took; None while it goes on, or without any
     prefill_ms: float = 0.0
     prompt_done: int = 0  # tokens of the prompt known to be in the slot
     finish_reason: str | None = None
@@ -35,6 +37,17 @@ class Draft:
     def empty(self) -> bool:
         """Whether nothing of the reply has come yet."""
         return not self.text and not self.thinking
+
+    def take(self, chunk: ChatChunk, now: float) -> None:
+        """Add what the chunk brings, at time.perf_counter() `now`. The first words of the reply end the thinking."""
+        if chunk.thinking:
+            if self.thinking_since is None:
+                self.thinking_since = now
+            self.thinking.append(chunk.thinking)
+        if chunk.text:
+            if self.thinking_since is not None and self.thinking_ms is None:
+                self.thinking_ms = 1000 * (now - self.thinking_since)
+            self.text.append(chunk.text)
 
     def written_into(self, message: Message, state: MessageState, receipt: Receipt | None = None) -> Message:
         """The message as it stands now."""
@@ -110,6 +123,7 @@ class ReplyWriter:
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
+            thinking_ms=draft.thinking_ms,
             restored_ahead=ahead,
             restored_bytes=restore.bytes if restore else 0,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
@@ -135,10 +149,7 @@ class ReplyWriter:
         draft, conversation = self.draft, self.message.conversation_id
         now = time.perf_counter()
         first = draft.empty
-        if chunk.text:
-            draft.text.append(chunk.text)
-        if chunk.thinking:
-            draft.thinking.append(chunk.thinking)
+        draft.take(chunk, now)
         self._unwritten = True
         if first:
             draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s)
@@ -146,7 +157,7 @@ class ReplyWriter:
             draft.prefill_ms = sum(timings.prompt_ms for timings in read)
             prompt = draft.timings.prompt_tokens if draft.timings else 0
             self._events.publish(FirstToken(conversation, draft.ttft_ms, self.cached_tokens, prompt))
-        self._events.publish(ReplyDelta(conversation, self.message.id, chunk.text, chunk.thinking))
+        self._events.publish(ReplyDelta(conversation, self.message.id, chunk.text, chunk.thinking, draft.thinking_ms))
         if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
             self._speed_told_at = now
             used = draft.timings.prompt_tokens + draft.timings.predicted_n

@@ -226,9 +226,9 @@ class Bridge(QObject):
         talk.hear(event)
         match event:
             case ReplyDelta(message_id=message_id) if here:
-                if message_id != known and message_id not in self._views.transcript.views:
+                if message_id != known and self._views.transcript.row_of(message_id) is None:
                     self._wishes.start(self._reload_messages(id))
-                self._views.transcript.set_live(message_id, talk.live_text, talk.live_thinking)
+                self._show_live(talk)
             case ReplyFinished():
                 self.list.reload_soon()
                 if here:
@@ -237,6 +237,9 @@ class Bridge(QObject):
                 self.list.reload_soon()
         if here:
             self._show_turn()
+
+    def _show_live(self, talk: Talk) -> None:
+        self._views.transcript.set_live(talk.live_id, talk.live_text, talk.live_thinking, talk.live_thinking_ms)
 
     async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
         messages = await self._runtime.chat.messages(conversation_id)
@@ -249,7 +252,7 @@ class Bridge(QObject):
             self._views.transcript.update_messages(messages)
         talk = self._talk()
         if talk.live_id:
-            self._views.transcript.set_live(talk.live_id, talk.live_text, talk.live_thinking)
+            self._show_live(talk)
         self._note_context(talk)
         self._show_all()
 

@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import math
-
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import (
-    QColor,
-    QGuiApplication,
-    QTextBlockFormat,
-    QTextCharFormat,
-    QTextCursor,
-    QTextOption,
-    QWheelEvent,
-)
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtGui import QGuiApplication, QResizeEvent
+from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QWidget
 
-from kvchat.ui.highlight import coloured
+from kvchat.ui.code_text import CodeText
 from kvchat.ui.icons import icon
-from kvchat.ui.text_page import code_font
-from kvchat.ui.theme import Look
+from kvchat.ui.page_style import PageStyle
+from kvchat.ui.safe_text import calm
 
 _COPIED_MS = 1500
-_LINE_HEIGHT = 128.0  # per cent
-
-
-class _CodeText(QTextEdit):
-    """The text itself, as tall as its lines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setReadOnly(True)
-        self.setAccessibleName("Code")
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.document().setDocumentMargin(0)
-        self.document().documentLayout().documentSizeChanged.connect(self._fit)
-        self.horizontalScrollBar().rangeChanged.connect(self._fit)
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        """Sideways is ours, up and down is the transcript's."""
-        if abs(event.angleDelta().x()) > abs(event.angleDelta().y()):
-            super().wheelEvent(event)
-        else:
-            event.ignore()
-
-    def _fit(self) -> None:
-        bar = self.horizontalScrollBar()
-        extra = bar.sizeHint().height() if bar.maximum() > 0 else 0
-        height = math.ceil(self.document().size().height()) + extra
-        if height != self.height():
-            self.setFixedHeight(height)
+_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the parts
 
 
 class CodeView(QFrame):
     """A card around code."""
 
-    def __init__(self, look: Look, language: str, text: str, parent: QWidget | None = None) -> None:
+    def __init__(self, style: PageStyle, language: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("kind", "code")
-        self._look = look
+        self._theme = style.theme
         self.language = language
         self.text = ""
-        self._body = _CodeText()
-        self._body.setFont(code_font(look.type.mono, look.type.body - 0.75))
-        self._label = QLabel(language or "code")
+        self.body = CodeText(style, language)
+        self.body.setParent(self)
+        self._label = QLabel(calm(language)[:40] or "code", self)
+        self._label.setTextFormat(Qt.TextFormat.PlainText)
         self._label.setProperty("kind", "small")
-        self.copy_button = QPushButton("Copy")
+        self.copy_button = QPushButton("Copy", self)
         self.copy_button.setProperty("kind", "quiet")
         self.copy_button.setAccessibleName("Copy this code")
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
@@ -78,44 +39,27 @@ class CodeView(QFrame):
         self._copied.setInterval(_COPIED_MS)
         self._copied.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
-        top = QHBoxLayout()
-        top.setContentsMargins(0, 0, 0, 0)
-        top.addWidget(self._label)
-        top.addStretch(1)
-        top.addWidget(self.copy_button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 6, 8, 9)
-        column.setSpacing(4)
-        column.addLayout(top)
-        column.addWidget(self._body)
-        self.show_code(language, text)
 
-    def show_code(self, language: str, text: str) -> None:
-        """Show this code instead."""
-        if (language, text) == (self.language, self.text):
-            return
-        self.language, self.text = language, text
-        self._label.setText(language or "code")
-        self._paint_text()
+    def show_code(self, text: str, *, ended: bool) -> None:
+        """Show this code; cheap if it goes on where the last one ended. `ended`: no more will come."""
+        self.text = text
+        self.body.show_text(text, ended=ended)
 
-    def restyle(self) -> None:
-        """The theme changed."""
-        self._paint_text()
-        self._show_copied(False)
+    def heightForWidth(self, width: int) -> int:
+        """How tall the card is at that width."""
+        return _TOP + self._head() + _GAP + self.body.natural_height(width - _LEFT - _RIGHT) + _BOTTOM
 
-    def _paint_text(self) -> None:
-        self._body.clear()
-        cursor = QTextCursor(self._body.document())
-        cursor.beginEditBlock()
-        lines = QTextBlockFormat()
-        lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
-        cursor.setBlockFormat(lines)
-        form = QTextCharFormat()
-        for piece, colour in coloured(self.text, self.language, self._look.theme):
-            form.setForeground(QColor(colour))
-            cursor.insertText(piece, form)
-        cursor.endEditBlock()
-        self._body.moveCursor(QTextCursor.MoveOperation.Start)  # else the view follows it to the longest line's end
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the parts in their places."""
+        width, head = self.width() - _LEFT - _RIGHT, self._head()
+        button = self.copy_button.sizeHint().width()
+        self._label.setGeometry(_LEFT, _TOP, max(width - button, 0), head)
+        self.copy_button.setGeometry(_LEFT + width - button, _TOP, button, head)
+        top = _TOP + head + _GAP
+        self.body.setGeometry(_LEFT, top, width, self.height() - top - _BOTTOM)
+
+    def _head(self) -> int:
+        return max(self._label.sizeHint().height(), self.copy_button.sizeHint().height())
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.text)
@@ -123,6 +67,6 @@ class CodeView(QFrame):
         self._copied.start()
 
     def _show_copied(self, done: bool) -> None:
-        theme = self._look.theme
         self.copy_button.setText("Copied" if done else "Copy")
-        self.copy_button.setIcon(icon("check" if done else "copy", theme.accent if done else theme.muted))
+        self.copy_button.setIcon(icon("check" if done else "copy", self._theme.accent if done else self._theme.muted))
+        self.resizeEvent(QResizeEvent(self.size(), self.size()))

@@ -6,8 +6,8 @@ from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
 
+from kvchat.ui.fonts import page_font
 from kvchat.ui.icons import icon, stop_icon
-from kvchat.ui.text_page import page_font
 from kvchat.ui.theme import Look
 
 _MOST_LINES = 8

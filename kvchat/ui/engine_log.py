@@ -17,8 +17,8 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.engine.log_lines import Level, at_least
+from kvchat.ui.fonts import page_font
 from kvchat.ui.settings_entries import ChoiceBox
-from kvchat.ui.text_page import page_font
 from kvchat.ui.theme import Look
 
 _MOST_MARKED = 500  # places found that are marked; more would only slow it down

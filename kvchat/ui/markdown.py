@@ -1,66 +1,141 @@
-"""Markdown to what a QTextDocument can show. Raw HTML stays text, no image is fetched, only web links are links."""
+"""Markdown to blocks. Raw HTML stays text, no image is fetched, only web links are links."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
-from markdown_it.utils import OptionsDict
+from mdit_py_plugins.footnote import footnote_plugin
+from mdit_py_plugins.tasklists import tasklists_plugin
 
+from kvchat.ui.blocks import Block, Code, Formula, Prose, Wide
+from kvchat.ui.markdown_html import FORMULAS, renderer_class
+from kvchat.ui.math_rules import STREAMING, math_rules
+from kvchat.ui.safe_text import calm
 from kvchat.ui.tokens import Theme
 
+MAX_NESTING = 40  # lists (each counts twice) and quotes inside each other; deeper ones are shown as they were written
+
+_PLAIN_PIECE = 3_000  # characters
+_EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
+_UNMARKED = '<ul style="list-style-type:none">'
 _LINK_SCHEMES = ("http", "https", "mailto")
 
-
-@dataclass(frozen=True)
-class Prose:
-    """A run of text, as HTML made of tags QTextDocument knows."""
-
-    html: str
+Env = dict[str, Any]  # markdown-it's: link references and footnotes defined so far
 
 
 @dataclass(frozen=True)
-class Code:
-    """A fenced code block on its own."""
+class Unit:
+    """The least part of a text that can be read alone: a top-level block, or one item of a top-level list."""
 
-    language: str
-    text: str
+    kind: str  # the type of its first token
+    first_line: int
+    end_line: int
+    tokens: tuple[Token, ...]
+    list_number: int = 0  # which of the text's top-level lists an item belongs to
+    ordinal: int | None = None  # of an item in a numbered list
+
+    @property
+    def is_item(self) -> bool:
+        """Whether this is an item of a list."""
+        return self.kind == "list_item_open"
 
 
-Segment = Prose | Code
-
-
-class MarkdownReader:
-    """Cuts Markdown into segments, in the colours of one theme."""
+class Markdown:
+    """Reads Markdown in the colours of one theme."""
 
     def __init__(self, theme: Theme, mono: str) -> None:
-        self._parser = MarkdownIt(
-            "commonmark", {"html": False, "linkify": False, "breaks": True}, renderer_cls=_renderer_class(theme, mono)
-        ).enable(["table", "strikethrough"])
+        options = {"html": False, "linkify": False, "breaks": True, "maxNesting": MAX_NESTING}
+        self._parser = MarkdownIt("commonmark", options, renderer_cls=renderer_class(theme, mono, is_web_link))
+        self._parser.enable(["table", "strikethrough"])
+        footnote_plugin(self._parser, inline=False, move_to_end=False)
+        tasklists_plugin(self._parser)
+        math_rules(self._parser)
+        renderer = self._parser.renderer
+        renderer.rules["footnote_ref"] = renderer.footnote_ref  # type: ignore[attr-defined]  # the plugin put its own there
 
-    def segments(self, text: str) -> tuple[Segment, ...]:
-        """The segments of `text`. Never raises: any text is Markdown."""
-        env: dict[str, Any] = {}
-        segments: list[Segment] = []
-        prose: list[Token] = []
-        for token in self._parser.parse(text, env):
-            if token.level == 0 and token.type in ("fence", "code_block"):
-                segments += self._prose(prose, env)
-                prose = []
-                words = token.info.split()
-                segments.append(Code(words[0].lower() if words else "", token.content.rstrip("\n")))
-            else:
-                prose.append(token)
-        return tuple(segments + self._prose(prose, env))
+    def units(self, text: str, env: Env, *, streaming: bool) -> list[Unit]:
+        """The units of `text` in order. Never raises: any text is Markdown. Definitions met are kept in `env`."""
+        env[STREAMING] = streaming
+        return list(_units(self._parser.parse(text, env)))
 
-    def _prose(self, tokens: list[Token], env: dict[str, Any]) -> list[Segment]:
-        return [Prose(self._parser.renderer.render(tokens, self._parser.options, env))] if tokens else []
+    def blocks(self, unit: Unit, source: str, env: Env) -> list[Block]:
+        """What a unit, which was written as `source`, looks like; more than one block if it is an item with code."""
+        first = unit.tokens[0]
+        if any(token.level >= MAX_NESTING - 1 for token in unit.tokens):
+            return [plain_block(source)]
+        if first.type in ("fence", "code_block"):
+            return [_code(first, source)]
+        if first.type == "table_open":
+            columns = sum(token.type == "th_open" for token in unit.tokens)
+            return [self._wide(unit.tokens, source, env, columns)]
+        if first.type == "math_block" and first.meta["closed"]:
+            return [self._wide(unit.tokens, source, env, 0)]
+        if unit.is_item:
+            return self._item(unit, source, env)
+        return [self._prose(unit.tokens, source, env, heading=first.type == "heading_open")]
+
+    def _item(self, unit: Unit, source: str, env: Env) -> list[Block]:
+        """An item's text, its code blocks, and the text after those without a second bullet."""
+        tokens = unit.tokens[1:-1]
+        base = unit.tokens[0].level + 1
+        tag = _UNMARKED if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class, and their box as a mark
+        if unit.ordinal is not None:
+            tag = f'<ol start="{unit.ordinal}">'
+        _tighten(tokens, base)
+        blocks: list[Block] = []
+        run: list[Token] = []
+        for token in (*tokens, None):
+            if token is not None and not (token.level == base and token.type == "fence"):
+                run.append(token)
+                continue
+            if run or not blocks:
+                opening = _UNMARKED if blocks else tag
+                blocks.append(self._prose(run, "" if blocks else source, env, list_tag=opening))
+            if token is not None:
+                blocks.append(_code(token, "", indent=1))
+            run = []
+        return blocks
+
+    def _prose(
+        self, tokens: Sequence[Token], source: str, env: Env, *, list_tag: str = "", heading: bool = False
+    ) -> Prose:
+        text, formulas = self._render(tokens, env)
+        return Prose(f"<li>{text}</li>" if list_tag else text, source, formulas, list_tag, heading)
+
+    def _wide(self, tokens: Sequence[Token], source: str, env: Env, columns: int) -> Wide:
+        text, formulas = self._render(tokens, env)
+        return Wide(text, source, formulas, columns)
+
+    def _render(self, tokens: Sequence[Token], env: Env) -> tuple[str, tuple[Formula, ...]]:
+        env[FORMULAS] = []
+        text = self._parser.renderer.render(tokens, self._parser.options, env)
+        return text.strip(), tuple(env[FORMULAS])
+
+
+def plain_block(source: str) -> Prose:
+    """Text that is shown as it was written."""
+    lines = html.escape(calm(source.rstrip("\n"))).split("\n")
+    return Prose("".join(f'<p class="plain">{line}</p>' if line else _EMPTY_LINE for line in lines), source)
+
+
+def plain_blocks(text: str) -> list[Prose]:
+    """A text of any length that is shown as it was written, cut where lines or words end. Never empty."""
+    blocks: list[Prose] = []
+    at = 0
+    while True:
+        piece = text[at : at + _PLAIN_PIECE]
+        if at + len(piece) < len(text):
+            piece = piece[: piece.rfind("\n") + 1 or piece.rfind(" ") + 1 or len(piece)]
+        blocks.append(plain_block(piece))
+        at += len(piece)
+        if at >= len(text):
+            return blocks
 
 
 def is_web_link(url: str) -> bool:
@@ -71,68 +146,42 @@ def is_web_link(url: str) -> bool:
         return False
 
 
-def prose_css(theme: Theme, mono: str, points: float) -> str:
-    """The style sheet of a prose document (QTextDocument's own small subset of CSS); code is `points` large."""
-    return f"""
-    p, li {{ line-height: 148%; }}
-    p {{ margin-top: 0; margin-bottom: 10px; }}
-    li {{ margin-bottom: 4px; }}
-    ul, ol {{ margin-top: 2px; margin-bottom: 10px; }}
-    h1 {{ font-size: 150%; font-weight: 600; margin-top: 16px; margin-bottom: 8px; }}
-    h2 {{ font-size: 128%; font-weight: 600; margin-top: 16px; margin-bottom: 8px; }}
-    h3, h4, h5, h6 {{ font-size: 110%; font-weight: 600; margin-top: 14px; margin-bottom: 6px; }}
-    a {{ color: {theme.accent}; text-decoration: underline; }}
-    code {{ font-family: "{mono}"; background-color: {theme.code}; font-size: {points}pt; }}
-    pre {{ font-family: "{mono}"; background-color: {theme.code}; font-size: {points}pt; white-space: pre-wrap; }}
-    """
+def _units(tokens: list[Token]) -> Iterator[Unit]:
+    """Cuts tokens at the top level, and a top-level list at its items."""
+    ordinal: int | None = None
+    list_number = 0
+    begin: int | None = None
+    for i, token in enumerate(tokens):
+        if token.level == 0 and token.type in ("bullet_list_open", "ordered_list_open"):
+            ordinal = int(token.attrGet("start") or 1) if token.type == "ordered_list_open" else None
+            list_number += 1
+        elif token.level == 0 and token.type in ("bullet_list_close", "ordered_list_close"):
+            ordinal = None
+        elif begin is None:
+            begin = i
+        if begin is None:
+            continue
+        first = tokens[begin]
+        closes = token.nesting == -1 or (token.nesting == 0 and i == begin)
+        if closes and token.level == first.level and first.map is not None:
+            span = tuple(tokens[begin : i + 1])
+            begins, ends = first.map
+            if first.level:
+                yield Unit(first.type, begins, ends, span, list_number, ordinal)
+            else:
+                yield Unit(first.type, begins, ends, span)
+            begin = None
+            if first.type == "list_item_open" and ordinal is not None:
+                ordinal += 1
 
 
-def _renderer_class(theme: Theme, mono: str) -> type[RendererHTML]:
-    class Renderer(RendererHTML):
-        """Rules where QTextDocument, safety or taste want something other than plain CommonMark HTML."""
-
-        def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            alt = self.renderInlineAsText(tokens[i].children or [], options, env)
-            return f'<span style="color:{theme.muted}">[image: {html.escape(alt or "untitled")}]</span>'
-
-        def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            url = str(tokens[i].attrGet("href") or "")
-            return f'<a href="{html.escape(url)}">' if is_web_link(url) else "<span>"
-
-        def link_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            opened = next(t for t in reversed(tokens[:i]) if t.type == "link_open" and t.level == tokens[i].level)
-            return "</a>" if is_web_link(str(opened.attrGet("href") or "")) else "</span>"
-
-        def fence(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f"<pre>{html.escape(tokens[i].content.rstrip())}</pre>\n"
-
-        def code_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return self.fence(tokens, i, options, env)
-
-        def table_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return '<table cellspacing="0" cellpadding="7" style="margin-top:4px; margin-bottom:14px">\n'
-
-        def th_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f'<td style="{_cell(tokens[i])}; border-bottom: 1px solid {theme.muted}; font-weight:600">'
-
-        def th_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return "</td>"
-
-        def td_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f'<td style="{_cell(tokens[i])}; border-bottom: 1px solid {theme.line}">'
-
-        def blockquote_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return (
-                '<table cellspacing="0" cellpadding="0" style="margin-top:6px; margin-bottom:10px"><tr>'
-                f'<td style="border-left: 3px solid {theme.line}; padding-left: 12px; color: {theme.muted}">'
-            )
-
-        def blockquote_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return "</td></tr></table>"
-
-    return Renderer
+def _code(token: Token, source: str, indent: int = 0) -> Code:
+    words = token.info.split()
+    return Code(words[0].lower() if words else "", token.content.rstrip(), source, indent)
 
 
-def _cell(token: Token) -> str:
-    """The alignment markdown-it put on a table cell; the left edge where it put none."""
-    return str(token.attrGet("style") or "text-align:left")
+def _tighten(tokens: Sequence[Token], level: int) -> None:
+    """An item's first paragraph stands beside its bullet, whether a blank line in the list made it loose or not."""
+    if tokens and tokens[0].type == "paragraph_open":
+        closing = next(t for t in tokens if t.type == "paragraph_close" and t.level == level)
+        tokens[0].hidden = closing.hidden = True

@@ -1,164 +1,247 @@
-"""One message on the page: the user's in a soft bubble, the reply as plain text with its receipt below."""
+"""One message on the page: the user's in a soft bubble, the reply as text with its receipt below."""
 
 from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import QTimer, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QTimer, Signal
+from PySide6.QtGui import QEnterEvent, QGuiApplication, QResizeEvent
+from PySide6.QtWidgets import QFrame, QTextEdit, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Message, MessageState
-from kvchat.ui.code_view import CodeView
-from kvchat.ui.markdown import Code, MarkdownReader, Prose, Segment, prose_css
-from kvchat.ui.receipt_view import FoldedText, ReceiptView
+from kvchat.ui.copying import selected_markdown, selected_text
+from kvchat.ui.markdown import plain_blocks
+from kvchat.ui.markdown_stream import MarkdownStream
+from kvchat.ui.message_actions import MessageActions
+from kvchat.ui.page_style import PageStyle
+from kvchat.ui.part_column import PartColumn
+from kvchat.ui.receipt_view import ReceiptView
 from kvchat.ui.reply_footer import ReplyFooter
-from kvchat.ui.text_page import TextPage, page_font, plain_width
-from kvchat.ui.theme import Look
+from kvchat.ui.thinking_view import ThinkingView
 
 _RENDER_MS = 80  # streaming text is gathered this long before it is drawn
+_RENDER_MOST_MS = 800
 _RENDER_SHARE = 8  # drawing may take one part in so many of the time
+_AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
+_BUBBLE_SHARE = 0.84  # of the column's width
+_WIDE = 1 << 15  # pixels, wider than any column
+_BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 12
 
 
-class UserView(QWidget):
-    """A message of the user's, as typed."""
+class MessageView(QWidget):
+    """What both kinds of messages have. `begin` makes the parts, once the signals are connected."""
 
-    def __init__(self, look: Look, message: Message, parent: QWidget | None = None) -> None:
+    changed = Signal()  # it may be taller or shorter
+    text_made = Signal(QTextEdit)
+    link_activated = Signal(str)
+
+    def __init__(self, style: PageStyle, message: Message, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.message = message
-        self._page = TextPage(page_font(look.type.family, look.type.body), f"You: {message.content}")
-        self._page.set_plain(message.content.strip())
-        self._bubble = QFrame()
+        self.style_in_use = style
+        self.column = PartColumn(style, name)
+        self.column.text_made.connect(self.text_made)
+        self.column.link_activated.connect(self.link_activated)
+        self.column.grown.connect(self.changed)
+        self.action_row = MessageActions(style, self)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the message is on the page."""
+        return not self.column.busy
+
+    @property
+    def texts(self) -> list[QTextEdit]:
+        """The texts in which one can select, from above."""
+        return self.column.texts
+
+    def begin(self) -> None:
+        """Show the message, or as much of a long one as is made at once."""
+        raise NotImplementedError
+
+    def markdown_of(self, text: QTextEdit) -> str:
+        """The Markdown of what is selected of one of its texts."""
+        return selected_markdown(text, self.column.blocks_of(text))
+
+    def show_formulas(self) -> None:
+        """Some formulas are ready."""
+        if self.column.show_formulas():
+            self.changed.emit()
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        """The mouse is here: show what can be done."""
+        self.action_row.reveal(True)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        """The mouse left."""
+        self.action_row.reveal(False)
+
+
+class UserView(MessageView):
+    """A message of the user's, as typed."""
+
+    def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
+        super().__init__(style, message, f"You: {message.content[:500]}", parent)
+        self._bubble = QFrame(self)
         self._bubble.setProperty("kind", "bubble")
-        inner = QVBoxLayout(self._bubble)
-        inner.setContentsMargins(16, 12, 16, 8)  # a line has its air below it
-        inner.addWidget(self._page)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.addStretch(1)
-        row.addWidget(self._bubble)
+        self.column.setParent(self._bubble)
+        self.action_row.add("copy", "Copy this message", lambda: QGuiApplication.clipboard().setText(message.content))
+        self._blocks = plain_blocks(message.content.strip("\n"))
+        self._made = 0
+        self._natural = 0
 
-    def set_column_width(self, width: int) -> None:
-        """Be as wide as the text, but leave some of the column's width free."""
-        document = self._page.document()
-        document.setTextWidth(-1)
-        room = int(width * 0.84) - 32
-        self._bubble.setFixedWidth(min(plain_width(document) + 1, room) + 32)
-        document.setTextWidth(min(plain_width(document) + 1, room))
+    @property
+    def complete(self) -> bool:
+        """Whether all of the message is on the page."""
+        return self._made == len(self._blocks)
+
+    def begin(self) -> None:
+        """Show the message, or as much of a long one as is made at once."""
+        until = time.thread_time() + _AT_ONCE_MS / 1000
+        while not self.complete and time.thread_time() < until:
+            self._made += 1
+            self.column.show_blocks(self._blocks[: self._made], ())
+        self._natural = self.column.natural_width() if len(self._blocks) == 1 else _WIDE
+        if not self.complete:
+            QTimer.singleShot(0, self, self._go_on)
+
+    def markdown_of(self, text: QTextEdit) -> str:
+        """The user's words are shown as they were typed."""
+        return selected_text(text)
+
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """The bubble and the buttons below it."""
+        text = self.column.heightForWidth(self._text_width(width))
+        return text + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the bubble to the right."""
+        text, below = self._text_width(self.width()), self.action_row.sizeHint()
+        width, height = text + 2 * _BUBBLE_X, self.height() - below.height()
+        self._bubble.setGeometry(self.width() - width, 0, width, height)
+        self.column.setGeometry(_BUBBLE_X, _BUBBLE_TOP, text, height - _BUBBLE_TOP - _BUBBLE_BOTTOM)
+        self.action_row.setGeometry(self.width() - below.width(), height, below.width(), below.height())
+
+    def _text_width(self, width: int) -> int:
+        return min(self._natural, int(width * _BUBBLE_SHARE) - 2 * _BUBBLE_X)
+
+    def _go_on(self) -> None:
+        self.begin()
+        self.changed.emit()
 
 
-class ReplyView(QWidget):
+class ReplyView(MessageView):
     """A reply: folded thinking, text and code, how it ended, the receipt."""
 
     retry_requested = Signal()
 
-    def __init__(self, look: Look, reader: MarkdownReader, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._look, self._reader = look, reader
-        self.message = message
-        self.text, self.thinking = "", ""
-        self._segments: tuple[Segment, ...] = ()
-        self._parts: list[TextPage | CodeView] = []
-        self._fold: FoldedText | None = None
-        self._thinking_page: TextPage | None = None
+    def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
+        super().__init__(style, message, "Reply", parent)
+        self.text, self.thinking = message.content, message.thinking
+        self.footer: ReplyFooter | None = None
+        self._fold: ThinkingView | None = None
+        self._thought_ms: float | None = None  # until the receipt knows
+        self._stream = MarkdownStream(style.markdown)
+        self._fed = ""
+        self._more = False
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self.render_now)
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(6)
-        self._body = QVBoxLayout()
-        self._body.setSpacing(12)
-        self._column.addLayout(self._body)
-        self.footer: ReplyFooter | None = None
-        self.show_message(message)
+        self._column.addWidget(self.column)
+        self.action_row.add("copy", "Copy the reply", lambda: QGuiApplication.clipboard().setText(self.text))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the message is on the page."""
+        return not self._more and super().complete
+
+    @property
+    def texts(self) -> list[QTextEdit]:
+        """The texts in which one can select, from above."""
+        thinking = self._fold.texts if self._fold is not None else []
+        return [*thinking, *self.column.texts]
 
     @property
     def receipt(self) -> ReceiptView | None:
         """The receipt on show, if the reply has one."""
         return self.footer.receipt if self.footer is not None else None
 
+    @property
+    def streaming(self) -> bool:
+        """Whether the reply is still being made."""
+        return self.message.state is MessageState.STREAMING
+
+    def begin(self) -> None:
+        """Show the message, or as much of a long one as is made at once."""
+        self.show_message(self.message)
+
     def show_message(self, message: Message) -> None:
         """Show the message as it is stored. A live text is not set back by an older stored one."""
-        streaming = message.state is MessageState.STREAMING
         self.message = message
-        if not streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
+        if not self.streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
+        self._show_ending()
         self.render_now()
-        self._show_ending(message)
 
-    def set_live(self, text: str, thinking: str) -> None:
+    def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
         """The reply so far; drawn a little later, together with what else comes until then."""
-        self.text, self.thinking = text, thinking
+        self.text, self.thinking, self._thought_ms = text, thinking, thought_ms
         if not self._timer.isActive():
             self._timer.start(max(_RENDER_MS, self._timer.interval()))
 
     def render_now(self) -> None:
-        """Draw the text as it is now, touching only the segments that changed."""
-        started = time.perf_counter()
+        """Draw the text as it is now, reading only what is new."""
+        started = time.thread_time()  # and not the wall's clock: a busy machine must not make the steps larger
         self._timer.stop()
         self._show_thinking()
-        segments = self._reader.segments(self.text)
-        for i, segment in enumerate(segments):
-            if i >= len(self._segments) or self._segments[i] != segment:
-                self._show_segment(i, segment)
-        for part in self._parts[len(segments) :]:
-            part.setParent(None)
-            part.deleteLater()
-        del self._parts[len(segments) :]
-        self._segments = segments
-        cost = (time.perf_counter() - started) * 1000
-        self._timer.setInterval(max(_RENDER_MS, int(cost * _RENDER_SHARE)))
+        self._feed()
+        self._more = True
+        while self._more and (time.thread_time() - started) * 1000 < _AT_ONCE_MS:
+            self._more = self._stream.step()
+            self.column.show_blocks(self._stream.settled, self._stream.open, self._stream.revision)
+        cost = (time.thread_time() - started) * 1000
+        self._timer.setInterval(min(max(_RENDER_MS, int(cost * _RENDER_SHARE)), _RENDER_MOST_MS))
+        if self._more:
+            self._timer.start(0 if not self.streaming else self._timer.interval())
+        self.changed.emit()
 
-    def restyle(self, reader: MarkdownReader) -> None:
-        """The theme changed: draw everything again in its colours."""
-        self._reader = reader
-        self._segments = ()
-        for part in self._parts:
-            if isinstance(part, CodeView):
-                part.restyle()
-        self.render_now()
-        self._show_ending(self.message)
-
-    def _show_segment(self, i: int, segment: Segment) -> None:
-        kind = TextPage if isinstance(segment, Prose) else CodeView
-        if i < len(self._parts) and not isinstance(self._parts[i], kind):
-            self._parts[i].setParent(None)
-            self._parts[i].deleteLater()
-            self._parts[i] = self._new_part(segment)
-            self._body.insertWidget(i, self._parts[i])
-        elif i == len(self._parts):
-            self._parts.append(self._new_part(segment))
-            self._body.insertWidget(i, self._parts[i])
-        part = self._parts[i]
-        if isinstance(part, CodeView) and isinstance(segment, Code):
-            part.show_code(segment.language, segment.text)
-        elif isinstance(part, TextPage) and isinstance(segment, Prose):
-            part.set_html(segment.html, prose_css(self._look.theme, self._look.type.mono, self._look.type.body - 1.25))
-
-    def _new_part(self, segment: Segment) -> TextPage | CodeView:
-        if isinstance(segment, Code):
-            return CodeView(self._look, segment.language, segment.text)
-        return TextPage(page_font(self._look.type.family, self._look.type.body), "Reply")
+    def _feed(self) -> None:
+        if not self.text.startswith(self._fed):
+            self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
+            self.column.show_blocks((), (), -1)
+        self._stream.feed(self.text[len(self._fed) :])
+        self._fed = self.text
+        if not self.streaming:
+            self._stream.finish()
 
     def _show_thinking(self) -> None:
         if not self.thinking:
             return
-        if self._thinking_page is None:
-            self._thinking_page = TextPage(page_font(self._look.type.family, self._look.type.base), "Thinking")
-            self._fold = FoldedText("Thinking", self._thinking_page)
+        if self._fold is None:
+            self._fold = ThinkingView(self.style_in_use)
+            self._fold.text_made.connect(self.text_made)
+            self._fold.changed.connect(self.changed)
             self._column.insertWidget(0, self._fold)
-        if self._fold is not None:
-            still = self.message.state is MessageState.STREAMING and not self.text
-            self._fold.set_heading("Thinking…" if still else "Thought first")
-        if self._thinking_page.toPlainText() != self.thinking:
-            self._thinking_page.set_plain(self.thinking)
+        receipt = self.message.receipt
+        ms = receipt.thinking_ms if receipt is not None and receipt.thinking_ms is not None else self._thought_ms
+        self._fold.show_thinking(self.thinking, still=self.streaming and not self.text, ms=ms)
 
-    def _show_ending(self, message: Message) -> None:
+    def _show_ending(self) -> None:
         if self.footer is not None:
+            self.action_row.setParent(self)
             self.footer.setParent(None)
             self.footer.deleteLater()
             self.footer = None
-        if message.state is not MessageState.STREAMING:
-            self.footer = ReplyFooter(self._look, message)
+        self.action_row.setVisible(not self.streaming)
+        if not self.streaming:
+            self.footer = ReplyFooter(self.message, self.action_row)
             self.footer.retry_requested.connect(self.retry_requested)
+            self.footer.changed.connect(self.changed)
             self._column.addWidget(self.footer)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Receipt
 from kvchat.chat.receipts import receipt_details, receipt_line
@@ -12,6 +12,8 @@ from kvchat.ui.elided import ElidedButton
 
 class ReceiptView(QWidget):
     """Shows one receipt."""
+
+    toggled = Signal()  # its details were opened or closed
 
     def __init__(self, receipt: Receipt, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -39,10 +41,11 @@ class ReceiptView(QWidget):
         if self.details is None:
             self.details = _details(self.receipt)
             self._column.addWidget(self.details)
-            self._show_arrow(True)
-            return
-        self.details.setVisible(self.details.isHidden())
+            self.details.show()
+        else:
+            self.details.setVisible(self.details.isHidden())
         self._show_arrow(not self.details.isHidden())
+        self.toggled.emit()
 
     def _show_arrow(self, is_open: bool) -> None:
         self.line.set_text(self._text, "▾" if is_open else "▸")
@@ -65,43 +68,3 @@ def _details(receipt: Receipt) -> QFrame:
         grid.addWidget(name, row, 0, Qt.AlignmentFlag.AlignTop)
         grid.addWidget(value, row, 1)
     return frame
-
-
-class FoldedText(QWidget):
-    """A quiet heading that opens and closes what stands below it."""
-
-    def __init__(self, heading: str, body: QWidget, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._heading = heading
-        self.button = QPushButton()
-        self.button.setProperty("kind", "quiet")
-        self.button.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        self.button.clicked.connect(lambda: self.open(body.isHidden()))
-        frame = QFrame()
-        frame.setProperty("kind", "quote")
-        inner = QVBoxLayout(frame)
-        inner.setContentsMargins(14, 2, 0, 2)
-        inner.addWidget(body)
-        self._frame, self._body = frame, body
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addWidget(self.button)
-        column.addWidget(frame)
-        self.open(False)
-
-    def open(self, is_open: bool) -> None:
-        """Show or hide the body."""
-        self._body.setVisible(is_open)
-        self._frame.setVisible(is_open)
-        self._write()
-
-    def set_heading(self, heading: str) -> None:
-        """Say something else above the fold."""
-        self._heading = heading
-        self._write()
-
-    def _write(self) -> None:
-        self.button.setText(f"{self._heading} {'▸' if self._frame.isHidden() else '▾'}")
-        self.button.setAccessibleName(f"{self._heading}, {'folded' if self._frame.isHidden() else 'open'}")

@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
 
 from kvchat import __version__
-from kvchat.ui.text_page import page_font
+from kvchat.ui.fonts import page_font
 from kvchat.ui.theme import Look
 
 _REQUEST = (

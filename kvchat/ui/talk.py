@@ -20,6 +20,7 @@ class Talk:
     live_id: str = ""  # of the reply that is coming; empty when none is
     live_text: str = ""
     live_thinking: str = ""
+    live_thinking_ms: float | None = None  # how long it took, once it is over
     context_used: int | None = None  # tokens
 
     def begin(self) -> None:
@@ -46,3 +47,4 @@ class Talk:
         self.awaiting = False
         self.live_text += event.text
         self.live_thinking += event.thinking
+        self.live_thinking_ms = event.thinking_ms

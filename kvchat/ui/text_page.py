@@ -3,44 +3,56 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from PySide6.QtCore import QByteArray, QSize, Qt, QUrl
 from PySide6.QtGui import (
-    QDesktopServices,
-    QFont,
-    QTextBlockFormat,
-    QTextCursor,
+    QTextBlock,
     QTextDocument,
+    QTextFragment,
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QWidget
 
-from kvchat.ui.markdown import is_web_link
+from kvchat.ui.blocks import Formula, Prose, Wide
+from kvchat.ui.page_style import PageStyle
 
-_LINE_HEIGHT = 135.0  # per cent
+FORMULA = "math:"  # how formulas' pictures are named in a document
+MARKER = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
+_TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
+_STRUT = "\u2060"  # beside a formula: a line of nothing but pictures would not be as high as the font
+_BLOCK = "block"  # anchors in a document, where its blocks begin
 
 
 class TextPage(QTextBrowser):
-    """One QTextDocument. Loads nothing, follows nothing by itself; a click on a web link opens the user's browser."""
+    """One QTextDocument. Loads nothing and follows nothing: `anchorClicked` tells of a click on a link."""
 
-    def __init__(self, font: QFont, accessible_name: str, parent: QWidget | None = None) -> None:
+    def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setAccessibleName(accessible_name)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setOpenLinks(False)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
-        self.document().setDefaultFont(font)
-        self.document().setDocumentMargin(0)
-        self.document().setIndentWidth(24)
-        self.document().documentLayout().documentSizeChanged.connect(self._fit)
-        self.anchorClicked.connect(_open_web_link)
+        self.setUndoRedoEnabled(False)
+        document = self.document()
+        document.setDefaultFont(style.font)
+        document.setDefaultStyleSheet(style.css)
+        document.setDocumentMargin(0)
+        document.setIndentWidth(24)
+        self.blocks: tuple[Prose | Wide, ...] = ()
+        self._style = style
+        self._formulas: list[Formula] = []
+        self._awaited: set[Formula] = set()  # they still stand there as their source
 
-    def loadResource(self, kind: int, name: QUrl | str) -> Any:
+    def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing is ever loaded for a model's text: no remote picture, no local file.
 
         Empty bytes and not None: at None, QTextDocument goes on to read local files by itself.
@@ -55,58 +67,160 @@ class TextPage(QTextBrowser):
         """Let the column be as narrow as it likes."""
         return QSize(40, 0)
 
-    def set_plain(self, text: str) -> None:
-        """Show plain text, with the same air between its lines as a reply has."""
-        self.setPlainText(text)
-        cursor = self.textCursor()
-        cursor.select(QTextCursor.SelectionType.Document)
-        lines = QTextBlockFormat()
-        lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
-        cursor.mergeBlockFormat(lines)
+    def sizeHint(self) -> QSize:
+        """As the text is laid out now."""
+        return self.document().size().toSize()
 
-    def set_html(self, html: str, css: str) -> None:
-        """Show HTML under a document style sheet, keeping the document's settings."""
-        self.document().setDefaultStyleSheet(css)
-        self.setHtml(html)
-        self._drop_last_margin()
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
 
-    def _drop_last_margin(self) -> None:
-        """The space between two texts is the layout's business."""
-        block = self.document().lastBlock()
-        form = block.blockFormat()
-        if form.bottomMargin() > 0 and not block.textList():
-            form.setBottomMargin(0)
-            cursor = self.textCursor()
-            cursor.setPosition(block.position())
-            cursor.setBlockFormat(form)
+    def heightForWidth(self, width: int) -> int:
+        """How tall the text is at that width, without the air below it: that is the column's business."""
+        document = self.document()
+        document.setTextWidth(width)
+        return math.ceil(document.size().height() - document.lastBlock().blockFormat().bottomMargin())
 
-    def _fit(self) -> None:
-        height = math.ceil(self.document().size().height())
-        if height != self.height():
-            self.setFixedHeight(height)
+    def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
+        """Show these instead."""
+        if self.blocks != tuple(blocks):
+            self.blocks = tuple(blocks)
+            self._show()
+
+    def show_formulas(self) -> bool:
+        """Some formulas are ready: show those that this page waits for. Whether there were any."""
+        ready = any(map(self._style.formulas.is_known, self._awaited))
+        if ready:
+            self._show()
+        return ready
+
+    def _show(self) -> None:
+        self._formulas, self._awaited = [], set()
+        self.setHtml(as_lists(self.blocks, map(self._with_formulas, range(len(self.blocks)))))
+
+    def block_starts(self) -> list[int]:
+        """The position in the document where each block begins."""
+        starts = [0] * len(self.blocks)
+        block = self.document().begin()
+        while block.isValid():
+            for fragment in fragments(block):
+                for name in fragment.charFormat().anchorNames():
+                    if name.startswith(_BLOCK):
+                        starts[int(name.removeprefix(_BLOCK))] = fragment.position()
+            block = block.next()
+        return starts
+
+    def formula(self, name: str) -> str:
+        """The source of the formula whose picture has this name."""
+        return self._formulas[int(name.removeprefix(FORMULA))].source
+
+    def _with_formulas(self, number: int) -> str:
+        """A block's HTML, an anchor at its beginning, its formulas drawn as far as they are ready."""
+        block = self.blocks[number]
+        tags = _TAGS.match(block.html)
+        at = tags.end() if tags else 0
+        html = f'{block.html[:at]}<a name="{_BLOCK}{number}"></a>{block.html[at:]}'
+        return MARKER.sub(lambda found: self._formula_html(block.formulas[int(found[1])]), html)
+
+    def _formula_html(self, formula: Formula) -> str:
+        style = self._style
+        if not style.formulas.is_known(formula):
+            self._awaited.add(formula)
+            return style.source_html(formula.source)
+        picture = style.formulas.picture(formula, style.font, style.theme.text, self.devicePixelRatioF())
+        if picture is None:
+            return style.source_html(formula.source)
+        name = f"{FORMULA}{len(self._formulas)}"
+        self._formulas.append(formula)
+        self.document().addResource(QTextDocument.ResourceType.ImageResource.value, QUrl(name), picture.image)
+        place = f"vertical-align:middle; font-size:{picture.font_size}px"
+        return f'{_STRUT}<img src="{name}" width="{picture.width}" height="{picture.height}" style="{place}">'
 
 
-def page_font(family: str, points: float) -> QFont:
-    """A font for documents."""
-    font = QFont(family)
-    font.setPointSizeF(points)
-    return font
+class WidePage(TextPage):
+    """A table or a displayed formula: as wide as it needs to be, scrolling sideways where that is too wide."""
+
+    def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
+        super().__init__(style, accessible_name, parent)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.setLineWrapMode(QTextEdit.LineWrapMode.FixedPixelWidth)
+        self.setWordWrapMode(QTextOption.WrapMode.WordWrap)
+        self._natural: int | None = None  # its width in one line; None until it is asked for
+
+    def _show(self) -> None:
+        self._natural = None
+        super()._show()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Sideways is ours, up and down is the transcript's."""
+        sideways(self, event)
+
+    def heightForWidth(self, width: int) -> int:
+        """How tall it is at that width, the scroll bar included where there is one."""
+        needed = self._needed(width)
+        if needed != self.lineWrapColumnOrWidth():
+            self.setLineWrapColumnOrWidth(needed)
+        height = super().heightForWidth(needed)
+        overflows = self.document().size().width() > width
+        return height + (self.horizontalScrollBar().sizeHint().height() + 4 if overflows else 0)
+
+    def _needed(self, width: int) -> int:
+        """How wide the document must be made in a space of that width."""
+        document = self.document()
+        document.setTextWidth(width)
+        if document.idealWidth() < width:
+            return width
+        if self._natural is None:
+            document.setTextWidth(-1)
+            self._natural = math.ceil(document.idealWidth())
+        columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
+        return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
 
 
-def code_font(family: str, points: float) -> QFont:
-    """A font for code: what was written is what is shown, so no ligatures."""
-    font = page_font(family, points)
-    font.setFixedPitch(True)
-    font.setFeature(QFont.Tag("calt"), 0)
-    font.setFeature(QFont.Tag("liga"), 0)
-    return font
+def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
+    """The runs of one format of a paragraph."""
+    iterator = block.begin()
+    while not iterator.atEnd():
+        yield iterator.fragment()
+        iterator += 1
 
 
-def plain_width(document: QTextDocument) -> int:
-    """How wide the document's longest line is, unwrapped, in pixels."""
-    return math.ceil(document.idealWidth())
+def sideways(page: QTextEdit, event: QWheelEvent) -> None:
+    """Scroll `page` if the wheel turns sideways or Shift is held, else leave the event to what is around it."""
+    delta, bar = event.angleDelta(), page.horizontalScrollBar()
+    shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+    if bar.maximum() > 0 and (shift or abs(delta.x()) > abs(delta.y())):
+        bar.setValue(bar.value() - (delta.x() or delta.y()))
+        event.accept()
+    else:
+        event.ignore()
 
 
-def _open_web_link(url: QUrl) -> None:
-    if is_web_link(url.toString()):
-        QDesktopServices.openUrl(url)
+def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
+    """The blocks' HTML, items of one list between one pair of tags."""
+    tags = [block.list_tag if isinstance(block, Prose) else "" for block in blocks]
+    parts: list[str] = []
+    for (before, tag, after), html in zip(_around(tags), htmls, strict=True):
+        opens = tag and not _goes_on(before, tag)
+        closes = tag and not _goes_on(tag, after)
+        parts.append((tag if opens else "") + html + (f"</{tag[1:3]}>" if closes else ""))
+    return "".join(parts)
+
+
+def _around(tags: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    padded = ["", *tags, ""]
+    return (
+        (before, tag, after) for (before, tag), (_, after) in zip(pairwise(padded), pairwise(padded[1:]), strict=False)
+    )
+
+
+def _goes_on(before: str, after: str) -> bool:
+    """Whether an item whose list is `after` belongs to the list of the item before it."""
+    if before.startswith("<ol") and after.startswith("<ol"):
+        return _start(after) == _start(before) + 1
+    return before == after
+
+
+def _start(tag: str) -> int:
+    found = re.search(r"\d+", tag)
+    return int(found[0]) if found else 1

@@ -1,25 +1,40 @@
-"""The page: a calm, centred column of messages that follows the reply while the reader is at its end."""
+"""The page: a calm, centred column of messages that follows the reply while the reader is at its end.
+
+Only messages near the reader have widgets. The others are heights, guessed until they come near; a guess that proves
+wrong above the reader moves the page along, so that what is being read stays where it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QPushButton, QScrollArea, QWidget
 
 from kvchat.chat.messages import Message, Role
 from kvchat.errors import KvchatError
-from kvchat.ui.cards import FailureCard, PendingLine, UnansweredLine
+from kvchat.ui.copying import message_text
+from kvchat.ui.formulas import Formulas
 from kvchat.ui.icons import icon
-from kvchat.ui.markdown import MarkdownReader
+from kvchat.ui.links import ask_to_open
 from kvchat.ui.message_view import ReplyView, UserView
-from kvchat.ui.scroll_ground import ScrollGround
+from kvchat.ui.page_style import PageStyle
+from kvchat.ui.row_heights import RowHeights
+from kvchat.ui.selection import Selection
 from kvchat.ui.theme import Look
+from kvchat.ui.transcript_tail import TranscriptTail
 
 COLUMN_WIDTH = 760
-_FIRST_SHOWN = 60  # messages drawn at once; older ones on request, so that long conversations open at once
+_GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
+_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _AT_END = 40  # pixels from the end that still count as being there
+_AHEAD = 1.5  # viewports above and below in which messages have their widgets before they are seen
+_GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
+_FEWEST, _MOST = 40, 120  # messages that have widgets: the nearest ones in any case; no more than so many
+
+View = UserView | ReplyView
 
 
 class Transcript(QScrollArea):
@@ -31,131 +46,294 @@ class Transcript(QScrollArea):
         super().__init__(parent)
         self.setObjectName("transcript")
         self.setAccessibleName("Conversation")
-        self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._look = look
-        self._reader = MarkdownReader(look.theme, look.type.mono)
+        self._formulas = Formulas(self)
+        self._style = PageStyle(look, self._formulas)
         self._messages: list[Message] = []
-        self._shown_from = 0
-        self.views: dict[str, UserView | ReplyView] = {}
+        self._rows = RowHeights()
+        self._row_of: dict[str, int] = {}
+        self.views: dict[str, View] = {}  # of the messages that have one now
+        self._met: set[str] = set()  # messages that were measured whole at this width
+        self._live: tuple[str, str, str, float | None] | None = None
         self._follow = True
-        self._build_column()
-        self._build_tail()
+        self._value = 0  # the scroll bar's, as last seen
+        self._arranging = False
+        self._ground = QWidget()
+        self._ground.setObjectName("transcriptColumn")
+        self.setWidget(self._ground)
+        self.tail = TranscriptTail(self._ground)
+        self.tail.retry_requested.connect(self.retry_requested)
+        self.tail.changed.connect(self._fit_tail)
+        self._tail_height = 0
         self._jump = self._jump_button()
-        bar = self.verticalScrollBar()
-        bar.valueChanged.connect(self._note_position)
-        bar.rangeChanged.connect(self._follow_end)
+        self.selection = Selection(self)
+        self._filler = QTimer(self)
+        self._filler.setSingleShot(True)
+        self._filler.timeout.connect(self._fill_ahead)
+        self._gather = QTimer(self)
+        self._gather.setSingleShot(True)
+        self._gather.setInterval(_GATHER_MS)
+        self._gather.timeout.connect(self._show_formulas)
+        self._formulas.ready.connect(lambda: self._gather.isActive() or self._gather.start())
+        self.verticalScrollBar().valueChanged.connect(self._scrolled)
         look.changed.connect(self._restyle)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The messages on the page, with widgets or without."""
+        return self._messages
+
+    def row_of(self, message_id: str) -> int | None:
+        """The row of a message; None if it is not on this page."""
+        return self._row_of.get(message_id)
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
         """Show another conversation, from its end."""
-        for view in self.views.values():
-            view.setParent(None)
-            view.deleteLater()
-        self.views = {}
-        self._messages = []
+        self.selection.clear()
+        self._drop(list(self.views))
+        self._rows.keep(0, [])
+        self._messages, self._row_of, self._live = [], {}, None
+        self._met.clear()
         self._follow = True
-        self._shown_from = max(0, len(messages) - _FIRST_SHOWN)
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
         """The same conversation, some messages new or changed."""
-        self._messages = [m for m in messages if m.role is not Role.SYSTEM]
-        self._shown_from = min(self._shown_from, len(self._messages))
-        shown = self._messages[self._shown_from :]
-        wanted = {m.id for m in shown}
-        for gone in [id for id in self.views if id not in wanted]:
-            view = self.views.pop(gone)
-            view.setParent(None)
-            view.deleteLater()
-        for position, message in enumerate(shown):
-            self._show_message(position, message)
-        self.earlier.setVisible(self._shown_from > 0)
+        shown = [message for message in messages if message.role is not Role.SYSTEM]
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, zip(self._messages, shown, strict=False))
+        )
+        self._messages = shown
+        self._rows.keep(same, [self._guess(message) for message in shown[same:]])
+        self._row_of = {message.id: row for row, message in enumerate(shown)}
+        self._drop([id for id in self.views if id not in self._row_of])
+        for id, view in self.views.items():
+            message = shown[self._row_of[id]]
+            if isinstance(view, ReplyView) and view.message != message:
+                view.show_message(message)
+        self._arrange()
 
-    def set_live(self, message_id: str, text: str, thinking: str) -> None:
-        """The running reply's text so far; ignored when that message is not on this page."""
+    def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
+        """The running reply so far; `thinking_ms` once its thinking is over."""
+        self._live = (message_id, text, thinking, thinking_ms)
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
-            view.set_live(text, thinking)
+            view.set_live(text, thinking, thinking_ms)
 
     def show_pending(self, words: str) -> None:
         """What happens before the first token; empty hides it."""
-        self.pending.set_words(words)
+        self.tail.pending.set_words(words)
+        self._fit_tail()
 
     def show_failure(self, error: KvchatError | None) -> None:
         """The card of a turn that failed, or none."""
-        self.failure.show_error(error)
+        self.tail.failure.show_error(error)
+        self._fit_tail()
 
     def show_unanswered(self, unanswered: bool) -> None:
         """The quiet offer to answer a last message that has no reply."""
-        self.unanswered.setVisible(unanswered)
+        self.tail.unanswered.setVisible(unanswered)
+        self._fit_tail()
 
     def scroll_to_end(self) -> None:
         """Follow the reply again."""
         self._follow = True
-        self._follow_end()
+        self._arrange()
+
+    def scroll_by(self, pixels: int) -> None:
+        """Scroll as the reader would."""
+        self.verticalScrollBar().setValue(self.verticalScrollBar().value() + pixels)
+
+    def whole_message(self, message: Message, *, markdown: bool) -> str:
+        """All of a message, as Markdown or as words."""
+        return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Fit bubbles to the column and put the jump button where it belongs."""
+        """Lay the messages out at the new width; the first one in sight stays there."""
         super().resizeEvent(event)
-        for view in self.views.values():
-            self._fit(view)
+        if event.size().width() != event.oldSize().width() and len(self._rows):
+            self._new_width()
+        else:
+            self._arrange()
         self._place_jump()
 
-    def _show_message(self, position: int, message: Message) -> None:
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Home and End, which a scroll area does not know."""
+        if event.key() == Qt.Key.Key_End:
+            self.scroll_to_end()
+        elif event.key() == Qt.Key.Key_Home:
+            self.verticalScrollBar().setValue(0)
+        else:
+            super().keyPressEvent(event)
+
+    def _column_width(self) -> int:
+        return max(min(COLUMN_WIDTH, self.viewport().width() - _LEFT - _RIGHT), 100)
+
+    def _guess(self, message: Message) -> int:
+        letters = max(int(self._column_width() / self._style.letter_width), 1)
+        lines = 1 + message.content.count("\n") + len(message.content) // letters
+        return round(lines * self._style.line_height * 0.9) + 60
+
+    def _arrange(self, shift: int = 0) -> None:
+        """Give the messages in sight their widgets, and everything its place."""
+        if self._arranging:
+            return
+        self._arranging = True
+        try:
+            top = self._measure_in_sight(self.verticalScrollBar().value() + shift)
+            self._place(top)
+        finally:
+            self._arranging = False
+        self._value = self.verticalScrollBar().value()
+        self._jump.setVisible(not self._follow and self.verticalScrollBar().maximum() > 0)
+        self._filler.start(0)
+
+    def _fit_tail(self) -> None:
+        """What the tail says may take another height."""
+        if self.tail.needed_height(self._column_width()) != self._tail_height:
+            self._arrange()
+
+    def _measure_in_sight(self, top: int) -> int:
+        """Measure what has changed or comes into sight; where the page's top edge is then."""
+        width, area = self._column_width(), self.viewport().height()
+        self._tail_height = self.tail.needed_height(width)
+        anchor = self._anchor(top)
+        above = top - self._rows.top(anchor)  # of the anchor, that is out of sight
+        changed = True
+        while changed:
+            changed = False
+            top = self._clamped(self._rows.top(anchor) + above)
+            for row in self._rows_between(top, top + area):
+                self._view(row)
+            for id, view in self.views.items():
+                row = self._row_of[id]
+                if not self._rows.is_measured(row):
+                    changed |= self._measure(row, view, width) != 0
+                    if view.complete:
+                        self._met.add(id)
+        return top
+
+    def _anchor(self, top: int) -> int:
+        """The row that keeps its place: the first in sight that the reader may know already."""
+        in_sight = self._rows_between(self._clamped(top), self._clamped(top) + self.viewport().height())
+        known = (row for row in in_sight if self._messages[row].id in self._met)
+        return next(known, in_sight.start)
+
+    def _measure(self, row: int, view: View, width: int) -> int:
+        height = view.heightForWidth(width) + (_GAP_AFTER_USER if isinstance(view, UserView) else _GAP)
+        if not view.complete and view.message.id not in self._met:
+            height = max(height, self._rows[row])
+        return self._rows.measure(row, height)
+
+    def _clamped(self, top: int) -> int:
+        last = max(self._height() - self.viewport().height(), 0)
+        return last if self._follow else min(max(top, 0), last)
+
+    def _height(self) -> int:
+        return _TOP + self._rows.total + self._tail_height + _BOTTOM
+
+    def _rows_between(self, top: int, bottom: int) -> range:
+        if not len(self._rows):
+            return range(0)
+        return range(self._rows.at(top - _TOP), self._rows.at(bottom - _TOP) + 1)
+
+    def _place(self, top: int) -> None:
+        width, bar = self._column_width(), self.verticalScrollBar()
+        area = self.viewport().width()
+        left = max((area - (0 if bar.maximum() > 0 else bar.sizeHint().width()) - width) // 2, _LEFT)
+        for id, view in self.views.items():
+            row = self._row_of[id]
+            gap = _GAP_AFTER_USER if isinstance(view, UserView) else _GAP
+            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows[row] - gap)
+        self.tail.setGeometry(left, _TOP + self._rows.total, width, self._tail_height)
+        self._ground.resize(area, max(self._height(), self.viewport().height()))
+        bar.setValue(top)
+
+    def _view(self, row: int) -> View:
+        message = self._messages[row]
         view = self.views.get(message.id)
         if view is None:
-            view = self._new_view(message)
-            self.views[message.id] = view
-            self._rows.insertWidget(position, view)
-            self._fit(view)
-        elif isinstance(view, ReplyView) and view.message != message:
-            view.show_message(message)
-
-    def _new_view(self, message: Message) -> UserView | ReplyView:
-        if message.role is Role.USER:
-            return UserView(self._look, message)
-        view = ReplyView(self._look, self._reader, message)
-        view.retry_requested.connect(self.retry_requested)
+            view = self.views[message.id] = self._new_view(message)
+            self._rows.doubt(row)
         return view
 
-    def _fit(self, view: UserView | ReplyView) -> None:
-        if isinstance(view, UserView):
-            view.set_column_width(min(COLUMN_WIDTH, self.viewport().width() - 48))
+    def _new_view(self, message: Message) -> View:
+        view: View
+        if message.role is Role.USER:
+            view = UserView(self._style, message, self._ground)
+        else:
+            view = ReplyView(self._style, message, self._ground)
+            view.retry_requested.connect(self.retry_requested)
+        view.text_made.connect(lambda text: self.selection.watch(text, view))
+        view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
+        view.begin()
+        if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
+            view.set_live(*self._live[1:])
+            view.render_now()
+        view.show()
+        view.changed.connect(lambda: self._view_changed(message.id))
+        return view
 
-    def _build_column(self) -> None:
-        ground = ScrollGround("transcriptColumn")
-        across = QHBoxLayout(ground)
-        self._across = across
-        column = QWidget()
-        column.setMaximumWidth(COLUMN_WIDTH)
-        across.addStretch(1)
-        across.addWidget(column, 1000)
-        across.addStretch(1)
-        self._column = QVBoxLayout(column)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(22)
-        self.earlier = QPushButton("Show earlier messages")
-        self.earlier.setProperty("kind", "quiet")
-        self.earlier.setAccessibleName("Show earlier messages")
-        self.earlier.clicked.connect(self._show_earlier)
-        self.earlier.hide()
-        self._column.addWidget(self.earlier, 0, Qt.AlignmentFlag.AlignHCenter)
-        self._rows = QVBoxLayout()
-        self._rows.setSpacing(22)
-        self._column.addLayout(self._rows)
-        self.setWidget(ground)
+    def _view_changed(self, message_id: str) -> None:
+        row = self._row_of.get(message_id)
+        if row is not None and message_id in self.views:
+            self._rows.doubt(row)
+            self._arrange()
 
-    def _build_tail(self) -> None:
-        self.pending = PendingLine()
-        self.failure = FailureCard()
-        self.failure.retry_requested.connect(self.retry_requested)
-        self.unanswered = UnansweredLine()
-        self.unanswered.retry_requested.connect(self.retry_requested)
-        for widget in (self.pending, self.failure, self.unanswered):
-            widget.hide()
-            self._column.addWidget(widget)
-        self._column.addStretch(1)
+    def _fill_ahead(self) -> None:
+        """One more message near the reader gets its widget; then come back for the next."""
+        if not len(self._rows):
+            return
+        top, area = self.verticalScrollBar().value(), self.viewport().height()
+        near = self._rows_between(top - int(_AHEAD * area), top + int((1 + _AHEAD) * area))
+        first = self._rows.at(top - _TOP)
+        begin = max(min(first - _FEWEST // 2, len(self._rows) - _FEWEST), 0)
+        around = range(begin, min(begin + _FEWEST, len(self._rows)))
+        wanted = sorted({*near[:_MOST], *around}, key=lambda row: abs(row - first))
+        missing = next((row for row in wanted if self._messages[row].id not in self.views), None)
+        if missing is not None:
+            self._view(missing)
+            self._arrange()
+        elif len(self.views) > _MOST:
+            farthest = sorted(self.views, key=lambda id: -abs(self._row_of[id] - first))
+            pinned = self.selection.pinned()
+            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MOST])
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            view = self.views.pop(id)
+            view.setParent(None)
+            view.deleteLater()
+
+    def _scrolled(self, value: int) -> None:
+        if self._arranging:
+            return
+        if value < self._value:
+            self._follow = False
+        elif value >= self.verticalScrollBar().maximum() - _AT_END:
+            self._follow = True
+        self._value = value
+        self._arrange()
+
+    def _new_width(self) -> None:
+        value = self.verticalScrollBar().value()
+        row = self._rows.at(value - _TOP)
+        into = (value - _TOP - self._rows.top(row)) / max(self._rows[row], 1)
+        self._rows.doubt_all()
+        self._met.clear()
+        in_sight = {self._messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
+        self._drop([id for id in self.views if id not in in_sight])
+        self._rows.measure(row, self._measure_first(row))
+        self._arrange(_TOP + self._rows.top(row) + round(into * self._rows[row]) - value)
+
+    def _measure_first(self, row: int) -> int:
+        view = self._view(row)
+        return view.heightForWidth(self._column_width()) + (_GAP_AFTER_USER if isinstance(view, UserView) else _GAP)
+
+    def _show_formulas(self) -> None:
+        for view in list(self.views.values()):
+            view.show_formulas()
 
     def _jump_button(self) -> QPushButton:
         button = QPushButton(self)
@@ -171,29 +349,9 @@ class Transcript(QScrollArea):
     def _place_jump(self) -> None:
         self._jump.move((self.width() - self._jump.width()) // 2, self.height() - self._jump.height() - 14)
 
-    def _show_earlier(self) -> None:
-        bar = self.verticalScrollBar()
-        from_end = bar.maximum() - bar.value()
-        self._follow = False
-        self._shown_from = max(0, self._shown_from - _FIRST_SHOWN)
-        self.update_messages(self._messages)
-        QTimer.singleShot(0, self, lambda: bar.setValue(bar.maximum() - from_end))
-
-    def _note_position(self, value: int) -> None:
-        self._follow = value >= self.verticalScrollBar().maximum() - _AT_END
-        self._jump.setVisible(not self._follow)
-
-    def _follow_end(self) -> None:
-        bar = self.verticalScrollBar()
-        free = 0 if bar.maximum() > 0 else bar.sizeHint().width()  # the column must not jump when the bar comes
-        self._across.setContentsMargins(24, 20, 24 + free, 28)
-        if self._follow:
-            bar.setValue(bar.maximum())
-        self._jump.setVisible(not self._follow and bar.maximum() > 0)
-
     def _restyle(self) -> None:
-        self._reader = MarkdownReader(self._look.theme, self._look.type.mono)
+        self._style = PageStyle(self._look, self._formulas)
         self._jump.setIcon(icon("arrow-down", self._look.theme.text))
-        for view in self.views.values():
-            if isinstance(view, ReplyView):
-                view.restyle(self._reader)
+        self.selection.clear()
+        self._drop(list(self.views))
+        self._arrange()

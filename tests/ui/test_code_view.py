@@ -1,35 +1,111 @@
-"""Code blocks: the copy button copies, the colours are the theme's."""
+"""Code blocks: the copy button copies, the colours are the theme's, what grows is not made again."""
 
 from __future__ import annotations
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.code_view import CodeView
-from kvchat.ui.highlight import coloured
+from kvchat.ui.formulas import Formulas
+from kvchat.ui.highlight import LineColours
+from kvchat.ui.page_style import PageStyle
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import DARK
 
+SOURCE = '\n\ndef f():  # why\n    """Two\n    lines."""\n    return \'x\' + 1\n\n'
 
-def test_copy_puts_the_code_on_the_clipboard(look: Look, qtbot: QtBot) -> None:
-    view = CodeView(look, "python", "def f():\n    return '🍅'")
+
+@pytest.fixture
+def view(look: Look, qtbot: QtBot) -> CodeView:
+    view = CodeView(PageStyle(look, Formulas()), "python")
     qtbot.addWidget(view)
+    view.resize(400, 300)
     view.show()
+    return view
+
+
+def coloured(colours: LineColours, text: str) -> set[tuple[str, str]]:
+    lines = text.split("\n")
+    return {(lines[i][at : at + n], colour) for i, spans in enumerate(colours.spans) for at, n, colour in spans}
+
+
+def colours_on(view: CodeView) -> list[list[tuple[int, int, str]]]:
+    block, lines = view.body.document().begin(), []
+    while block.isValid():
+        spans = [(f.start, f.length, f.format.foreground().color().name()) for f in block.layout().formats()]
+        lines.append(spans)
+        block = block.next()
+    return lines
+
+
+def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> None:
+    view.show_code("def f():\n    return '🍅\u202e'", ended=True)
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
-    assert QGuiApplication.clipboard().text() == "def f():\n    return '🍅'"
+    assert QGuiApplication.clipboard().text() == "def f():\n    return '🍅\u202e'"
+    assert "⟦RLO⟧" in view.body.toPlainText()
     assert view.copy_button.text() == "Copied"
     qtbot.waitUntil(lambda: view.copy_button.text() == "Copy")
 
 
-def test_colours_are_the_themes_and_nothing_is_lost() -> None:
-    source = "\n\ndef f():  # why\n    return 'x' + 1\n\n"
-    pieces = list(coloured(source, "python", DARK))
-    assert "".join(text for text, _ in pieces) == source
-    assert ("def", DARK.code_keyword) in pieces
-    assert ("# why", DARK.code_comment) in pieces
-    assert ("f", DARK.code_name) in pieces
+def test_colours_are_the_themes() -> None:
+    colours = LineColours("python", DARK)
+    assert list(colours.whole(SOURCE))[-1] == len(SOURCE.split("\n")) - 1
+    found = coloured(colours, SOURCE)
+    assert {("def", DARK.code_keyword), ("# why", DARK.code_comment), ("f", DARK.code_name)} <= found
+    assert {('"""Two', DARK.code_string), ('    lines."""', DARK.code_string), ("1", DARK.code_number)} <= found
+
+
+@pytest.mark.parametrize("step", [1, 7, 40])
+def test_colours_of_code_that_grew_are_those_of_the_whole(step: int) -> None:
+    source = SOURCE * 60
+    growing, whole = LineColours("python", DARK), LineColours("python", DARK)
+    for end in range(0, len(source) + step, step):
+        growing.grow(source[:end])
+    for _ in whole.whole(source):
+        pass
+    assert growing.spans == whole.spans
+
+
+def test_only_the_end_of_growing_code_is_coloured_again() -> None:
+    source = "x = 1\n" * 2_000
+    colours = LineColours("python", DARK)
+    for end in range(0, len(source), 600):
+        changed = colours.grow(source[:end])
+    assert len(changed) < 200
 
 
 def test_an_unknown_language_is_plain() -> None:
-    assert list(coloured("x <- 1", "no-such-language", DARK)) == [("x <- 1", DARK.text)]
+    colours = LineColours("no-such-language", DARK)
+    assert list(colours.whole("x <- 1")) == []
+    assert colours.grow("x <- 1") == range(0)
+
+
+def test_code_grows_without_being_made_again(view: CodeView, qtbot: QtBot) -> None:
+    source = "".join(f"x_{i} = 'text'\n" for i in range(100))
+    view.show_code(source[:1000], ended=False)
+    replaced: list[int] = []
+    view.body.document().contentsChange.connect(lambda at, gone, come: replaced.append(gone) if at == 0 else None)
+    for end in range(1000, len(source), 50):
+        view.show_code(source[:end], ended=False)
+    view.show_code(source, ended=True)
+    assert view.body.toPlainText() == source
+    assert not replaced
+    qtbot.waitUntil(lambda: all(colours_on(view)[:100]))
+
+
+def test_long_code_comes_in_pieces(view: CodeView, qtbot: QtBot) -> None:
+    source = "\n".join(f"line_{i} = {i}" for i in range(3_000))
+    view.show_code(source, ended=True)
+    assert view.body.busy
+    qtbot.waitUntil(lambda: not view.body.busy)
+    assert view.body.toPlainText() == source
+
+
+def test_a_megabyte_line_is_shown_in_part_and_copied_whole(view: CodeView, qtbot: QtBot) -> None:
+    view.show_code("x" * 1_000_000, ended=True)
+    assert len(view.body.toPlainText()) < 3_000
+    assert "998,000 more characters" in view.body.toPlainText()
+    qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
+    assert len(QGuiApplication.clipboard().text()) == 1_000_000

@@ -1,0 +1,66 @@
+"""The small buttons under a message: there for the keyboard and for screen readers, seen while the mouse is near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtGui import QFocusEvent, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
+
+from kvchat.ui.icons import icon
+from kvchat.ui.page_style import PageStyle
+
+
+class MessageActions(QWidget):
+    """A row of buttons. It takes its room also while unseen, so that nothing moves."""
+
+    def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._style = style
+        self._buttons: list[_QuietButton] = []
+        self._row = QHBoxLayout(self)
+        self._row.setContentsMargins(0, 0, 0, 0)
+        self._row.setSpacing(2)
+
+    def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
+        """One more button, at the right end."""
+        button = _QuietButton(self.reveal)
+        button.setProperty("kind", "quiet")
+        button.setIcon(icon(glyph, self._style.theme.muted))
+        button.setToolTip(words)
+        button.setAccessibleName(words)
+        button.clicked.connect(lambda: act())
+        self._buttons.append(button)
+        self._row.addWidget(button)
+        return button
+
+    def reveal(self, seen: bool) -> None:
+        """Show the buttons, or let them fade into the page."""
+        seen = seen or any(button.hasFocus() for button in self._buttons)
+        for button in self._buttons:
+            button.seen = seen
+            button.update()
+
+
+class _QuietButton(QToolButton):
+    """A button that is painted only while it is `seen`."""
+
+    def __init__(self, reveal: Callable[[bool], None]) -> None:
+        super().__init__()
+        self.seen = False
+        self._reveal = reveal
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Nothing while unseen."""
+        if self.seen:
+            super().paintEvent(event)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """The keyboard is here: the row shows itself."""
+        super().focusInEvent(event)
+        self._reveal(True)
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        """The keyboard left."""
+        super().focusOutEvent(event)
+        self._reveal(False)

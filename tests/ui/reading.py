@@ -1,0 +1,35 @@
+"""Text read as the transcript reads it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.ui.blocks import Block, Prose, Wide
+from kvchat.ui.markdown import Markdown
+from kvchat.ui.markdown_stream import MarkdownStream
+from kvchat.ui.tokens import LIGHT
+
+MARKDOWN = Markdown(LIGHT, "monospace")
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of a whole text."""
+    stream = MarkdownStream(MARKDOWN)
+    stream.feed(text)
+    stream.finish()
+    while stream.step():
+        pass
+    return stream.settled
+
+
+def prose(text: str) -> str:
+    """The HTML of a text without code."""
+    read = blocks(text)
+    assert all(isinstance(block, Prose | Wide) for block in read)
+    return "".join(block.html for block in read if isinstance(block, Prose | Wide))
+
+
+def a_message(id: str, role: Role, content: str, state: MessageState = MessageState.COMPLETE) -> Message:
+    """A message as stored."""
+    return Message(id, "c", None, role, content, "", state, datetime(2026, 11, 20, tzinfo=UTC))
