@@ -31,6 +31,8 @@ from kvchat.settings import Settings, load_settings
 from kvchat.wording import size as size_in_words
 
 _LABEL_WIDTH = 14
+_SERVER = "server"  # an engine that kvchat neither starts nor can ask for its devices
+_ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
 
 def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     """The engine, and the memory it can use: the computer's alone where the engine cannot be asked."""
+    if settings.engine_url:
+        return EngineReport(True, _SERVER, settings.engine_url, _ATTACHED), available_memory()
     try:
         location = find_engine(settings.engine_path)
     except KvchatError as error:
@@ -244,7 +248,7 @@ def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
         tells_free = device.free_bytes and device.name != "CPU"
         free = f", {size_in_words(device.free_bytes or 0)} free" if tells_free else ""
         yield "device", f"{device.name}: {device.description}{free}"
-    if not engine.devices:
+    if not engine.devices and engine.kind != _SERVER:
         yield "device", "the processor alone"
 
 

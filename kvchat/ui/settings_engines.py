@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, QWidget
 
 from kvchat.engine.discovery import EngineKind, EngineLocation
@@ -36,6 +37,9 @@ class EnginePage(SettingsPage):
         self.test = QPushButton("Try it")
         self.trial = self.add(Entry("Does it work?", _TRIAL, self.test))
         self.advice = self.add(Entry("Use your graphics card", "\n".join(install_advice(find_graphics())), QWidget()))
+        self.advice.words.setTextInteractionFlags(  # commands to be copied
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
         engines = desk.runtime.engines
         self.url = self.add(
             TextEntry(

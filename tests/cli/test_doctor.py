@@ -147,3 +147,11 @@ def test_the_command_with_the_embedded_engine(paths: Paths, tmp_path: Path) -> N
         assert engine["path"] is None
         assert engine["version"].startswith("xllamacpp ")
     assert engine["problem"] == ""
+
+
+def test_a_server_of_the_users_is_named_and_not_looked_into(paths: Paths) -> None:
+    report = collect(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
+    assert report.healthy
+    text = "\n".join(lines(report))
+    assert "http://127.0.0.1:8080" in text
+    assert "processor alone" not in text
