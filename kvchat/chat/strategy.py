@@ -66,6 +66,6 @@ class Finding:
 _REACH = {
     Strategy.PLAIN: "any part of a conversation can be used again",
     Strategy.FULL_WINDOW: "from every point where a conversation was saved (--swa-full is on)",
-    Strategy.COMPLETE: "from every point where a conversation was saved, with more of the model's sliding window added",
+    Strategy.COMPLETE: "from every point where a conversation was saved (earlier ones fill its sliding window up)",
     Strategy.SETTLE: "from every point where a conversation was saved",
 }
