@@ -73,8 +73,11 @@ class Staging:
             disk.remove_stale(root)
 
     def close(self) -> None:
-        """Delete this process's folder."""
+        """Delete this process's folder, and the one in memory around it if no other process has its own there."""
         shutil.rmtree(self._own, ignore_errors=True)
+        if self.in_memory:
+            with contextlib.suppress(OSError):
+                self._own.parent.rmdir()
 
     def place(self, point_id: str) -> Path:
         """Where a save point's slot file lies while it is warm."""
