@@ -77,11 +77,24 @@ def _dispatch(options: argparse.Namespace) -> int:
         from kvchat.cli.arguments import models_options
 
         return models.run(models_options(options))
+    if options.command in ("export", "import", "backup", "restore"):
+        return _keep(options)
     if options.command == "doctor":
         from kvchat.cli import doctor
 
         return doctor.run(as_json=options.json)
     return _run_app(starter=options.starter, hidden=options.hidden)
+
+
+def _keep(options: argparse.Namespace) -> int:
+    from kvchat.cli import keep
+    from kvchat.cli.arguments import export_options
+
+    if options.command == "export":
+        return keep.run_export(export_options(options))
+    if options.command == "import":
+        return keep.run_import(options.files)
+    return keep.run_backup(options.target) if options.command == "backup" else keep.run_restore(options.source)
 
 
 def _run_app(*, starter: bool, hidden: bool) -> int:

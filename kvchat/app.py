@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
+from kvchat.keeping.backup import finish_restore
 from kvchat.library.starter import StarterProgress, fetch_starter
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime, open_runtime
@@ -49,6 +50,10 @@ def run(*, starter: bool, hidden: bool) -> int:
 
 
 async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, starter: bool, hidden: bool) -> int:
+    try:
+        finish_restore(paths)
+    except KvchatError as error:
+        await _say(error)
     settings = load_settings(paths.settings_file)
     look = Look(qt, settings.theme)
     try:

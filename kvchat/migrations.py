@@ -28,12 +28,12 @@ def migrate(
 
     `connection` must be in autocommit mode (isolation_level None). Raises DatabaseTooNew, titled `too_new`.
     """
-    if _version(connection) < len(steps):
-        if keep_copy and _version(connection) > 0:
+    if version(connection) < len(steps):
+        if keep_copy and version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
         _apply_missing(connection, steps)
-    if _version(connection) > len(steps):
-        raise DatabaseTooNew(too_new, path, _version(connection), len(steps))
+    if version(connection) > len(steps):
+        raise DatabaseTooNew(too_new, path, version(connection), len(steps))
 
 
 def back_up(connection: sqlite3.Connection, target: Path) -> None:
@@ -62,7 +62,7 @@ def _apply_missing(connection: sqlite3.Connection, steps: Sequence[str]) -> None
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
         )
-        for number in range(_version(connection) + 1, len(steps) + 1):
+        for number in range(version(connection) + 1, len(steps) + 1):
             for statement in statements(steps[number - 1]):
                 connection.execute(statement)
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
@@ -72,7 +72,7 @@ def _apply_missing(connection: sqlite3.Connection, steps: Sequence[str]) -> None
         raise
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def version(connection: sqlite3.Connection) -> int:
     """The number of the last migration applied; 0 for an empty database."""
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
     if not exists:

@@ -12,11 +12,13 @@ from kvchat.cli.options import (
     AskOptions,
     BenchOptions,
     EnginesOptions,
+    ExportOptions,
     ModelsAction,
     ModelsOptions,
     StoreAction,
     StoreOptions,
 )
+from kvchat.keeping.exporting import ExportForm
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 
@@ -38,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
     _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
     _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
+    _add_keeping(commands)
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -104,6 +107,15 @@ def models_options(namespace: argparse.Namespace) -> ModelsOptions:
         forget=getattr(namespace, "forget", False),
         folders=tuple(namespace.folder or ()),
         as_json=namespace.json,
+    )
+
+
+def export_options(namespace: argparse.Namespace) -> ExportOptions:
+    """The options of `export`."""
+    return ExportOptions(
+        target=namespace.target,
+        chat_id=namespace.chat,
+        form=ExportForm(namespace.form) if namespace.form else None,
     )
 
 
@@ -212,3 +224,20 @@ def _byte_count(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as 500MB or 2GB")
     return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    export = commands.add_parser("export", help="write conversations to a file")
+    export.add_argument("target", type=Path, metavar="FILE", help="where to; its ending says in which form")
+    export.add_argument("--chat", metavar="ID", help="only this conversation")
+    export.add_argument(
+        "--form",
+        choices=[form.value for form in ExportForm],
+        help="json: complete, can be imported again; md: Markdown, several as a zip; html: one page",
+    )
+    take = commands.add_parser("import", help="take conversations in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
+    take.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON files, zips or folders")
+    backup = commands.add_parser("backup", help="write conversations and settings into one zip")
+    backup.add_argument("target", type=Path, metavar="FILE")
+    restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")
+    restore.add_argument("source", type=Path, metavar="FILE")

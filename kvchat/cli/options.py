@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from kvchat.keeping.exporting import ExportForm
+
 
 @dataclass(frozen=True)
 class AskOptions:
@@ -87,3 +89,12 @@ class ModelsOptions:
     forget: bool = False  # the token
     folders: tuple[Path, ...] = ()  # to look into besides those of the settings
     as_json: bool = False
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What `kvchat export` is to write."""
+
+    target: Path
+    chat_id: str | None = None  # None: every conversation
+    form: ExportForm | None = None  # None: as the target's name says

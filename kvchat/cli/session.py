@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
+from kvchat.keeping.backup import finish_restore
 from kvchat.library.starter import StarterProgress, StarterStage, fetch_starter
 from kvchat.paths import Paths
 from kvchat.settings import Settings, load_settings, save_settings
@@ -33,6 +34,7 @@ class NoModelForCommand(KvchatError):
 
 async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None, *, starter: bool = False) -> Settings:
     """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
+    finish_restore(paths)
     settings = _overridden(load_settings(paths.settings_file), model, engine)
     if settings.model_path or settings.engine_url:
         return settings

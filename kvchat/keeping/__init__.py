@@ -1,0 +1,1 @@
+"""Keeping conversations outside the application: export, import, backup."""

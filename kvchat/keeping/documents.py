@@ -1,0 +1,110 @@
+"""Conversations to read elsewhere: Markdown, and HTML that stands alone. Of a tree, the current branch."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
+
+from kvchat.chat.messages import Conversation, Message, Role
+
+SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.6 system-ui, sans-serif; }
+article { border-top: 1px solid #8884; padding: .5rem 0; overflow-wrap: anywhere; }
+article.user { background: #8881; border-radius: .6rem; padding: .5rem 1rem; border: 0; }
+h2.speaker { font-size: .85rem; font-weight: 600; opacity: .65; margin: .4rem 0; }
+pre { overflow-x: auto; padding: .8rem; background: #8882; border-radius: .4rem; }
+code { font-family: ui-monospace, monospace; font-size: .92em; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+td, th { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left; }
+blockquote { margin-left: 0; padding-left: 1rem; border-left: 3px solid #8886; }
+.time { opacity: .65; font-size: .85rem; }
+"""
+
+
+def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
+    """One conversation's current branch as Markdown."""
+    parts = [f"# {_one_line(conversation.title)}", f"*{_moment(conversation.created_at)}*"]
+    for message in branch:
+        parts.append(f"## {SPEAKERS[message.role]}")
+        if message.thinking.strip():
+            quoted = "\n".join(f"> {line}" for line in message.thinking.strip().splitlines())
+            parts.append(f"> *Thinking*\n>\n{quoted}")
+        parts.append(_closed_fences(message.content.strip()))
+    return "\n\n".join(parts) + "\n"
+
+
+def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> Iterable[str]:
+    """A page with these conversations, in pieces. It runs no script and loads nothing."""
+    yield (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>Chats</title>\n<style>{_STYLE}</style>\n"
+    )
+    reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer)
+    reader.enable(["table", "strikethrough"])
+    for conversation, branch in conversations:
+        yield f'<h1 dir="auto">{html.escape(conversation.title)}</h1>\n'
+        yield f'<p class="time">{_moment(conversation.created_at)}</p>\n'
+        for message in branch:
+            yield _article(message, reader)
+    yield "</html>\n"
+
+
+def file_name(conversation: Conversation, suffix: str) -> str:
+    """A name for a conversation's file, on any system: its title and a piece of its id."""
+    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", conversation.title).strip(" .")[:60].rstrip(" .")
+    return f"{words or 'Chat'} {conversation.id[:6]}{suffix}"
+
+
+def _article(message: Message, reader: MarkdownIt) -> str:
+    thinking = (
+        f"<details><summary>Thinking</summary>{_plain(message.thinking)}</details>" if message.thinking.strip() else ""
+    )
+    body = reader.render(message.content) if message.role is Role.ASSISTANT else _plain(message.content)
+    heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
+    return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{body}</article>\n'
+
+
+def _plain(text: str) -> str:
+    return f'<p style="white-space: pre-wrap">{html.escape(text.strip())}</p>'
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _closed_fences(text: str) -> str:
+    """The text, with a code block that was cut off closed, so that the next message is not part of it."""
+    fence = ""
+    for line in text.splitlines():
+        found = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if found and not fence:
+            fence = found[1]
+        elif fence and re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
+            fence = ""
+    return f"{text}\n{fence}" if fence else text
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
+
+
+class _Renderer(RendererHTML):
+    """A picture would be fetched by whoever opens the page: its description stands for it."""
+
+    def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """The picture's description."""
+        alt = self.renderInlineAsText(tokens[i].children or [], options, env)
+        return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"

@@ -1,0 +1,108 @@
+"""Writing conversations to a file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from kvchat.chat.database import Database
+from kvchat.chat.messages import Conversation, Message
+from kvchat.errors import KvchatError
+from kvchat.keeping.documents import as_html, as_markdown, file_name
+from kvchat.keeping.own_json import write_json
+from kvchat.keeping.rows import conversation_rows
+
+T = TypeVar("T")
+
+
+class ExportForm(Enum):
+    """What to write."""
+
+    JSON = "json"  # complete: branches and receipts included, can be imported again
+    MARKDOWN = "md"  # one conversation's current branch; several are a zip of files
+    HTML = "html"  # current branches on one page that stands alone
+
+    @staticmethod
+    def of(target: Path) -> ExportForm:
+        """The form a file's name asks for; JSON where it asks for none."""
+        suffix = target.suffix.lower()
+        return {".md": ExportForm.MARKDOWN, ".zip": ExportForm.MARKDOWN, ".html": ExportForm.HTML}.get(
+            suffix, ExportForm.JSON
+        )
+
+
+class ExportFailed(KvchatError):
+    """The file could not be written."""
+
+
+def export_file(
+    database: Database,
+    conversation_ids: Sequence[str],
+    form: ExportForm,
+    target: Path,
+    progress: Callable[[int], None] = lambda done: None,
+) -> int:
+    """Write these conversations and return how many; `progress` is told after each. An old file stays until then.
+
+    Call it on the database's thread. Raises ExportFailed and StorageFailed.
+    """
+    temporary = target.with_name(f".{target.name}.part")
+    try:
+        count = _write(database, conversation_ids, form, target, temporary, progress)
+        with temporary.open("r+b") as written:
+            os.fsync(written.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise ExportFailed(
+            "The export could not be written",
+            f"{target}: {error.strerror or error}.",
+            "Choose another place, or make room there.",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return count
+
+
+def _write(
+    database: Database,
+    conversation_ids: Sequence[str],
+    form: ExportForm,
+    target: Path,
+    temporary: Path,
+    progress: Callable[[int], None],
+) -> int:
+    if form is ExportForm.JSON:
+        rows = _counted(conversation_rows(database, conversation_ids), progress)
+        with temporary.open("w", encoding="utf-8") as file:
+            return write_json(rows, file)
+    talks = _counted(_branches(database, conversation_ids), progress)
+    if form is ExportForm.HTML:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(as_html(talks))
+        return len(conversation_ids)
+    if target.suffix.lower() != ".zip" and len(conversation_ids) == 1:
+        temporary.write_text("".join(as_markdown(*talk) for talk in talks), "utf-8")
+        return 1
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for conversation, branch in talks:
+            archive.writestr(file_name(conversation, ".md"), as_markdown(conversation, branch))
+    return len(conversation_ids)
+
+
+def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[tuple[Conversation, Sequence[Message]]]:
+    for conversation_id in conversation_ids:
+        conversation = database.conversation(conversation_id)
+        if conversation is not None:
+            yield conversation, database.branch(conversation_id)
+
+
+def _counted(items: Iterator[T], progress: Callable[[int], None]) -> Iterator[T]:
+    for done, item in enumerate(items, 1):
+        yield item
+        progress(done)

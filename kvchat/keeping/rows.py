@@ -1,0 +1,168 @@
+"""A conversation as rows: what kvchat's own JSON holds and what every import ends as."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvchat.chat.database import Database
+from kvchat.chat.messages import MessageState, Receipt, Role, Source
+
+Row = dict[str, Any]
+
+# Of one machine and one moment: they mean nothing in a file.
+_LEFT_OUT = frozenset(("writer", "conversation_id"))
+_CONVERSATION_NEEDS: Mapping[str, type | tuple[type, ...]] = {
+    "id": str,
+    "title": str,
+    "created_at": (int, float),
+    "updated_at": (int, float),
+}
+_MESSAGE_NEEDS: Mapping[str, type | tuple[type, ...]] = {
+    "id": str,
+    "role": str,
+    "content": str,
+    "state": str,
+    "created_at": (int, float),
+}
+_LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
+_ROLES = frozenset(role.value for role in Role)
+_STATES = frozenset(state.value for state in MessageState)
+_SOURCES = frozenset(source.value for source in Source)
+
+
+class BadConversation(ValueError):
+    """A conversation that cannot be taken in, and why, in words."""
+
+
+def conversation_rows(database: Database, conversation_ids: Sequence[str] | None = None) -> Iterator[Row]:
+    """Conversations as rows with their `messages`, the newest first; all of them without ids.
+
+    Every column is there, so that nothing is lost between an export and an import. Times are in seconds since 1970.
+    Call it on the database's thread. Raises StorageFailed.
+    """
+    if conversation_ids is None:
+        conversation_ids = [conversation.id for conversation in database.conversations()]
+    for conversation_id in conversation_ids:
+        with database.transaction() as db:  # one moment for a conversation and its messages
+            found = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+            query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+            messages = db.execute(query, (conversation_id,)).fetchall()
+        if found is not None:
+            yield _kept(found) | {"messages": [_message_row(message) for message in messages]}
+
+
+def store_rows(database: Database, conversation: Row) -> bool:
+    """Put a conversation into the database, whole or not at all; False if one of that id is there already.
+
+    Raises BadConversation for rows that are not a conversation, StorageFailed.
+    """
+    checked, messages = _checked(conversation)
+    try:
+        with database.transaction() as db:
+            if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
+                return False
+            db.execute("PRAGMA defer_foreign_keys = ON")  # a message may stand before the one it answers
+            _insert(db, "conversations", checked)
+            for message in messages:
+                _insert(db, "messages", message | {"conversation_id": checked["id"]})
+    except sqlite3.IntegrityError as error:
+        raise BadConversation("some of its messages are in another conversation here already") from error
+    return True
+
+
+def _kept(row: sqlite3.Row) -> Row:
+    return {name: row[name] for name in row.keys() if name not in _LEFT_OUT}  # noqa: SIM118 - a Row is no mapping
+
+
+def _message_row(row: sqlite3.Row) -> Row:
+    kept = _kept(row)
+    if kept["receipt"]:
+        kept["receipt"] = json.loads(kept["receipt"])
+    if kept["state"] == MessageState.STREAMING.value:  # whoever reads the file will not see it end
+        kept["state"] = MessageState.INTERRUPTED.value
+    return kept
+
+
+def _checked(conversation: Row) -> tuple[Row, list[Row]]:
+    """The conversation's own values and its messages', clean. Raises BadConversation."""
+    messages = conversation.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadConversation("it has no list of messages")
+    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
+    clean = [_checked_message(message, number) for number, message in enumerate(messages, 1)]
+    _check_tree(checked.get("leaf_id"), clean)
+    return checked, clean
+
+
+def _checked_message(message: Row, number: int) -> Row:
+    receipt = message.get("receipt")
+    what = f"message {number}"
+    clean = _clean({k: v for k, v in message.items() if k != "receipt"}, _MESSAGE_NEEDS, what)
+    if clean["role"] not in _ROLES:
+        raise BadConversation(f"{what} is by “{clean['role']}”, which is not a role")
+    if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
+        raise BadConversation(f"{what} has the unknown state “{clean['state']}”")
+    if receipt is not None:
+        clean["receipt"] = _checked_receipt(receipt, what)
+    return clean
+
+
+def _checked_receipt(receipt: Any, what: str) -> str:
+    """The receipt as the database has it."""
+    try:
+        if receipt["source"] not in _SOURCES:
+            raise ValueError
+        Receipt(**receipt)
+        return json.dumps(receipt, allow_nan=False)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadConversation(f"the receipt of {what} is not one") from error
+
+
+def _clean(values: Row, needs: Mapping[str, type | tuple[type, ...]], what: str) -> Row:
+    """Plain values of the needed types. Raises BadConversation."""
+    for name, wanted in needs.items():
+        if not isinstance(values.get(name), wanted) or isinstance(values[name], bool):
+            raise BadConversation(f"{what} has no proper “{name}”")
+        if name.endswith("_at") and not 0 <= values[name] <= _LATEST:
+            raise BadConversation(f"{what} has a time beyond the calendar as “{name}”")
+    clean = {}
+    for name, value in values.items():
+        if not isinstance(value, str | int | float | None):
+            raise BadConversation(f"{what} has something unexpected as “{name}”")
+        clean[name] = _whole_text(value) if isinstance(value, str) else value
+    return clean
+
+
+def _whole_text(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can hold and no file can."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
+    """Raises BadConversation unless the messages are trees, free of circles, and the leaf is one of them."""
+    parents = {message["id"]: message.get("parent_id") for message in messages}
+    if len(parents) < len(messages):
+        raise BadConversation("two of its messages have the same id")
+    if leaf_id is not None and leaf_id not in parents:
+        raise BadConversation("its last message is missing")
+    rooted: set[str] = set()
+    for start in parents:
+        path, at = set(), start
+        while at is not None and at not in rooted:
+            if at in path:
+                raise BadConversation("its messages answer each other in a circle")
+            if at not in parents:
+                raise BadConversation("a message answers one that is missing")
+            path.add(at)
+            at = parents[at]
+        rooted |= path
+
+
+def _insert(db: sqlite3.Connection, table: str, values: Row) -> None:
+    """Insert what the table has columns for; what a newer kvchat added is left out."""
+    columns = [row["name"] for row in db.execute(f"PRAGMA table_info({table})") if row["name"] in values]
+    places = ", ".join("?" * len(columns))
+    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [values[column] for column in columns])

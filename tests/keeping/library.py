@@ -1,0 +1,42 @@
+"""A small library to export: branches, receipts, thinking, every state and script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvchat.chat.database import Database
+from kvchat.chat.messages import Conversation, MessageState, Receipt, Role, Source
+
+RECEIPT = Receipt(120.5, 30.0, 80.0, 10.5, 100, 90, 12, 33.3, Source.DISK, saved_ms=900.0, model="abc")
+
+
+def open_library(folder: Path) -> Database:
+    return Database(folder / "conversations.db")
+
+
+def talk(database: Database, title: str = "Trees 🌳 和 أشجار", *, by_user: bool = True) -> Conversation:
+    """A conversation with two branches; its leaf is on the second."""
+    made = database.create_conversation("New chat", "Be brief.")
+    root = database.branch(made.id)[-1]
+    database.rename(made.id, title, by_user=by_user)
+    asked = database.append(made.id, root.id, Role.USER, "What is a tree?", MessageState.COMPLETE)
+    for text, state in (
+        ("A **plant**.\n\n```python\nprint(1)", MessageState.STOPPED),
+        ("一种植物", MessageState.COMPLETE),
+    ):
+        reply = database.append(made.id, asked.id, Role.ASSISTANT, "", MessageState.STREAMING)
+        database.update_reply(
+            type(reply)(
+                **(vars(reply) | {"content": text, "thinking": "Hm.\nTrees.", "state": state, "receipt": RECEIPT})
+            )
+        )
+    found = database.conversation(made.id)
+    assert found is not None
+    return found
+
+
+def everything(database: Database) -> list[object]:
+    """All that is in a library, to compare."""
+    with database.transaction() as db:
+        ids = [row["id"] for row in db.execute("SELECT id FROM messages ORDER BY id")]
+    return [sorted(database.conversations(), key=lambda c: c.id), [database.path(message_id) for message_id in ids]]

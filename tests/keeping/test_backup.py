@@ -1,0 +1,167 @@
+"""A backup holds what matters and comes back whole, whatever interrupts it."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvchat.keeping import backup
+from kvchat.keeping.backup import BackupFailed, BadBackup, check_backup, finish_restore, lay_ready, make_backup
+from kvchat.paths import Paths, resolve_paths
+from tests.keeping.library import everything, open_library, talk
+
+
+@pytest.fixture
+def paths(tmp_path) -> Paths:
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
+    paths.ensure()
+    paths.settings_file.write_text('{"theme": "dark"}', "utf-8")
+    (paths.config / "huggingface-token").write_text("hf_secret", "utf-8")
+    (paths.data / "notes").mkdir()
+    (paths.data / "notes" / "x.txt").write_text("kept", "utf-8")
+    paths.models.mkdir()
+    (paths.models / "big.gguf").write_bytes(b"GGUF" * 1000)
+    return paths
+
+
+def contents(paths: Paths) -> list[object]:
+    database = open_library(paths.data)
+    try:
+        return everything(database)
+    finally:
+        database.close()
+
+
+def add_talk(paths: Paths) -> None:
+    database = open_library(paths.data)
+    talk(database)
+    database.close()
+
+
+@pytest.fixture
+def kept(paths, tmp_path) -> tuple[Path, list[object]]:
+    """A backup, and what it should bring back; the data has gone on since."""
+    add_talk(paths)
+    before = contents(paths)
+    target = tmp_path / "kvchat.zip"
+    assert make_backup(paths, target).conversations == 1
+    add_talk(paths)
+    paths.settings_file.write_text("{}", "utf-8")
+    (paths.data / "notes" / "x.txt").write_text("changed", "utf-8")
+    return target, before
+
+
+def test_a_backup_holds_neither_models_nor_secrets(kept):
+    with zipfile.ZipFile(kept[0]) as archive:
+        assert sorted(archive.namelist()) == [
+            "config/settings.json",
+            "data/conversations.db",
+            "data/notes/x.txt",
+            "manifest.json",
+        ]
+    assert check_backup(kept[0]).conversations == 1
+
+
+def test_it_is_made_while_the_database_is_in_use(paths, tmp_path):
+    database = open_library(paths.data)
+    talk(database)
+    assert make_backup(paths, tmp_path / "b.zip").conversations == 1
+    database.close()
+
+
+def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
+    source, before = kept
+    later = contents(paths)
+    lay_ready(paths, source)
+    assert contents(paths) == later  # nothing has changed yet
+    replaced = finish_restore(paths)
+    assert replaced is not None
+    assert contents(paths) == before
+    assert paths.settings_file.read_text("utf-8") == '{"theme": "dark"}'
+    assert (paths.data / "notes" / "x.txt").read_text("utf-8") == "kept"
+    assert (paths.models / "big.gguf").exists()
+    old = open_library(replaced / "data")
+    assert everything(old) == later
+    old.close()
+    assert finish_restore(paths) is None
+
+
+def test_it_waits_while_kvchat_runs(kept, paths):
+    source, before = kept
+    running = open_library(paths.data)
+    lay_ready(paths, source)
+    assert finish_restore(paths) is None
+    talk(running)
+    running.close()
+    assert finish_restore(paths) is not None
+    assert contents(paths) == before
+
+
+@pytest.mark.parametrize("swaps", range(4))
+def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swaps):
+    source, before = kept
+    later = contents(paths)
+    lay_ready(paths, source)
+    swap, done = backup._swap, []
+
+    def until_killed(*places: Path) -> None:
+        if len(done) == swaps:
+            raise KeyboardInterrupt
+        swap(*places)
+        done.append(places)
+
+    monkeypatch.setattr(backup, "_swap", until_killed)
+    if swaps < 3:
+        with pytest.raises(KeyboardInterrupt):
+            finish_restore(paths)
+        monkeypatch.setattr(backup, "_swap", swap)
+    replaced = finish_restore(paths)
+    assert replaced is not None
+    assert contents(paths) == before
+    old = open_library(replaced / "data")
+    assert everything(old) == later
+    old.close()
+
+
+def rewritten(source: Path, target: Path, change: str) -> None:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if change == "flip" and name == "data/conversations.db":
+                content = content[:100] + bytes([content[100] ^ 1]) + content[101:]
+            if change == "lack" and name == "data/notes/x.txt":
+                continue
+            if change == "outside":
+                content = content.replace(b"data/notes/x.txt", b"data/../../x.txt")
+                name = name.replace("data/notes/x.txt", "data/../../x.txt")
+            if change == "newer":
+                content = content.replace(b'"version": 1', b'"version": 2')
+            if change == "no list" and name == "manifest.json":
+                continue
+            new.writestr(name, content)
+
+
+@pytest.mark.parametrize("change", ["flip", "lack", "outside", "newer", "no list"])
+def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
+    later = contents(paths)
+    bad = tmp_path / "bad.zip"
+    rewritten(kept[0], bad, change)
+    with pytest.raises(BadBackup):
+        lay_ready(paths, bad)
+    assert finish_restore(paths) is None
+    assert contents(paths) == later
+    assert not (tmp_path / "x.txt").exists()
+
+
+def test_a_file_that_is_no_zip(paths, tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"nothing of the kind")
+    with pytest.raises(BadBackup, match="cannot be used"):
+        check_backup(tmp_path / "x.zip")
+
+
+def test_a_place_that_cannot_be_written(paths, tmp_path):
+    add_talk(paths)
+    with pytest.raises(BackupFailed):
+        make_backup(paths, tmp_path / "no folder" / "x.zip")

@@ -1,0 +1,80 @@
+"""Markdown and HTML to read elsewhere."""
+
+from __future__ import annotations
+
+import zipfile
+from html.parser import HTMLParser
+
+import pytest
+
+from kvchat.chat.messages import MessageState, Role
+from kvchat.keeping.documents import file_name
+from kvchat.keeping.exporting import ExportFailed, ExportForm, export_file
+from tests.keeping.library import open_library, talk
+
+
+def test_one_conversation_as_markdown(tmp_path):
+    database = open_library(tmp_path)
+    made = talk(database)
+    database.set_leaf(made.id, next(m.id for m in all_messages(database) if m.content.startswith("A **plant**")))
+    target = tmp_path / "trees.md"
+    assert export_file(database, [made.id], ExportForm.of(target), target) == 1
+    text = target.read_text("utf-8")
+    assert text.startswith("# Trees 🌳 和 أشجار\n")
+    assert "## You\n\nWhat is a tree?\n\n## Reply\n\n> *Thinking*\n>\n> Hm.\n> Trees.\n\nA **plant**." in text
+    assert text.endswith("```python\nprint(1)\n```\n")  # the block that was cut off is closed
+
+
+def test_all_as_markdown_are_a_zip(tmp_path):
+    database = open_library(tmp_path)
+    ids = [talk(database, "../a/b:c").id, talk(database, "../a/b:c").id]
+    target = tmp_path / "all.zip"
+    assert export_file(database, ids, ExportForm.of(target), target) == 2
+    with zipfile.ZipFile(target) as archive:
+        assert len(set(archive.namelist())) == 2
+        assert all("/" not in name and ":" not in name for name in archive.namelist())
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+
+def test_a_page_runs_and_loads_nothing(tmp_path):
+    database = open_library(tmp_path)
+    made = talk(database, "<script>alert(1)</script>")
+    bad = "<script>x</script> <img src=x onerror=y> ![p](http://a.b/c.png) [l](javascript:alert(1)) [ok](https://a.b)"
+    for role in (Role.USER, Role.ASSISTANT):
+        leaf = database.branch(made.id)[-1]
+        database.append(made.id, leaf.id, role, bad, MessageState.COMPLETE)
+    target = tmp_path / "all.html"
+    export_file(database, [made.id], ExportForm.of(target), target)
+    tags = Tags(target.read_text("utf-8")).seen
+    assert not {"script", "img", "link", "iframe", "object"} & {tag for tag, _ in tags}
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
+    assert {a["href"] for tag, a in tags if tag == "a"} == {"https://a.b"}
+
+
+def test_a_failed_export_leaves_the_old_file(tmp_path):
+    database = open_library(tmp_path)
+    target = tmp_path / "no folder" / "all.json"
+    with pytest.raises(ExportFailed) as failure:
+        export_file(database, [talk(database).id], ExportForm.JSON, target)
+    assert "no folder" in failure.value.detail
+
+
+def test_names_suit_any_system(tmp_path):
+    database = open_library(tmp_path)
+    assert file_name(talk(database, 'a<b>:"/\\|?*\n c. '), ".md").startswith("a b c ")
+    assert file_name(talk(database, "..."), ".md").startswith("Chat ")
+
+
+def all_messages(database):
+    with database.transaction() as db:
+        ids = [row["id"] for row in db.execute("SELECT id FROM messages")]
+    return [database.path(message_id)[-1] for message_id in ids]
