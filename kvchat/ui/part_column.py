@@ -37,8 +37,8 @@ class PartColumn(QWidget):
         self._settled: list[Group] = []
         self._taken = 0  # settled blocks that are in `_settled`
         self._revision = 0
-        self._heights: list[int | None] = []
         self._width = 0
+        self._ends: list[int] = []  # where each part ends at that width; parts beyond the last entry are to be measured
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -75,21 +75,17 @@ class PartColumn(QWidget):
         self.laid_out = len(groups) - first
         for part in self.parts[len(groups) :]:
             _remove(part)
-        del self.parts[len(groups) :], self._heights[len(groups) :]
+        del self.parts[len(groups) :]
         for i in range(first, len(groups)):
             self._show(i, groups[i], ended=i < len(self._settled))
         self._groups = groups
-        self.updateGeometry()
-        self._place()
+        self._changed(first)
 
     def show_formulas(self) -> bool:
         """Some formulas are ready; whether any of them stands here."""
         ready = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
-        for i in ready:
-            self._heights[i] = None
         if ready:
-            self.updateGeometry()
-            self._place()
+            self._changed(ready[0])
         return bool(ready)
 
     def natural_width(self) -> int:
@@ -99,7 +95,7 @@ class PartColumn(QWidget):
             if isinstance(part, TextPage):
                 part.document().setTextWidth(-1)
                 widths.append(int(part.document().idealWidth()) + 1)
-        self._heights = [None] * len(self.parts)
+        self._ends = []
         return max(widths)
 
     def sizeHint(self) -> QSize:
@@ -113,27 +109,30 @@ class PartColumn(QWidget):
     def heightForWidth(self, width: int) -> int:
         """All parts and the gaps between them."""
         if width != self._width:
-            self._width, self._heights = width, [None] * len(self.parts)
-        height = 0
-        for i, part in enumerate(self.parts):
-            known = self._heights[i]
-            if known is None:
-                known = self._heights[i] = part.heightForWidth(width - self._indent(i))
-            height += known + self._gap(i)
-        return height
+            self._width, self._ends = width, []
+        for i in range(len(self._ends), len(self.parts)):
+            above = self._ends[-1] if self._ends else 0
+            self._ends.append(above + self._gap(i) + self.parts[i].heightForWidth(width - self._indent(i)))
+        return self._ends[-1] if self._ends else 0
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Lay the parts out at the new width."""
-        self._place()
+        if event.size().width() != event.oldSize().width():
+            self._place(0)
 
-    def _place(self) -> None:
-        width, top = self.width(), 0
+    def _changed(self, first: int) -> None:
+        """The parts from `first` on are others, or of other heights."""
+        del self._ends[first:]
+        self.updateGeometry()
+        self._place(first)
+
+    def _place(self, first: int) -> None:
+        """Put the parts from `first` on where they belong."""
+        width = self.width()
         self.heightForWidth(width)
-        for i, part in enumerate(self.parts):
-            top += self._gap(i)
-            height = self._heights[i] or 0
-            part.setGeometry(self._indent(i), top, width - self._indent(i), height)
-            top += height
+        for i in range(first, len(self.parts)):
+            indent, top = self._indent(i), (self._ends[i - 1] if i else 0) + self._gap(i)
+            self.parts[i].setGeometry(indent, top, width - indent, self._ends[i] - top)
 
     def _show(self, i: int, group: Group, *, ended: bool) -> None:
         first = group[0]
@@ -148,9 +147,7 @@ class PartColumn(QWidget):
                 self.parts[i] = self._new_part(group)
         else:
             self.parts.append(self._new_part(group))
-            self._heights.append(None)
         part = self.parts[i]
-        self._heights[i] = None
         if isinstance(part, CodeView) and isinstance(first, Code):
             part.show_code(first.text, ended=ended)
         elif isinstance(part, TextPage):
@@ -175,9 +172,7 @@ class PartColumn(QWidget):
         return page
 
     def _code_grew(self, code: CodeView) -> None:
-        self._heights[self.parts.index(code)] = None
-        self.updateGeometry()
-        self._place()
+        self._changed(self.parts.index(code))
         self.grown.emit()
 
     def _gap(self, i: int) -> int:
