@@ -19,6 +19,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextEdit
 
+from kvchat.ui import utf16
 from kvchat.ui.highlight import LineColours
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.safe_text import spelled_out
@@ -155,17 +156,18 @@ class _Painter:
         block = self._document.findBlockByNumber(first)
         position = block.position()
         for number in range(first, min(end, self._document.blockCount())):
-            block.layout().setFormats(list(self._ranges(number, block.length() - 1)))
+            block.layout().setFormats(list(self._ranges(number, block.text())))
             block = block.next()
         length = (block.position() if block.isValid() else self._document.characterCount()) - position
         self._document.markContentsDirty(position, length)
 
-    def _ranges(self, line: int, length: int) -> Iterator[QTextLayout.FormatRange]:
-        if length > _LONGEST_LINE:
+    def _ranges(self, line: int, text: str) -> Iterator[QTextLayout.FormatRange]:
+        if len(text) > _LONGEST_LINE:
             return
         for start, count, colour in self._colours.spans[line]:
+            begin, end = utf16.position(text, start), utf16.position(text, start + count)
             span = QTextLayout.FormatRange()
-            span.start, span.length, span.format = start, min(count, length - start), self._format(colour)
+            span.start, span.length, span.format = begin, end - begin, self._format(colour)
             yield span
 
     def _format(self, colour: str) -> QTextCharFormat:

@@ -8,6 +8,7 @@ from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextTable
 from PySide6.QtWidgets import QTextEdit
 
 from kvchat.chat.messages import Message, Role
+from kvchat.ui import utf16
 from kvchat.ui.blocks import Block, Code, Prose, Wide
 from kvchat.ui.markdown import Markdown
 from kvchat.ui.markdown_stream import MarkdownStream
@@ -117,7 +118,7 @@ def _words(block: QTextBlock, start: int, end: int, formula: Callable[[str], str
     words: list[str] = []
     for fragment in fragments(block):
         first = fragment.position()
-        piece = fragment.text()[max(start - first, 0) : max(end - first, 0)]
+        piece = utf16.part(fragment.text(), max(start - first, 0), max(end - first, 0))
         form = fragment.charFormat()
         if piece and form.isImageFormat():
             name = form.toImageFormat().name()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
+
+_LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the body
 
 
 class Fold(QWidget):
@@ -14,22 +17,18 @@ class Fold(QWidget):
     def __init__(self, heading: str, body: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._heading = heading
-        self.button = QPushButton()
+        self._body = body
+        self.button = QPushButton(self)
         self.button.setProperty("kind", "quiet")
         self.button.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.button.clicked.connect(self._toggle)
-        self._frame = QFrame()
+        self._frame = QFrame(self)
         self._frame.setProperty("kind", "quote")
         self._frame.hide()
-        inner = QVBoxLayout(self._frame)
-        inner.setContentsMargins(14, 2, 0, 2)
-        inner.addWidget(body)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addWidget(self.button)
-        column.addWidget(self._frame)
+        body.setParent(self._frame)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
         self._write()
 
     @property
@@ -43,6 +42,23 @@ class Fold(QWidget):
             self._heading = heading
             self._write()
 
+    def hasHeightForWidth(self) -> bool:
+        """The body is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """The heading, and the body if it is open."""
+        heading = self.button.sizeHint().height()
+        return heading + (_ABOVE + self._body.heightForWidth(width - _LEFT) + _BELOW if self.is_open else 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the parts in their places."""
+        width, heading = self.width(), self.button.sizeHint().height()
+        self.button.setGeometry(0, 0, min(self.button.sizeHint().width(), width), heading)
+        height = max(self.height() - heading - _ABOVE, 0)
+        self._frame.setGeometry(0, heading + _ABOVE, width, height)
+        self._body.setGeometry(_LEFT, 0, width - _LEFT, max(height - _BELOW, 0))
+
     def _toggle(self) -> None:
         self._frame.setVisible(not self.is_open)
         self._write()
@@ -51,3 +67,4 @@ class Fold(QWidget):
     def _write(self) -> None:
         self.button.setText(f"{self._heading} {'▾' if self.is_open else '▸'}")
         self.button.setAccessibleName(f"{self._heading}, {'open' if self.is_open else 'folded'}")
+        self.button.resize(self.button.sizeHint())

@@ -6,7 +6,7 @@ import time
 
 from PySide6.QtCore import QEvent, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QGuiApplication, QResizeEvent
-from PySide6.QtWidgets import QFrame, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
 from kvchat.chat.messages import Message, MessageState
 from kvchat.ui.copying import selected_markdown, selected_text
@@ -23,9 +23,10 @@ _RENDER_MS = 80  # streaming text is gathered this long before it is drawn
 _RENDER_MOST_MS = 800
 _RENDER_SHARE = 8  # drawing may take one part in so many of the time
 _AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
+_PART_GAP = 6  # pixels between thinking, text and footer
 _BUBBLE_SHARE = 0.84  # of the column's width
 _WIDE = 1 << 15  # pixels, wider than any column
-_BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 12
+_BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8
 
 
 class MessageView(QWidget):
@@ -151,10 +152,7 @@ class ReplyView(MessageView):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self.render_now)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(6)
-        self._column.addWidget(self.column)
+        self.column.setParent(self)
         self.action_row.add("copy", "Copy the reply", lambda: QGuiApplication.clipboard().setText(self.text))
 
     @property
@@ -177,6 +175,26 @@ class ReplyView(MessageView):
     def streaming(self) -> bool:
         """Whether the reply is still being made."""
         return self.message.state is MessageState.STREAMING
+
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """The parts, one below the other."""
+        heights = [part.heightForWidth(width) for part in self._parts()]
+        return sum(heights) + _PART_GAP * max(len(heights) - 1, 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the parts in their places."""
+        self._place()
+
+    def event(self, event: QEvent) -> bool:
+        """One of the parts may need another height."""
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._place()
+            self.changed.emit()
+        return super().event(event)
 
     def begin(self) -> None:
         """Show the message, or as much of a long one as is made at once."""
@@ -212,6 +230,16 @@ class ReplyView(MessageView):
             self._timer.start(0 if not self.streaming else self._timer.interval())
         self.changed.emit()
 
+    def _parts(self) -> list[QWidget]:
+        return [part for part in (self._fold, self.column, self.footer) if part is not None]
+
+    def _place(self) -> None:
+        width, top = self.width(), 0
+        for part in self._parts():
+            height = part.heightForWidth(width)
+            part.setGeometry(0, top, width, height)
+            top += height + _PART_GAP
+
     def _feed(self) -> None:
         if not self.text.startswith(self._fed):
             self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
@@ -225,10 +253,10 @@ class ReplyView(MessageView):
         if not self.thinking:
             return
         if self._fold is None:
-            self._fold = ThinkingView(self.style_in_use)
+            self._fold = ThinkingView(self.style_in_use, self)
             self._fold.text_made.connect(self.text_made)
-            self._fold.changed.connect(self.changed)
-            self._column.insertWidget(0, self._fold)
+            self._fold.toggled.connect(self.changed)
+            self._fold.show()
         receipt = self.message.receipt
         ms = receipt.thinking_ms if receipt is not None and receipt.thinking_ms is not None else self._thought_ms
         self._fold.show_thinking(self.thinking, still=self.streaming and not self.text, ms=ms)
@@ -242,6 +270,6 @@ class ReplyView(MessageView):
         self.action_row.setVisible(not self.streaming)
         if not self.streaming:
             self.footer = ReplyFooter(self.message, self.action_row)
+            self.footer.setParent(self)
             self.footer.retry_requested.connect(self.retry_requested)
-            self.footer.changed.connect(self.changed)
-            self._column.addWidget(self.footer)
+            self.footer.show()

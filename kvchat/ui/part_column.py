@@ -15,7 +15,7 @@ from kvchat.ui.text_page import TextPage, WidePage
 
 PAGE = 1_500  # characters of source after which a new page of prose begins: so much is laid out again at each update
 _INDENT = 24  # pixels, as for lists
-_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 10, 4, 12, 2  # above a part; a heading has its own air
+_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; a heading has its own air, a text some below
 
 Part = TextPage | CodeView
 Group = tuple[Block, ...]  # the blocks of one part

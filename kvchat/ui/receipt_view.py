@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Receipt
@@ -12,8 +12,6 @@ from kvchat.ui.elided import ElidedButton
 
 class ReceiptView(QWidget):
     """Shows one receipt."""
-
-    toggled = Signal()  # its details were opened or closed
 
     def __init__(self, receipt: Receipt, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -45,7 +43,6 @@ class ReceiptView(QWidget):
         else:
             self.details.setVisible(self.details.isHidden())
         self._show_arrow(not self.details.isHidden())
-        self.toggled.emit()
 
     def _show_arrow(self, is_open: bool) -> None:
         self.line.set_text(self._text, "▾" if is_open else "▸")

@@ -18,7 +18,6 @@ class ReplyFooter(QWidget):
     """The quiet lines under one reply that has ended."""
 
     retry_requested = Signal()
-    changed = Signal()  # it may be taller or shorter
 
     def __init__(self, message: Message, actions: QWidget) -> None:
         super().__init__()
@@ -29,13 +28,17 @@ class ReplyFooter(QWidget):
             lines.addLayout(self._ending(message.state))
         if message.receipt is not None:
             self.receipt = ReceiptView(message.receipt)
-            self.receipt.toggled.connect(self.changed)
             lines.addWidget(self.receipt)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
-        row.addLayout(lines, 1)
-        row.addWidget(actions, 0, Qt.AlignmentFlag.AlignTop)
+        self._row = QHBoxLayout(self)
+        self._row.setContentsMargins(0, 0, 0, 0)
+        self._row.setSpacing(6)
+        self._row.addLayout(lines, 1)
+        self._row.addWidget(actions, 0, Qt.AlignmentFlag.AlignTop)
+
+    def heightForWidth(self, width: int) -> int:
+        """As tall as its lines; an opened receipt wraps."""
+        row = self._row
+        return row.totalHeightForWidth(width) if row.hasHeightForWidth() else row.totalSizeHint().height()
 
     def _ending(self, state: MessageState) -> QHBoxLayout:
         words = QLabel(_STATE_WORDS[state])

@@ -21,6 +21,7 @@ from kvchat.ui.blocks import Formula, Prose, Wide
 from kvchat.ui.page_style import PageStyle
 
 FORMULA = "math:"  # how formulas' pictures are named in a document
+AIR = 4  # pixels below the last line, into which Arabic letters may reach
 MARKER = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
 _TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
 _STRUT = "\u2060"  # beside a formula: a line of nothing but pictures would not be as high as the font
@@ -37,6 +38,8 @@ class TextPage(QTextBrowser):
         self.setOpenLinks(False)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        bar = self.verticalScrollBar()
+        bar.valueChanged.connect(lambda _: bar.setValue(0))  # the air below the last line is cut off, not scrolled to
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -76,10 +79,10 @@ class TextPage(QTextBrowser):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """How tall the text is at that width, without the air below it: that is the column's business."""
+        """How tall the text is at that width. The air below its last line is always the same."""
         document = self.document()
         document.setTextWidth(width)
-        return math.ceil(document.size().height() - document.lastBlock().blockFormat().bottomMargin())
+        return math.ceil(document.size().height() - document.lastBlock().blockFormat().bottomMargin()) + AIR
 
     def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
         """Show these instead."""

@@ -95,6 +95,15 @@ def test_code_grows_without_being_made_again(view: CodeView, qtbot: QtBot) -> No
     qtbot.waitUntil(lambda: all(colours_on(view)[:100]))
 
 
+def test_colours_never_cut_an_emoji_in_two(view: CodeView, qtbot: QtBot) -> None:
+    view.show_code("🍅 = '🍅'  # 🍅", ended=True)
+    qtbot.waitUntil(lambda: len(colours_on(view)[0]) > 1)
+    text = view.body.toPlainText().encode("utf-16-le")
+    pieces = [text[2 * start : 2 * (start + length)].decode("utf-16-le") for start, length, _ in colours_on(view)[0]]
+    assert "".join(pieces).count("🍅") >= 2
+    assert pieces[-1] == "# 🍅"
+
+
 def test_long_code_comes_in_pieces(view: CodeView, qtbot: QtBot) -> None:
     source = "\n".join(f"line_{i} = {i}" for i in range(3_000))
     view.show_code(source, ended=True)

@@ -228,6 +228,15 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
     assert page.selection.as_text() == "words.\n- one\n- two $x^2$\n\nprint(1)"
 
 
+def test_emoji_do_not_shift_what_is_copied(page: Transcript) -> None:
+    page.show_conversation([a_message("a", Role.ASSISTANT, "One 🍅🍅 **two 👩‍👧 three** four")])
+    text = texts(page, "a")[0]
+    drag(text, 0, text, len("One 🍅🍅".encode("utf-16-le")) // 2)
+    assert page.selection.as_text() == "One 🍅🍅"
+    page.selection.select_message(page.views["a"])
+    assert page.selection.as_text() == "One 🍅🍅 two 👩‍👧 three four"
+
+
 def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation(talk(300))
     end = texts(page, "a299")[0]
