@@ -21,6 +21,7 @@ from kvchat.library.starter import fetch_starter, installed_starter
 RECIPE = 1  # raise it when what `tiny_model` makes changes
 TRAINED_CONTEXT = 16_384  # test-llama-archs writes 256, too little for a conversation
 SEED = 0
+HEEDING_NORM, HEEDING_EMBEDDING = 3.0, 0.01  # test-llama-archs draws 0.1 for both
 RESIZED = ("token_embd.weight", "output.weight")  # the tensors whose size is the vocabulary's
 
 
@@ -37,19 +38,20 @@ def starter_model() -> Path:
     return installed_starter() or asyncio.run(fetch_starter(cache_folder()))
 
 
-def tiny_model(architecture: str, window: int | None = None) -> Path:
+def tiny_model(architecture: str, window: int | None = None, *, heeds: bool = False) -> Path:
     """A model of a few MB of that llama.cpp architecture with SmolLM2's tokenizer and chat template.
 
     `llama` has full attention, `gemma3` sliding windows, `qwen35` is a hybrid, `mamba` recurrent, `deepseek2` MLA.
     `window` replaces the sliding window of 32 tokens that test-llama-archs gives to all that can have one; 0: none.
+    Replies depend on little more than the last word, unless the model `heeds` what it read.
     """
-    variant = "" if window is None else f"-window-{window}"
+    variant = ("" if window is None else f"-window-{window}") + ("-heeding" if heeds else "")
     made = cache_folder() / f"tiny-{architecture}{variant}-{RECIPE}.gguf"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=made.parent) as work:
             bare = bare_models([architecture], Path(work))[architecture]
             unfinished = Path(work) / made.name
-            _graft(bare, starter_model(), unfinished, window)
+            _graft(bare, starter_model(), unfinished, window, heeds=heeds)
             unfinished.replace(made)
     return made
 
@@ -71,7 +73,7 @@ def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
     return {name: next(path for path in found if path.exists()) for name, found in paths.items()}
 
 
-def _graft(bare: Path, donor_path: Path, out: Path, window: int | None) -> None:
+def _graft(bare: Path, donor_path: Path, out: Path, window: int | None, *, heeds: bool) -> None:
     """Write `bare` with the donor's tokenizer, a random embedding of its vocabulary's size, and another window."""
     model, donor = gguf.GGUFReader(bare), gguf.GGUFReader(donor_path)
     architecture = model.fields["general.architecture"].contents()
@@ -89,8 +91,14 @@ def _graft(bare: Path, donor_path: Path, out: Path, window: int | None) -> None:
     random = np.random.default_rng(SEED)
     for tensor in model.tensors:
         if tensor.name in RESIZED:
-            weights = random.standard_normal((vocabulary, int(tensor.shape[0])), dtype=np.float32) * 0.1
+            weights = random.standard_normal((vocabulary, int(tensor.shape[0])), dtype=np.float32) * (
+                HEEDING_EMBEDDING if heeds else 0.1
+            )
             writer.add_tensor(tensor.name, weights.astype(np.float16))
+        elif heeds and tensor.name.endswith("norm.weight"):
+            writer.add_tensor(
+                tensor.name, np.full(tuple(map(int, reversed(tensor.shape))), HEEDING_NORM, dtype=np.float32)
+            )
         else:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()

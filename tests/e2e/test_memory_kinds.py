@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from kvchat.chat.messages import Message, Source
+from kvchat.cli import after_restart
 from kvchat.kvstore.staging import MEMORY_FOLDER
 from kvchat.runtime import Runtime
-from tests.e2e.home import Home, engine_arguments
+from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model as make_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-SLIDING = ("gemma3", "gpt-oss", "cohere2", "olmo2")
+SLIDING = ("gemma3", "gpt-oss", "cohere2", "olmo2", "gemma2", "exaone4")
 OTHERS = ("qwen35", "qwen3next", "lfm2", "mamba", "deepseek2")  # hybrids, recurrent, latent attention
+TELLING = ("gemma3", "cohere2", "gemma2", "exaone4")
 BY_LLAMA_SERVER = (*SLIDING, "qwen35", "mamba")  # an older engine than the embedded one, and another file format
 WINDOWS = {"gpt-oss": 128, "gemma3": 1024, "lfm2": 0}  # as in published models; the others: see tiny_model
 
@@ -29,7 +31,7 @@ WINDOWS = {"gpt-oss": 128, "gemma3": 1024, "lfm2": 0}  # as in published models;
     [(one, "embedded") for one in (*SLIDING, *OTHERS)] + [(one, "llama-server") for one in BY_LLAMA_SERVER],
 )
 def test_whatever_comes_next_is_warm_after_a_restart(tmp_path: Path, architecture: str, engine: str) -> None:
-    figures = after_restart(tmp_path, architecture, WINDOWS.get(architecture), engine)
+    figures = measured(tmp_path, architecture, WINDOWS.get(architecture), engine)
     assert [step["name"] for step in figures["steps"]] == ["next turn", "regenerate", "edit", "branch"]
     for step in figures["steps"]:
         assert step["source"] == "disk", step
@@ -37,9 +39,23 @@ def test_whatever_comes_next_is_warm_after_a_restart(tmp_path: Path, architectur
     assert figures["outputs_agree"], "the greedy replies after restores are the hot one"
 
 
+@pytest.mark.parametrize("architecture", TELLING)
+async def test_equal_replies_say_something(tmp_path: Path, architecture: str) -> None:
+    """The reply of such a model depends on what it read long before: equal ones after a restore are no accident."""
+    app = App(tmp_path / "home", make_tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
+    chats = [await app.new(SYSTEM), await app.new("Answer from these notes alone.\n" + notes(60, start=500))]
+    replies = [
+        await app.once(
+            lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", after_restart.GREEDY, keep=False)
+        )
+        for chat in chats
+    ]
+    assert replies[0].content != replies[1].content
+
+
 def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_path: Path) -> None:
     """The engine goes back to a checkpoint of its own, about 512 tokens before the end, even from its own slot."""
-    figures = after_restart(tmp_path, "lfm2", 32, "embedded")
+    figures = measured(tmp_path, "lfm2", 32, "embedded")
     assert share(figures["hot"]) < 0.98, "the engine has learnt to do better: then so must the restore"
     for step in figures["steps"]:
         assert share(step) >= share(figures["hot"]) - 0.02, step
@@ -74,9 +90,9 @@ async def test_a_known_system_prompt_starts_a_new_chat_warm(tmp_path: Path, tiny
     assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
 
 
-def after_restart(folder: Path, architecture: str, window: int | None, engine: str) -> dict[str, Any]:
+def measured(folder: Path, architecture: str, window: int | None, engine: str) -> dict[str, Any]:
     """What `kvchat bench --after-restart` says of a tiny model; a row of the table is printed."""
-    model = make_tiny_model(architecture, window)
+    model = make_tiny_model(architecture, window, heeds=True)
     arguments = ("--json", "--after-restart", "--tokens", "1500", "--model", str(model), *engine_arguments(engine))
     done = Home(folder).run("bench", *arguments)
     assert done.returncode == 0, done.stderr
