@@ -235,7 +235,8 @@ class Bridge(QObject):
                     self._wishes.start(self._reload_messages(id))
             case Restored() | Saved():
                 self.list.reload_soon()
-        if here:
+        more_of_the_same = isinstance(event, ReplyDelta) and event.message_id == known  # hundreds a second
+        if here and not more_of_the_same:
             self._show_turn()
 
     def _show_live(self, talk: Talk) -> None:

@@ -19,7 +19,7 @@ from kvchat.ui.receipt_view import ReceiptView
 from kvchat.ui.reply_footer import ReplyFooter
 from kvchat.ui.thinking_view import ThinkingView
 
-_RENDER_MS = 80  # streaming text is gathered this long before it is drawn
+_RENDER_MS = 100  # streaming text is gathered this long before it is drawn
 _RENDER_MOST_MS = 800
 _RENDER_SHARE = 8  # drawing may take one part in so many of the time
 _AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long

@@ -13,7 +13,7 @@ from kvchat.ui.code_view import CodeView
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.text_page import TextPage, WidePage
 
-PAGE = 1_500  # characters of source after which a new page of prose begins: so much is laid out again at each update
+PAGE = 1_000  # characters of source after which a new page of prose begins: so much is laid out again at each update
 _INDENT = 24  # pixels, as for lists
 _GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; a heading has its own air, a text some below
 

@@ -22,7 +22,7 @@ from tests.ui.test_transcript import talk
 
 pytestmark = pytest.mark.slow
 
-TOKENS_PER_S, LETTERS, UPDATE_S = 200, 4, 0.08
+TOKENS_PER_S, LETTERS, UPDATE_S = 200, 4, 0.1
 SENTENCE = "The quick brown fox jumps over the **lazy** dog, and `then` it goes on a while, and so on. "
 REPLIES = {
     "prose": "\n\n".join(
