@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QPushButton, QScrollArea, QWidget
+from PySide6.QtWidgets import QScrollArea, QWidget
 
 from kvchat.chat.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.ui.copying import message_text
 from kvchat.ui.formulas import Formulas
-from kvchat.ui.icons import icon
+from kvchat.ui.jump_button import JumpButton
 from kvchat.ui.links import ask_to_open
 from kvchat.ui.message_view import ReplyView, UserView
 from kvchat.ui.page_style import PageStyle
@@ -66,7 +66,8 @@ class Transcript(QScrollArea):
         self.tail.retry_requested.connect(self.retry_requested)
         self.tail.changed.connect(self._fit_tail)
         self._tail_height = 0
-        self._jump = self._jump_button()
+        self._jump = JumpButton(self, look.theme.text)
+        self._jump.clicked.connect(self.scroll_to_end)
         self.selection = Selection(self)
         self._filler = QTimer(self)
         self._filler.setSingleShot(True)
@@ -156,7 +157,7 @@ class Transcript(QScrollArea):
             self._new_width()
         else:
             self._arrange()
-        self._place_jump()
+        self._jump.place()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Home and End, which a scroll area does not know."""
@@ -221,7 +222,7 @@ class Transcript(QScrollArea):
         return next(known, in_sight.start)
 
     def _measure(self, row: int, view: View, width: int) -> int:
-        height = view.heightForWidth(width) + (_GAP_AFTER_USER if isinstance(view, UserView) else _GAP)
+        height = view.heightForWidth(width) + _gap_below(view)
         if not view.complete and view.message.id not in self._met:
             height = max(height, self._rows[row])
         return self._rows.measure(row, height)
@@ -244,8 +245,7 @@ class Transcript(QScrollArea):
         left = max((area - (0 if bar.maximum() > 0 else bar.sizeHint().width()) - width) // 2, _LEFT)
         for id, view in self.views.items():
             row = self._row_of[id]
-            gap = _GAP_AFTER_USER if isinstance(view, UserView) else _GAP
-            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows[row] - gap)
+            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows[row] - _gap_below(view))
         self.tail.setGeometry(left, _TOP + self._rows.total, width, self._tail_height)
         self._ground.resize(area, max(self._height(), self.viewport().height()))
         bar.setValue(top)
@@ -324,34 +324,20 @@ class Transcript(QScrollArea):
         self._met.clear()
         in_sight = {self._messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
         self._drop([id for id in self.views if id not in in_sight])
-        self._rows.measure(row, self._measure_first(row))
+        self._measure(row, self._view(row), self._column_width())
         self._arrange(_TOP + self._rows.top(row) + round(into * self._rows[row]) - value)
-
-    def _measure_first(self, row: int) -> int:
-        view = self._view(row)
-        return view.heightForWidth(self._column_width()) + (_GAP_AFTER_USER if isinstance(view, UserView) else _GAP)
 
     def _show_formulas(self) -> None:
         for view in list(self.views.values()):
             view.show_formulas()
 
-    def _jump_button(self) -> QPushButton:
-        button = QPushButton(self)
-        button.setProperty("kind", "jump")
-        button.setFixedSize(32, 32)
-        button.setIconSize(QSize(18, 18))
-        button.setIcon(icon("arrow-down", self._look.theme.text))
-        button.setAccessibleName("Go to the newest message")
-        button.clicked.connect(self.scroll_to_end)
-        button.hide()
-        return button
-
-    def _place_jump(self) -> None:
-        self._jump.move((self.width() - self._jump.width()) // 2, self.height() - self._jump.height() - 14)
-
     def _restyle(self) -> None:
         self._style = PageStyle(self._look, self._formulas)
-        self._jump.setIcon(icon("arrow-down", self._look.theme.text))
+        self._jump.set_colour(self._look.theme.text)
         self.selection.clear()
         self._drop(list(self.views))
         self._arrange()
+
+
+def _gap_below(view: View) -> int:
+    return _GAP_AFTER_USER if isinstance(view, UserView) else _GAP
