@@ -34,6 +34,7 @@ from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
+from kvchat.library.context_size import STEP
 from kvchat.library.corrections import CorrectionBook
 from kvchat.library.downloads import Download, DownloadState
 from kvchat.library.gguf_facts import read_facts
@@ -123,6 +124,22 @@ class Runtime:
         if self.engine_status.state is not EngineState.READY:
             return None
         return self.room.context_size or (self.room.choice.context.tokens if self.room.choice else None)
+
+    @property
+    def larger_context(self) -> int | None:
+        """The next larger context size that the model was trained for; None where there is none, or it is not ours."""
+        choice, now = self.room.choice, self.context_size
+        if choice is None or now is None or self.settings.engine_url:
+            return None
+        larger = min(2 * now, choice.facts.trained_context // STEP * STEP)
+        return larger if larger > now else None
+
+    async def raise_context(self) -> None:
+        """Choose the next larger context size and start the engine with it; save points stay good."""
+        larger = self.larger_context
+        if larger is not None:
+            await self.apply_settings(dataclasses.replace(self.settings, context_size=larger))
+            await self.restart_engine()
 
     @property
     def restoring(self) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Conversation, Message, MessageState, Role
@@ -25,13 +26,6 @@ NEW_TITLE = "New chat"
 
 class NothingToAnswer(KvchatError):
     """There is no user message to answer."""
-
-
-class StillAnswering(KvchatError):
-    """A conversation answers one message at a time."""
-
-    def __init__(self) -> None:
-        super().__init__("The last message is still being answered", "", "Wait for the reply, or stop it.")
 
 
 class ChatService:
@@ -58,6 +52,7 @@ class ChatService:
         self._selected: str | None = None
         self._used_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.context = ContextDesk(self._parts(), sampling, self.is_answering)
 
     @property
     def busy(self) -> str | None:

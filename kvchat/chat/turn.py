@@ -227,7 +227,17 @@ class Turn:
         receipt = await self._receipt(reply)
         message = await reply.finish(state, receipt)
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
+        self._tell_if_cut(reply, receipt)
         return message
+
+    def _tell_if_cut(self, reply: ReplyWriter, receipt: Receipt | None) -> None:
+        """A reply that ended because the context was full is never passed off as a whole one."""
+        if receipt is None or self._engine is None or reply.draft.finish_reason != "length":
+            return
+        limit, used = self._engine.context_size, receipt.prompt_tokens + receipt.predicted_tokens
+        if used >= limit - 1:  # the engine keeps one back
+            words = f"All {limit:,} tokens of it are taken. Choose a larger one, or go on in a shorter branch."
+            self._parts.events.publish(Notice("The reply was cut off: the context is full", words))
 
     async def _close_interrupted(self) -> None:
         """After a failure: what came is kept if the disk lets us; why it does not was told already."""

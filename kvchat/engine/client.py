@@ -59,6 +59,10 @@ class Engine(Protocol):
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
         ...
 
+    async def count_tokens(self, text: str) -> int:
+        """How many tokens a text has, by itself: /tokenize."""
+        ...
+
     def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
 
@@ -177,11 +181,11 @@ class LlamaServerClient:
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
         rendered = await self._call("POST", "/apply-template", {"messages": wire.messages_body(messages)})
-        body = {"content": rendered.get("prompt"), "add_special": True, "parse_special": True}
-        tokens = wire.parse_tokens(await self._call("POST", "/tokenize", body))
-        if tokens is None:
-            raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
-        return tokens
+        return await self._tokens({"content": rendered.get("prompt"), "add_special": True, "parse_special": True})
+
+    async def count_tokens(self, text: str) -> int:
+        """How many tokens a text has, by itself: /tokenize."""
+        return len(await self._tokens({"content": text, "add_special": False, "parse_special": True}))
 
     async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
@@ -220,6 +224,12 @@ class LlamaServerClient:
     async def look(self, path: str) -> bytes:
         """GET something that is there to be looked at, such as /slots or /metrics."""
         return await self._answer("GET", path)
+
+    async def _tokens(self, body: dict[str, Any]) -> tuple[int, ...]:
+        tokens = wire.parse_tokens(await self._call("POST", "/tokenize", body))
+        if tokens is None:
+            raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
+        return tokens
 
     async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
         return await self._call("POST", f"/slots/0?action={action}", body, timeout_s=_SLOT_S)

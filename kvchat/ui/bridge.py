@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,11 @@ class Bridge(QObject):
         views.transcript.retry_requested.connect(self.retry)
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The messages of the open conversation's current branch."""
+        return self._messages
+
     async def start(self) -> None:
         """Show what there is: the list, the newest conversation, the engine."""
         self.show_engine()
@@ -136,7 +142,7 @@ class Bridge(QObject):
         )
         views.strip.show_engine(runtime.engine_status.state, runtime.model_name)
         views.header.show_model(runtime.model_name, runtime.context_reason)
-        self._show_context()
+        views.strip.show_context(runtime.context_size, runtime.context_reason)
         if self._had_model != runtime.settings.model_path:
             self._had_model = runtime.settings.model_path
             self.model_changed.emit()
@@ -254,13 +260,7 @@ class Bridge(QObject):
         talk = self._talk()
         if talk.live_id:
             self._show_live(talk)
-        self._note_context(talk)
         self._show_all()
-
-    def _note_context(self, talk: Talk) -> None:
-        receipts = [m.receipt for m in self._messages if m.receipt is not None]
-        if receipts and not talk.live_id:
-            talk.context_used = receipts[-1].prompt_tokens + receipts[-1].predicted_tokens
 
     def _show_all(self) -> None:
         self._show_header()
@@ -287,14 +287,9 @@ class Bridge(QObject):
         last = self._messages[-1] if self._messages else None
         stranded = last is not None and last.role is Role.USER and not running and failure is None
         views.transcript.show_unanswered(stranded)
-        self._show_context()
         self.opened.emit(bool(self._messages) or running or self._loading)
 
     def _told_by_engine(self, failure: KvchatError | None) -> bool:
         """Whether the engine's card says the same already: one card is enough."""
         engine = self._runtime.engine_status.failure
         return failure is not None and engine is not None and engine.title == failure.title
-
-    def _show_context(self) -> None:
-        runtime = self._runtime
-        self._views.strip.show_context(self._talk().context_used, runtime.context_size, runtime.context_reason)

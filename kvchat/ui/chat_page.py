@@ -1,12 +1,15 @@
-"""The page of a conversation: header, notices, transcript or welcome, engine card, composer."""
+"""The page of a conversation: header, notices, transcript or welcome, cards, composer, context meter."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
 
-from kvchat.ui.cards import EngineCard
+from kvchat.ui.cards import Card
 from kvchat.ui.composer import Composer
+from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.header import Header
 from kvchat.ui.notices import Notices
 from kvchat.ui.transcript import COLUMN_WIDTH, Transcript
@@ -16,7 +19,13 @@ class ChatPage(QWidget):
     """Puts the parts below each other, as wide as the transcript's column."""
 
     def __init__(
-        self, header: Header, notices: Notices, transcript: Transcript, engine_card: EngineCard, composer: Composer
+        self,
+        header: Header,
+        notices: Notices,
+        transcript: Transcript,
+        cards: Sequence[Card],
+        composer: Composer,
+        meter: ContextMeter,
     ) -> None:
         super().__init__()
         self.setObjectName("page")
@@ -31,8 +40,10 @@ class ChatPage(QWidget):
         column.addWidget(header)
         column.addLayout(_centred(notices, 4))
         column.addWidget(self._middle, 1)
-        column.addLayout(_centred(engine_card, 10))
-        column.addLayout(_centred(composer, 16))
+        for card in cards:
+            column.addLayout(_centred(card, 10))
+        column.addLayout(_centred(composer, 0))
+        column.addLayout(_centred(meter, 6))
 
     def show_messages(self, has_messages: bool) -> None:
         """The transcript, or the welcome where there is nothing to read yet."""

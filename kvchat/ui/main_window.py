@@ -23,6 +23,9 @@ from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.composer import Composer
 from kvchat.ui.confirm import confirm
+from kvchat.ui.context_bridge import ContextBridge
+from kvchat.ui.context_card import ContextCard
+from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
@@ -57,10 +60,14 @@ class MainWindow(QMainWindow):
         self.transcript = Transcript(look)
         self.composer = Composer(look)
         self.engine_card = EngineCard()
+        self.context_card, self.context_meter = ContextCard(), ContextMeter(look)
         self.strip = StatusStrip(look)
         self.first_start = FirstStart()
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
+        self.context = ContextBridge(
+            runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
+        )
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
         self._connect()
         self._add_keys()
@@ -75,6 +82,7 @@ class MainWindow(QMainWindow):
     async def finish(self) -> None:
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
         self._remember_place()
+        self.context.close()
         self.bridge.close()
         await self.wishes.close()
 
@@ -131,8 +139,8 @@ class MainWindow(QMainWindow):
         )
 
     def _build(self) -> None:
-        parts = (self.header, self.notices, self.transcript, self.engine_card, self.composer)
-        self._chat_page = ChatPage(*parts)
+        above = (self.engine_card, self.context_card)
+        self._chat_page = ChatPage(self.header, self.notices, self.transcript, above, self.composer, self.context_meter)
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
         self._pages.addWidget(self.first_start)

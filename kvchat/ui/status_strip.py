@@ -147,15 +147,9 @@ class StatusStrip(QFrame):
         self.state.setAccessibleName(f"Engine {state.value}")
         self.model.set_text(model or "no model")
 
-    def show_context(self, used: int | None, available: int | None, reason: str) -> None:
-        """How full the context is, in tokens; the tooltip says why it is that large."""
-        words = ""
-        if available is not None:
-            words = (
-                f"context {tokens_short(used)} of {tokens_short(available)}"
-                if used is not None
-                else (f"context {tokens_short(available)}")
-            )
+    def show_context(self, available: int | None, reason: str) -> None:
+        """How large the context is, in tokens; the tooltip says why. How full it is, the meter says."""
+        words = f"context {tokens_short(available)}" if available is not None else ""
         self.context.setText(words)
         self.context.setAccessibleName(words)
         self.context.setToolTip(reason)

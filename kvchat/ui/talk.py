@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvchat.chat.events import ReplyDelta, ReplyFinished, Speed, TurnEvent, TurnFailed
+from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
 from kvchat.errors import KvchatError
 from kvchat.ui.turn_story import TurnStory
 
@@ -21,7 +21,6 @@ class Talk:
     live_text: str = ""
     live_thinking: str = ""
     live_thinking_ms: float | None = None  # how long it took, once it is over
-    context_used: int | None = None  # tokens
 
     def begin(self) -> None:
         """A message was sent."""
@@ -34,8 +33,6 @@ class Talk:
         match event:
             case ReplyDelta():
                 self._grow(event)
-            case Speed(context_used=used):
-                self.context_used = used
             case ReplyFinished():
                 self.live_id = ""
             case TurnFailed(error=error):

@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
+from kvchat.chat.context import ContextUse
+from kvchat.chat.context_desk import ContextDesk
 from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
@@ -64,6 +66,27 @@ def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
     return replace(receipt, **changes)  # type: ignore[arg-type]
 
 
+class FakeContext(ContextDesk):
+    """A context as full as the test says."""
+
+    def __init__(self, calls: list[tuple[str, ...]]) -> None:
+        self._calls = calls
+        self.now: ContextUse | None = None
+        self.summary = asyncio.Event()  # set by a test: the model has written it
+
+    async def use(self, conversation_id: str | None, draft: str = "") -> ContextUse | None:
+        return replace(self.now, waiting=len(draft) // 4) if self.now else None
+
+    async def drop_middle(self, conversation_id: str) -> int:
+        self._calls.append(("drop_middle", conversation_id))
+        return 4
+
+    async def summarise(self, conversation_id: str) -> int:
+        self._calls.append(("summarise", conversation_id))
+        await self.summary.wait()
+        return 4
+
+
 class FakeChat(ChatService):
     """Conversations in memory. A sent message waits until the test plays the reply."""
 
@@ -72,6 +95,7 @@ class FakeChat(ChatService):
         self.talks: dict[str, Conversation] = {}
         self.said: dict[str, list[Message]] = {}
         self.calls: list[tuple[str, ...]] = []
+        self.context: FakeContext = FakeContext(self.calls)
         self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
@@ -289,6 +313,13 @@ class FakeRuntime(Runtime):
     @property
     def context_size(self) -> int | None:
         return 32_768 if self.status.state is EngineState.READY else None
+
+    @property
+    def larger_context(self) -> int | None:
+        return 65_536
+
+    async def raise_context(self) -> None:
+        self.calls.append(("raise_context",))
 
     @property
     def restoring(self) -> str:

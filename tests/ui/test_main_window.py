@@ -444,7 +444,7 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     strip = window.strip
     assert strip.state.text() == "ready"
     assert strip.model.whole == "SmolLM2-135M-Instruct"
-    assert strip.context.text() == "context 6.3K of 32K"
+    assert strip.context.text() == "context 32K"
     assert "trained for" in strip.context.toolTip()
     furnished.events.publish(Prefilling("thesis", 2959, 5918, 0))
     assert strip.remarks.text == "reading 50 % of 5,918 tokens"

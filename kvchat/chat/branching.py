@@ -1,0 +1,46 @@
+"""Branches made of copies: other messages than the ones that were said before the same last ones."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from kvchat.chat.database import ConversationGone, Database
+from kvchat.chat.messages import Message, MessageState, Role
+
+
+def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message]) -> None:
+    """Put copies of the messages, one after the other, under `parent_id` and make the last one the leaf.
+
+    The originals stay where they are. A copy has no receipt: it cost nothing. Raises ConversationGone, StorageFailed.
+    """
+    conversation_id = messages[0].conversation_id
+    with database.transaction() as db:
+        if not db.execute("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)).fetchone():
+            raise ConversationGone
+        for message in messages:
+            copy_id, now = uuid.uuid4().hex, time.time()
+            db.execute(
+                "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    copy_id,
+                    conversation_id,
+                    parent_id,
+                    message.role.value,
+                    message.content,
+                    message.thinking,
+                    message.state.value,
+                    now,
+                ),
+            )
+            parent_id = copy_id
+        db.execute(
+            "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?", (parent_id, now, conversation_id)
+        )
+
+
+def words_of_nobody_yet(like: Message, role: Role, content: str) -> Message:
+    """A message to be put into a branch of copies beside `like`."""
+    return Message("", like.conversation_id, None, role, content, "", MessageState.COMPLETE, like.created_at)

@@ -1,0 +1,77 @@
+"""How full a conversation's context is, and which messages stay when the middle goes. Pure values and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvchat.chat.messages import Message, Role
+from kvchat.errors import KvchatError
+
+RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
+TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
+
+
+class NothingToDrop(KvchatError):
+    """What must stay does not fit either."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no middle to leave out",
+            "The beginning and the last message take the whole context already.",
+            "Choose a larger context size, or send less at once.",
+        )
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """What fills the context of one conversation, in tokens."""
+
+    used: int  # the conversation so far
+    waiting: int  # what is being written, and what is attached to it
+    reserve: int  # kept for the reply
+    limit: int
+
+    @property
+    def free(self) -> int:
+        """What is left; negative where the next reply may not fit."""
+        return self.limit - self.used - self.waiting - self.reserve
+
+    @property
+    def tight(self) -> bool:
+        """Whether something has to be decided before the next message."""
+        return self.free < 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """A branch in three parts. What stays warm, what may go, and what is being talked about."""
+
+    opening: tuple[Message, ...]
+    middle: tuple[Message, ...]
+    recent: tuple[Message, ...]
+
+
+def reply_reserve(limit: int, max_tokens: int | None) -> int:
+    """Tokens kept for a reply: what the user allows it, within reason."""
+    return min(max_tokens or RESERVE_MOST, limit // RESERVE_SHARE)
+
+
+def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:
+    """Keep the opening and as many of the last turns as have `budget` tokens, the last one in any case.
+
+    `sizes` are the messages' tokens. Raises NothingToDrop if no turn is left between the two.
+    """
+    starts = [i for i, message in enumerate(branch) if message.role is Role.USER]
+    if not starts:
+        raise NothingToDrop
+    opening = starts[0]
+    cut, spent = starts[-1], sum(sizes[starts[-1] :])
+    for start in reversed(starts[:-1]):
+        spent += sum(sizes[start:cut])
+        if spent > budget:
+            break
+        cut = start
+    if cut <= opening:
+        raise NothingToDrop
+    return Split(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))

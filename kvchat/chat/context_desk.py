@@ -1,0 +1,165 @@
+"""What can be done before a conversation fills its context: count, drop the middle, summarise. Never silently."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from kvchat.chat.branching import branch_of_copies, words_of_nobody_yet
+from kvchat.chat.context import (
+    TEMPLATE_TOKENS,
+    ContextUse,
+    NothingToDrop,
+    Split,
+    reply_reserve,
+    split_branch,
+)
+from kvchat.chat.events import ConversationsChanged, MessagesChanged
+from kvchat.chat.messages import Message, Role
+from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.turn import TurnParts
+from kvchat.engine.client import EngineGone
+from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
+
+SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
+
+
+class StillAnswering(KvchatError):
+    """A conversation answers one message at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("The last message is still being answered", "", "Wait for the reply, or stop it.")
+
+
+class NoSummary(KvchatError):
+    """The model said nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("The model wrote no summary", "", "Try again, or leave the middle out instead.")
+
+
+class ContextDesk:
+    """Counts with the engine's own tokenizer, and makes the branches that need less context."""
+
+    def __init__(self, parts: TurnParts, sampling: Callable[[], Sampling], is_answering: Callable[[str], bool]) -> None:
+        self._parts = parts
+        self._sampling = sampling
+        self._is_answering = is_answering
+        self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
+
+    async def use(self, conversation_id: str | None, draft: str = "") -> ContextUse | None:
+        """How full the context is with this draft; None while no engine is ready, for only that can count.
+
+        Asks the tokenizer and never touches the slot. Raises KvchatError.
+        """
+        if not self._parts.room.is_ready():
+            return None
+        engine = await self._parts.room.ready()
+        used = await self._used(engine, conversation_id) if conversation_id else 0
+        waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() else 0
+        return ContextUse(used, waiting, self._reserve(engine), engine.context_size)
+
+    async def drop_middle(self, conversation_id: str) -> int:
+        """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
+
+        The branch as it was stays in the tree. Raises KvchatError.
+        """
+        engine, branch = await self._begin(conversation_id)
+        sizes = [await engine.engine.count_tokens(message.content) + TEMPLATE_TOKENS for message in branch]
+        for share in BUDGET_SHARES:
+            split = split_branch(branch, sizes, engine.context_size // share if share else 0)
+            if await self._fits(engine, [*split.opening, *split.recent]):
+                await self._branch_off(split, ())
+                return len(split.middle)
+        raise NothingToDrop
+
+    async def summarise(self, conversation_id: str) -> int:
+        """Have the model sum up the middle and go on in a branch that has the summary in its place.
+
+        Returns how many messages it stands for. It reads on from what is in the slot, under the slot's lock.
+        May be cancelled. Raises KvchatError.
+        """
+        engine, branch = await self._begin(conversation_id)
+        sizes = [await engine.engine.count_tokens(message.content) + TEMPLATE_TOKENS for message in branch]
+        split = split_branch(branch, sizes, engine.context_size // 4)
+        async with self._parts.slot.lock:
+            split, prompt = await self._summarisable(engine, split)
+            try:
+                summary = await self._say(engine, conversation_id, split, prompt)
+            except EngineGone as loss:
+                self._parts.slot.forget()
+                raise await self._parts.room.explain_loss(loss) from loss
+        if not summary:
+            raise NoSummary
+        like = branch[0]
+        said = (
+            words_of_nobody_yet(like, Role.USER, SUMMARY_REQUEST),
+            words_of_nobody_yet(like, Role.ASSISTANT, summary),
+        )
+        await self._branch_off(split, said)
+        return len(split.middle)
+
+    async def _begin(self, conversation_id: str) -> tuple[ReadyEngine, list[Message]]:
+        if self._is_answering(conversation_id):
+            raise StillAnswering
+        branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        return await self._parts.room.ready(), branch
+
+    async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
+        branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        messages = prompt_messages(branch)
+        if not messages:
+            return 0
+        key = (engine.generation, tuple(messages))
+        if self._counted is None or self._counted[0] != key:
+            self._counted = (key, len(await engine.engine.prompt_tokens(messages)))
+        return self._counted[1]
+
+    async def _fits(self, engine: ReadyEngine, branch: Sequence[Message]) -> bool:
+        tokens = await engine.engine.prompt_tokens(prompt_messages(branch))
+        return len(tokens) + self._reserve(engine) <= engine.context_size
+
+    async def _summarisable(self, engine: ReadyEngine, split: Split) -> tuple[Split, list[ChatMessage]]:
+        """As much of the middle as can be read with room for the summary. Raises NothingToDrop."""
+        middle, recent = split.middle, split.recent
+        while middle:
+            messages = [*prompt_messages([*split.opening, *middle]), ChatMessage("user", SUMMARY_REQUEST)]
+            tokens = await engine.engine.prompt_tokens(messages)
+            if len(tokens) + self._reserve(engine) <= engine.context_size:
+                return Split(split.opening, middle, recent), messages
+            last = max(i for i, message in enumerate(middle) if message.role is Role.USER)
+            middle, recent = middle[:last], middle[last:] + recent
+        raise NothingToDrop
+
+    async def _say(self, engine: ReadyEngine, conversation_id: str, split: Split, messages: list[ChatMessage]) -> str:
+        """The model's answer. The slot afterwards holds at least what was read of the prompt."""
+        slot = self._parts.slot
+        prompt: Tokens = await engine.engine.prompt_tokens(messages)
+        loaded = await slot.load(engine, conversation_id, prompt)
+        slot.note(engine, conversation_id, prompt[: loaded.expected_cached])
+        sampling = Sampling(self._reserve(engine), self._sampling().temperature, self._sampling().seed)
+        said: list[str] = []
+        timings = None
+        async with contextlib.aclosing(engine.engine.chat(messages, sampling)) as chunks:
+            async for chunk in chunks:
+                said.append(chunk.text)
+                timings = chunk.timings or timings
+        slot.note(engine, conversation_id, prompt)
+        if timings is not None:
+            slot.learn_prefill(timings.prompt_n, timings.prompt_ms)
+            await slot.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
+        return "".join(said).strip()
+
+    async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
+        parts, conversation_id = self._parts, split.recent[0].conversation_id
+        parent = split.opening[-1].id if split.opening else None
+        await parts.worker.run(branch_of_copies, parts.database, parent, [*said, *split.recent])
+        parts.events.publish(MessagesChanged(conversation_id))
+        parts.events.publish(ConversationsChanged())
+
+    def _reserve(self, engine: ReadyEngine) -> int:
+        return reply_reserve(engine.context_size, self._sampling().max_tokens)

@@ -1,0 +1,151 @@
+"""Between the chat's context and its meter: counts while the user writes, offers a choice before it is full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvchat.chat.context import ContextUse
+from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
+from kvchat.chat.messages import Role
+from kvchat.chat.prompt import ConversationTooLong
+from kvchat.runtime import Runtime
+from kvchat.ui.bridge import Bridge
+from kvchat.ui.composer import Composer
+from kvchat.ui.context_card import ContextCard
+from kvchat.ui.context_meter import ContextMeter
+from kvchat.ui.tasks import Wishes
+
+_GATHER_MS = 250  # keystrokes and events are gathered this long before the tokens are counted again
+
+
+class ContextBridge(QObject):
+    """Keeps the meter true. Counting asks the engine's tokenizer only and never its slot."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        meter: ContextMeter,
+        card: ContextCard,
+        composer: Composer,
+        bridge: Bridge,
+        wishes: Wishes,
+    ) -> None:
+        super().__init__(bridge)
+        self._runtime, self._meter, self._card = runtime, meter, card
+        self._composer, self._bridge, self._wishes = composer, bridge, wishes
+        self._use: ContextUse | None = None
+        self._shown: str | None = ""  # the conversation the meter is about
+        self._put_off: set[str | None] = set()  # conversations whose card the user does not want to see now
+        self._summarising: dict[str, asyncio.Task[Any]] = {}
+        self._gather = QTimer(self)
+        self._gather.setSingleShot(True)
+        self._gather.setInterval(_GATHER_MS)
+        self._gather.timeout.connect(lambda: wishes.start(self._count(), lambda error: None))  # a turn would tell
+        composer.editor.textChanged.connect(self._count_soon)
+        bridge.opened.connect(lambda: self._moved())
+        card.later_requested.connect(self._later)
+        card.raise_requested.connect(lambda: wishes.start(self._raise()))
+        card.drop_requested.connect(lambda: self._shorten(runtime.chat.context.drop_middle, "left out"))
+        card.summary_requested.connect(self._summarise)
+        card.stop_requested.connect(self._stop)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self._count_soon()
+
+    def close(self) -> None:
+        """Stop listening and counting."""
+        self._unsubscribe()
+        self._gather.stop()
+
+    def _moved(self) -> None:
+        """Another conversation may be open now."""
+        if self._bridge.current != self._shown:
+            self._shown = self._bridge.current
+            self._count_soon()
+            self._show_card()
+
+    def _count_soon(self) -> None:
+        if not self._gather.isActive():
+            self._gather.start()
+
+    async def _count(self) -> None:
+        conversation_id = self._bridge.current
+        draft = self._composer.draft
+        use = await self._runtime.chat.context.use(conversation_id, draft)
+        if conversation_id == self._bridge.current:
+            self._show(use)
+
+    def _show(self, use: ContextUse | None) -> None:
+        self._use = use
+        self._meter.show_use(use)
+        self._show_card()
+
+    def _show_card(self) -> None:
+        here, use = self._bridge.current, self._use
+        if here in self._summarising:
+            self._card.show_summarising()
+        elif use is not None and use.tight and here not in self._put_off and not self._answering():
+            turns = sum(1 for message in self._bridge.messages if message.role is Role.USER)
+            self._card.show_choice(use, self._runtime.larger_context, can_shorten=turns > 1)
+        else:
+            self._card.hide()
+
+    def _answering(self) -> bool:
+        return self._bridge.current is not None and self._runtime.chat.is_answering(self._bridge.current)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Speed(conversation_id=id, context_used=used) if id == self._bridge.current and self._use:
+                self._show(replace(self._use, used=used))
+            case EngineChanged():
+                self._count_soon()
+            case MessagesChanged(conversation_id=id) | ReplyFinished(conversation_id=id):
+                if id == self._bridge.current and not self._answering():
+                    self._count_soon()
+            case TurnFailed(conversation_id=id, error=error):
+                if isinstance(error, ConversationTooLong):
+                    self._put_off.discard(id)
+                self._count_soon()
+            case _:
+                pass
+
+    def _later(self) -> None:
+        self._put_off.add(self._bridge.current)
+        self._show_card()
+
+    async def _raise(self) -> None:
+        self._card.hide()
+        await self._runtime.raise_context()
+
+    def _summarise(self) -> None:
+        here = self._bridge.current
+        if here is not None and here not in self._summarising:
+            self._summarising[here] = task = self._shorten(self._runtime.chat.context.summarise, "summed up")
+            task.add_done_callback(lambda _: self._summarised(here))
+            self._show_card()
+
+    def _summarised(self, conversation_id: str) -> None:
+        self._summarising.pop(conversation_id, None)
+        self._show_card()
+
+    def _stop(self) -> None:
+        task = self._summarising.get(self._bridge.current or "")
+        if task is not None:
+            task.cancel()
+
+    def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: str) -> asyncio.Task[Any]:
+        return self._wishes.start(self._shortened(self._bridge.current or "", way, done))
+
+    async def _shortened(self, conversation_id: str, way: Callable[[str], Coroutine[Any, Any, int]], done: str) -> None:
+        """Shorten, say so, and answer a question that did not fit before."""
+        waiting = await self._runtime.chat.messages(conversation_id)
+        count = await way(conversation_id)
+        detail = "This is another branch of the chat; the one before has every message still."
+        self._runtime.events.publish(Notice(f"{count:,} messages were {done}", detail))
+        if waiting and waiting[-1].role is Role.USER and conversation_id == self._bridge.current:
+            self._bridge.retry()
+        self._count_soon()

@@ -1,0 +1,62 @@
+"""Above the composer when the context is nearly full: what can be done, for the user to choose."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+
+from kvchat.chat.context import ContextUse
+from kvchat.ui.cards import Card
+from kvchat.wording import tokens_short
+
+
+class ContextCard(Card):
+    """Raise the context, leave the middle out, or have it summarised. Hidden while there is room."""
+
+    raise_requested = Signal()
+    drop_requested = Signal()
+    summary_requested = Signal()
+    stop_requested = Signal()
+    later_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.larger = self.add_button("Larger context", "primary")
+        self.summarise = self.add_button("Summarise the middle")
+        self.drop = self.add_button("Leave the middle out")
+        self.stop = self.add_button("Stop")
+        self.later = self.add_button("Not now", "flat")
+        self.buttons.addStretch(1)
+        self.larger.clicked.connect(self.raise_requested)
+        self.summarise.clicked.connect(self.summary_requested)
+        self.drop.clicked.connect(self.drop_requested)
+        self.stop.clicked.connect(self.stop_requested)
+        self.later.clicked.connect(self.later_requested)
+        self.summarise.setToolTip("The model sums up what was said; you go on in a branch that begins with that.")
+        self.drop.setToolTip("You go on in a branch without the older messages; they stay on the branch you leave.")
+        self.hide()
+
+    def show_choice(self, use: ContextUse, larger: int | None, *, can_shorten: bool) -> None:
+        """Offer what helps. `larger`: the context size that could be had; without turns nothing can be shortened."""
+        taken = use.used + use.waiting
+        self.say(
+            "The context is nearly full" if taken <= use.limit else "This does not fit the context",
+            f"{taken:,} of {use.limit:,} tokens are taken, and {use.reserve:,} are kept for the reply.",
+            "Nothing is cut unless you choose it." if can_shorten else "Send less at once, or choose a larger context.",
+        )
+        if larger is not None:
+            self.larger.setText(f"Raise to {tokens_short(larger)}")
+            self.larger.setToolTip("The engine starts again with a larger context; it takes more memory.")
+        self._show_buttons(larger=larger is not None, shorten=can_shorten, working=False)
+
+    def show_summarising(self) -> None:
+        """The model is at work."""
+        self.say("Summarising…", "The model reads what was said and sums it up.", "")
+        self._show_buttons(larger=False, shorten=False, working=True)
+
+    def _show_buttons(self, *, larger: bool, shorten: bool, working: bool) -> None:
+        self.larger.setVisible(larger)
+        self.summarise.setVisible(shorten)
+        self.drop.setVisible(shorten)
+        self.stop.setVisible(working)
+        self.later.setVisible(not working)
+        self.show()

@@ -1,0 +1,77 @@
+"""A context that fills up, with the real engine: refused in words, then dropped or summarised, never cut silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.context import NothingToDrop
+from kvchat.chat.context_desk import SUMMARY_REQUEST
+from kvchat.chat.events import Event, Notice, TurnFailed
+from kvchat.chat.messages import Role
+from kvchat.chat.prompt import ConversationTooLong
+from kvchat.engine.discovery import EngineLocation
+from kvchat.engine.wire import Sampling
+from kvchat.paths import resolve_paths
+from kvchat.runtime import open_runtime
+from kvchat.settings import Settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SHORT = Sampling(max_tokens=12, temperature=0.0)
+WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10
+
+
+async def test_a_full_context_is_refused_then_dropped_or_summarised(
+    tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation
+) -> None:
+    settings = Settings(
+        model_path=str(smollm2), engine_path=str(real_llama_server.path), context_size=1024, free_floor_bytes=0
+    )
+    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path)}), settings)
+    told: list[Event] = []
+    runtime.events.subscribe(told.append)
+    chat = runtime.chat
+    try:
+        talk = (await chat.new_conversation("You are terse.")).id
+        for number in range(4):
+            assert await chat.send(talk, f"{number}. {WORDS}", SHORT)
+        with pytest.raises(NothingToDrop):
+            await chat.context.drop_middle((await chat.new_conversation()).id)
+        use = await chat.context.use(talk, WORDS)
+        assert use is not None
+        assert use.tight
+        assert await chat.send(talk, WORDS * 2, SHORT) is None
+        assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, ConversationTooLong)
+
+        before = await chat.messages(talk)
+        left_out = await chat.context.drop_middle(talk)
+        after = await chat.messages(talk)
+        assert len(after) == len(before) - left_out
+        assert after[0] == before[0]
+        assert [m.content for m in after[1:]] == [m.content for m in before[-len(after) + 1 :]]
+        answered = await chat.retry(talk, SHORT)
+        assert answered is not None
+        assert answered.receipt is not None
+        whole = await chat.context.use(talk)
+        assert whole is not None
+        assert whole.used >= answered.receipt.prompt_tokens  # the reply's own tokens beside it
+
+        await chat.send(talk, "And the heron?", SHORT)
+        await chat.idle()
+        stands_for = await chat.context.summarise(talk)
+        summed = await chat.messages(talk)
+        assert stands_for >= 2
+        assert [m.role for m in summed[:3]] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
+        assert summed[1].content == SUMMARY_REQUEST
+        assert summed[2].content
+        assert summed[-1].content == (await chat.messages(talk))[-1].content
+        shorter = await chat.context.use(talk)
+        assert shorter is not None
+        assert shorter.used < whole.used
+        filler = " river" * (shorter.limit - shorter.used - 60)
+        assert await chat.send(talk, f"Tell me a long story.{filler}", Sampling(temperature=0.0))
+        assert any("cut off" in e.title for e in told if isinstance(e, Notice))
+    finally:
+        await runtime.close()
