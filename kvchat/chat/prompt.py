@@ -50,6 +50,11 @@ def ends_with_reply(branch: Sequence[Message]) -> bool:
     return bool(messages) and messages[-1].role == Role.ASSISTANT.value
 
 
+def begins_empty(branch: Sequence[Message]) -> bool:
+    """Whether there is a system prompt and nothing else yet."""
+    return bool(branch) and all(message.role is Role.SYSTEM for message in branch)
+
+
 def title_from(text: str) -> str:
     """A conversation's first title: the first words of its first message, on one line."""
     words = re.sub(r"\s+", " ", text).strip()

@@ -11,7 +11,7 @@ from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Conversation, Message, MessageState, Role
-from kvchat.chat.prompt import ends_with_reply, prompt_messages, title_from
+from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages, title_from
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.turn import Turn, TurnParts
@@ -249,7 +249,7 @@ class ChatService:
             try:
                 branch = await self._worker.run(self._database.branch, conversation_id)
                 engine = await self._room.ready()
-                if ends_with_reply(branch):
+                if ends_with_reply(branch) or begins_empty(branch):
                     boundary = await self.slot.boundary(engine, prompt_messages(branch))
                     await self.slot.load(engine, conversation_id, boundary)
             except EngineError:

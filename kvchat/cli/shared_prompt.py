@@ -34,9 +34,11 @@ class SharedPrompt:
     disk_ratio: float  # the last but one by the last
     whole_files_bytes: int  # of all slot files, had each been kept as it was saved
     hot_ttft_ms: float  # of a new chat while the slot holds the system prompt
-    restored_ttft_ms: float  # of a new chat after a restart of everything, restore included
+    restored_ttft_ms: float  # of a new chat after a restart of everything, sent at once: restore included
     restored_ratio: float  # median of the rounds' own ratios to the hot one
     restore_ms: float  # of that
+    ahead_ttft_ms: float  # the same, but looked at before Send as in the window: restored while the user writes
+    ahead_ratio: float  # median of the rounds' own ratios to the hot one
     cold_ttft_ms: float  # of a new chat without save points, once
     prompt_tokens: int
     cached_tokens: int  # after the restart, the least of all rounds
@@ -61,23 +63,24 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
     usage = await home.runtime.store_usage()
 
-    hot, restored = [], []
+    hot, restored, ahead = [], [], []
     for number in range(ROUNDS):
-        say(f"New chats, round {number + 1} of {ROUNDS}: after a restart, then hot …")
+        say(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
         await home.restart()
-        restored.append(await _new_chat(home, system, _question(2 * number), keep=False))
-        hot.append(await _new_chat(home, system, _question(2 * number + 1), keep=False))
+        restored.append(await _new_chat(home, system, _question(3 * number), keep=False))
+        await home.restart()
+        ahead.append(await _new_chat(home, system, _question(3 * number + 1), keep=False, look=True))
+        hot.append(await _new_chat(home, system, _question(3 * number + 2), keep=False))
 
     say("A new chat without save points …")
     await home.runtime.delete_save_points(None)
     await home.restart()
-    cold = await _new_chat(home, system, _question(2 * ROUNDS), keep=False)
+    cold = await _new_chat(home, system, _question(3 * ROUNDS), keep=False)
 
     shared = await _shared_tokens(home, system)
     own = [saved.tokens - shared for saved in home.saved]
     row = (await home.runtime.room.ready()).kv_bytes_per_token
     unique = round((shared + sum(own)) * row)
-    pairs = zip(restored, hot, strict=True)
     return SharedPrompt(
         chats=chats,
         system_tokens=shared,
@@ -88,16 +91,28 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         whole_files_bytes=sum(saved.bytes for saved in home.saved),
         hot_ttft_ms=median(reply.receipt.ttft_ms for reply in hot),
         restored_ttft_ms=median(reply.receipt.ttft_ms for reply in restored),
-        restored_ratio=median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs),
+        restored_ratio=_ratio(restored, hot),
         restore_ms=median(reply.receipt.restore_ms for reply in restored),
+        ahead_ttft_ms=median(reply.receipt.ttft_ms for reply in ahead),
+        ahead_ratio=_ratio(ahead, hot),
         cold_ttft_ms=cold.receipt.ttft_ms,
         prompt_tokens=restored[0].receipt.prompt_tokens,
-        cached_tokens=min(reply.receipt.cached_tokens for reply in restored),
+        cached_tokens=min(reply.receipt.cached_tokens for reply in (*restored, *ahead)),
     )
 
 
-async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool) -> Reply:
+def _ratio(replies: list[Reply], hot: list[Reply]) -> float:
+    """The median of the rounds' ratios."""
+    pairs = zip(replies, hot, strict=True)
+    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
+
+
+async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look: bool = False) -> Reply:
+    """The reply in a new chat; with `look` the user looks at it until it is restored, and then sends."""
     chat = await home.runtime.chat.new_conversation(system)
+    if look:
+        home.runtime.chat.select(chat.id)
+        await home.runtime.chat.idle()
     return await home.ask(chat.id, text, GREEDY, keep=keep)
 
 
@@ -128,6 +143,7 @@ def table(result: SharedPrompt) -> str:
         ("A new chat's first token, hot", duration(result.hot_ttft_ms)),
         ("  after a restart", f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot)"),
         ("    of which restore", duration(result.restore_ms)),
+        ("  restored as it was opened", f"{duration(result.ahead_ttft_ms)}   ({result.ahead_ratio:.2f} times hot)"),
         ("  cold", duration(result.cold_ttft_ms)),
         ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
     ]

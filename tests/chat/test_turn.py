@@ -92,6 +92,23 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     assert len(stage.of(Restored)) == 1
 
 
+async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_writes(
+    stage: Stage, smollm2: Path
+) -> None:
+    system = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
+    async with stage:
+        await stage.ask(await stage.chat(system))
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.room.ready()
+        chat = await again.chat(system)
+        again.runtime.chat.select(chat)
+        await again.runtime.chat.idle()
+        assert again.of(Restored)
+        receipt = await again.answered(chat, "Which trees stand by the river?")
+    assert receipt.restored_ahead
+    assert receipt.cached_tokens >= 0.9 * again.of(Restored)[-1].tokens
+
+
 async def test_selecting_what_is_in_the_slot_restores_nothing(stage: Stage) -> None:
     """Restoring over a live slot would throw away the engine's own checkpoints."""
     chat = await stage.chat()
