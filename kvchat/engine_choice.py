@@ -34,6 +34,18 @@ class NoModel(KvchatError):
         super().__init__("No model is chosen yet", "", "Pick a GGUF file, or fetch the starter model.")
 
 
+class ModelMissing(KvchatError):
+    """The model of a conversation is no longer where it was."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"This chat’s model, {Path(path).stem}, is no longer there",
+            f"{path} is gone, or its disk is not connected.",
+            "Choose what answers here from now on.",
+        )
+
+
 @dataclass(frozen=True)
 class EngineChoice:
     """Everything decided before an engine starts."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from kvchat.attached_room import AttachedRoom
 from kvchat.chat.room import ReadyEngine
@@ -10,7 +12,7 @@ from kvchat.chat.strategy import Finding
 from kvchat.engine.client import EngineError
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.vitals import Vitals
-from kvchat.engine_choice import EngineChoice
+from kvchat.engine_choice import EngineChoice, ModelMissing
 from kvchat.engine_room import SupervisedRoom
 from kvchat.library.memory_bar import MemoryBar
 from kvchat.settings import Settings
@@ -21,8 +23,15 @@ _AT_REST = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)
 class EngineRooms:
     """An `EngineRoom` for the chat. It changes rooms only while nothing runs in the one it leaves."""
 
-    def __init__(self, settings: Callable[[], Settings], own: SupervisedRoom, attached: AttachedRoom) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        choose_model: Callable[[str], None],
+        own: SupervisedRoom,
+        attached: AttachedRoom,
+    ) -> None:
+        """`choose_model` puts another model into the settings."""
+        self._settings, self._choose_model = settings, choose_model
         self.own, self.attached = own, attached
         self._now: SupervisedRoom | AttachedRoom = attached if settings().engine_url else own
 
@@ -86,9 +95,9 @@ class EngineRooms:
         """How the running engine is doing; None without a ready one."""
         return await self._now.vitals()
 
-    def is_ready(self) -> bool:
+    def is_ready(self, model: str | None = None) -> bool:
         """Whether `ready` would answer at once."""
-        return self._now.is_ready()
+        return self._now.is_ready() and (model is None or not self._runs_another(model))
 
     def recovers(self) -> bool:
         """After a loss: whether an engine is there or coming up by itself."""
@@ -118,9 +127,14 @@ class EngineRooms:
         await self.attached.stop()
         await self.own.close()
 
-    async def ready(self) -> ReadyEngine:
-        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
+    async def ready(self, model: str | None = None) -> ReadyEngine:
+        """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
+
+        A server of the user's has the model it has. Raises KvchatError when there will be none.
+        """
         await self._change_rooms()
+        if model is not None and not self.is_attached:
+            await self._change_models(model)
         return await self._now.ready()
 
     async def note_restore(self, *, hollow: bool) -> None:
@@ -130,6 +144,22 @@ class EngineRooms:
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: the reason in the room's words, once it knows it."""
         return await self._now.explain_loss(error)
+
+    async def _change_models(self, model: str) -> None:
+        """Make `model` the one in use. Raises ModelMissing."""
+        if model != self._settings().model_path:
+            if not await asyncio.to_thread(Path(model).exists):
+                raise ModelMissing(model)
+            self._choose_model(model)
+        if self._runs_another(model):
+            await self.own.stop()
+
+    def _runs_another(self, model: str) -> bool:
+        """Whether kvchat's own engine runs, or was asked to run, with another model than this."""
+        started = self.own.started_with
+        if self.is_attached or started is None or self.own.status.state in _AT_REST:
+            return False
+        return started.model_path != model
 
     async def _change_rooms(self) -> None:
         wanted = self.attached if self._settings().engine_url else self.own

@@ -14,6 +14,7 @@ from kvchat.attached_room import AttachedRoom
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
+from kvchat.chat.messages import Conversation
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
@@ -77,7 +78,7 @@ class Runtime:
         self._store = store
         self._log = EngineLog(paths.engine_log)
         self.room = self._make_rooms()
-        self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling)
+        self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling, self._new_model)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
         self.engines = EngineDesk(paths, lambda: self.settings)
@@ -99,8 +100,17 @@ class Runtime:
             return display_name(Path(server.model_path)) if server and server.model_path else "the server’s model"
         if not self.settings.model_path:
             return None
-        path = Path(self.settings.model_path)
-        return name_of_blob(path) or display_name(path)
+        return self.name_of(self.settings.model_path)
+
+    def name_of(self, model: str) -> str:
+        """The name of the model at this path, for the screen."""
+        return name_of_blob(Path(model)) or display_name(Path(model))
+
+    def model_name_in(self, conversation: Conversation | None) -> str | None:
+        """The name of the model that answers in a conversation, None without one."""
+        if self.settings.engine_url or conversation is None or conversation.model is None:
+            return self.model_name
+        return self.name_of(conversation.model)
 
     @property
     def has_model(self) -> bool:
@@ -215,6 +225,7 @@ class Runtime:
 
         The settings say which and when.
         """
+        await self._take_newest_model()
         if self.has_model:
             await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
         self._spawn(self._rest.run())
@@ -242,6 +253,13 @@ class Runtime:
             await self.start_engine()
         elif self.restart_pending:
             await self.restart_engine()
+
+    async def locate_model(self, missing: str, path: Path) -> None:
+        """The model that was missing is here now: its conversations go on with it. Raises KvchatError."""
+        await asyncio.to_thread(read_facts, path)
+        if missing == self.settings.model_path:
+            await self.use_model(path)
+        await self.chat.relocate_model(missing, str(path))
 
     async def free_memory(self) -> MemoryFacts:
         """The memory a model could use: what is free, and what the running one would give back.
@@ -350,12 +368,30 @@ class Runtime:
             server_key(self.paths),
             lambda status: self._engine_changed(status) if self.room.is_current(attached) else None,
         )
-        return EngineRooms(lambda: self.settings, own, attached)
+        return EngineRooms(lambda: self.settings, self._take_model, own, attached)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def _new_model(self) -> str | None:
+        """What answers in a conversation that has no model yet; a server of the user's is not remembered."""
+        return None if self.settings.engine_url else self.settings.model_path
+
+    async def _take_newest_model(self) -> None:
+        """The conversation on show at the start is the newest: begin with its model, if that is still there."""
+        newest = next(iter(await self.chat.conversations()), None)
+        if newest is None or newest.model is None:
+            return
+        path = Path(newest.model)
+        if await asyncio.to_thread(path.exists):
+            self._take_model(newest.model)
+
+    def _take_model(self, model: str) -> None:
+        """A conversation's model is in use now. That is no wish of the user's for the next start: not stored."""
+        self.settings = dataclasses.replace(self.settings, model_path=model)
+        self.events.publish(SettingsChanged())
 
     def _sampling(self) -> Sampling:
         return Sampling(self.settings.max_tokens, self.settings.temperature, self.settings.seed)

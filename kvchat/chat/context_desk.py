@@ -16,6 +16,7 @@ from kvchat.chat.context import (
 )
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.messages import Message, Role
+from kvchat.chat.models import model_of
 from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn import TurnParts
@@ -56,9 +57,10 @@ class ContextDesk:
 
         Asks the tokenizer and never touches the slot. Raises KvchatError.
         """
-        if not self._parts.room.is_ready():
+        model = await self._model(conversation_id) if conversation_id else None
+        if not self._parts.room.is_ready(model):
             return None
-        engine = await self._parts.room.ready()
+        engine = await self._parts.room.ready(model)
         used = await self._used(engine, conversation_id) if conversation_id else 0
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() else 0
         return ContextUse(used, waiting, self._reserve(engine), engine.context_size)
@@ -107,7 +109,11 @@ class ContextDesk:
         if self._is_answering(conversation_id):
             raise StillAnswering
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
-        return await self._parts.room.ready(), branch
+        async with self._parts.slot.lock:  # it may be another model than the one in use
+            return await self._parts.room.ready(await self._model(conversation_id)), branch
+
+    async def _model(self, conversation_id: str) -> str | None:
+        return await self._parts.worker.run(model_of, self._parts.database, conversation_id)
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)

@@ -90,3 +90,4 @@ class Conversation:
     created_at: datetime
     updated_at: datetime
     leaf_id: str | None
+    model: str | None = None  # path of the model that answers here; None until the first message

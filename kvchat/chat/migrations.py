@@ -51,6 +51,10 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (fingerprint, build)
     )
     """,
+    # 4: each conversation remembers its model, by the path of its file
+    """
+    ALTER TABLE conversations ADD COLUMN model TEXT
+    """,
 )
 
 

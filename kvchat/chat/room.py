@@ -42,11 +42,14 @@ class ReadyEngine:
 class EngineRoom(Protocol):
     """Where ready engines come from."""
 
-    async def ready(self) -> ReadyEngine:
-        """Wait until an engine is ready, starting one if need be. Raises KvchatError when there will be none."""
+    async def ready(self, model: str | None = None) -> ReadyEngine:
+        """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
+
+        Call it between turns. Raises KvchatError when there will be none.
+        """
         ...
 
-    def is_ready(self) -> bool:
+    def is_ready(self, model: str | None = None) -> bool:
         """Whether `ready` would answer at once."""
         ...
 

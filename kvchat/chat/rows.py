@@ -19,6 +19,7 @@ def conversation_of(row: sqlite3.Row) -> Conversation:
         created_at=_time(row["created_at"]),
         updated_at=_time(row["updated_at"]),
         leaf_id=row["leaf_id"],
+        model=row["model"],
     )
 
 

@@ -11,6 +11,7 @@ from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Conversation, Message, MessageState, Role
+from kvchat.chat.models import model_of, relocate_model, remember_model
 from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages, title_from
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
@@ -39,8 +40,9 @@ class ChatService:
         room: EngineRoom,
         events: EventBus,
         sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
+        model: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`sampling` says how replies are drawn where a call does not."""
+        """`sampling` says how replies are drawn where a call does not, `model` which one answers in a new chat."""
         self.events = events
         self.slot = SlotKeeper(store, events)
         self._database = database
@@ -48,6 +50,7 @@ class ChatService:
         self._store = store
         self._room = room
         self._sampling = sampling
+        self._model = model
         self._turns: list[Turn] = []  # running or waiting, until their save is over
         self._selected: str | None = None
         self._used_at = time.monotonic()
@@ -90,6 +93,16 @@ class ChatService:
         """Give a conversation the user's own title; an empty one changes nothing."""
         if title.strip():
             await self._worker.run(self._database.rename, conversation_id, title.strip(), by_user=True)
+        self.events.publish(ConversationsChanged())
+
+    async def use_model(self, conversation_id: str, model: str) -> None:
+        """Have another model answer in a conversation, from its next message on."""
+        await self._worker.run(remember_model, self._database, conversation_id, model, replace=True)
+        self.events.publish(ConversationsChanged())
+
+    async def relocate_model(self, old: str, new: str) -> None:
+        """A model is in another place now, for every conversation that used it."""
+        await self._worker.run(relocate_model, self._database, old, new)
         self.events.publish(ConversationsChanged())
 
     async def delete(self, conversation_id: str) -> None:
@@ -213,6 +226,8 @@ class ChatService:
     async def _store_question(self, conversation_id: str, text: str | None, instead_of: Message | None) -> str:
         """The user's words are on disk before anything else happens to them. Without text, the last ones again."""
         branch = await self._worker.run(self._database.branch, conversation_id)
+        if model := self._model():
+            await self._worker.run(remember_model, self._database, conversation_id, model, replace=False)
         if text is None:
             question = await self._last_question(branch)
         elif instead_of is not None:
@@ -244,11 +259,14 @@ class ChatService:
         if not self._room.is_ready():
             return
         async with self.slot.lock:
-            if self._selected != conversation_id or not self._room.is_ready():
+            if self._selected != conversation_id:
                 return
             try:
+                model = await self._worker.run(model_of, self._database, conversation_id)
+                if not self._room.is_ready(model):
+                    return  # another model is loaded for a message, not for a look
                 branch = await self._worker.run(self._database.branch, conversation_id)
-                engine = await self._room.ready()
+                engine = await self._room.ready(model)
                 if ends_with_reply(branch) or begins_empty(branch):
                     boundary = await self.slot.boundary(engine, prompt_messages(branch))
                     await self.slot.load(engine, conversation_id, boundary)

@@ -56,6 +56,7 @@ class SlotKeeper:
         self._events = events
         self._contents: SlotContents | None = None
         self._rates = Rates()
+        self._rated = ""  # the model they are about
 
     def holds(self, generation: int | None = None) -> str | None:
         """The conversation whose state is in the slot (of that engine process, if given)."""
@@ -75,6 +76,8 @@ class SlotKeeper:
         Never raises for a bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if
         the engine dies over it.
         """
+        if room.fingerprint.model != self._rated:  # what was measured with another model says nothing of this one
+            self._rated, self._rates.prefill_ms_per_token = room.fingerprint.model, None
         held = self._held(room, prompt)
         contents = self._contents
         unproved = contents.unproved if contents and held else None

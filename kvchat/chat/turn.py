@@ -21,6 +21,7 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
+from kvchat.chat.models import model_of
 from kvchat.chat.prompt import ConversationTooLong, ends_with_reply, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.room import EngineRoom, ReadyEngine
@@ -206,10 +207,12 @@ class Turn:
         )
 
     async def _ready(self) -> ReadyEngine:
-        if not self._parts.room.is_ready():
-            self._parts.events.publish(WaitingForEngine(self.conversation_id))
+        parts = self._parts
+        model = await parts.worker.run(model_of, parts.database, self.conversation_id)
+        if not parts.room.is_ready(model):
+            parts.events.publish(WaitingForEngine(self.conversation_id))
         asked_at = time.perf_counter()
-        self._engine = await self._parts.room.ready()
+        self._engine = await parts.room.ready(model)
         if self._reply:
             self._reply.engine_wait_s += time.perf_counter() - asked_at
         return self._engine

@@ -78,6 +78,8 @@ async def _ask(options: AskOptions) -> int:
     try:
         runtime.events.subscribe(printer.hear)
         chat_id = await _conversation(runtime, options)
+        if options.model is not None:
+            await runtime.chat.use_model(chat_id, str(options.model.absolute()))
         reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options, settings))
         await runtime.chat.idle()
     finally:

@@ -141,11 +141,16 @@ class Bridge(QObject):
             fetchable=runtime.repository_of_model is not None,
         )
         views.strip.show_engine(runtime.engine_status.state, runtime.model_name)
-        views.header.show_model(runtime.model_name, runtime.context_reason)
+        self._show_model()
         views.strip.show_context(runtime.context_size, runtime.context_reason)
         if self._had_model != runtime.settings.model_path:
             self._had_model = runtime.settings.model_path
             self.model_changed.emit()
+
+    @property
+    def failure(self) -> KvchatError | None:
+        """Why the open conversation's last turn failed, if it did."""
+        return self._talk().failure
 
     async def _send(self, text: str) -> None:
         self._talk().draft = ""
@@ -266,7 +271,15 @@ class Bridge(QObject):
         self._show_header()
         self._show_turn()
 
+    def _show_model(self) -> None:
+        """The model that answers in the open conversation, and why the context of the one in use is that large."""
+        runtime = self._runtime
+        self._views.header.show_model(
+            runtime.model_name_in(self.list.conversation(self.current)), runtime.context_reason
+        )
+
     def _show_header(self) -> None:
+        self._show_model()
         usage = self.list.usage_of(self.current)
         self._views.header.show_conversation(
             self.list.title(self.current),
@@ -283,7 +296,7 @@ class Bridge(QObject):
         views.strip.show_turn(talk.story.pieces, talk.story.fraction)
         views.transcript.show_pending(talk.story.pending if talk.awaiting else "")
         failure = None if self._told_by_engine(talk.failure) else talk.failure
-        views.transcript.show_failure(failure)
+        views.transcript.show_failure(failure, self._runtime.model_name)
         last = self._messages[-1] if self._messages else None
         stranded = last is not None and last.role is Role.USER and not running and failure is None
         views.transcript.show_unanswered(stranded)

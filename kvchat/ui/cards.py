@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine_choice import ModelMissing
 from kvchat.errors import KvchatError
 
 
@@ -88,19 +89,35 @@ class FailureCard(Card):
     """A turn that failed, in the transcript."""
 
     retry_requested = Signal()
+    use_current_requested = Signal()  # answer with the model in use, the conversation's own being gone
+    locate_requested = Signal()
+    model_requested = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("tone", "bad")
         self.title.setProperty("tone", "bad")
         self.retry = self.add_button("Try again")
+        self.use_current = self.add_button("", "primary")
+        self.locate = self.add_button("Locate it…")
+        self.model = self.add_button("Choose another model")
         self.retry.clicked.connect(self.retry_requested)
+        self.use_current.clicked.connect(self.use_current_requested)
+        self.locate.clicked.connect(self.locate_requested)
+        self.model.clicked.connect(self.model_requested)
         self.buttons.addStretch(1)
 
-    def show_error(self, error: KvchatError | None) -> None:
-        """Show the error, or hide."""
+    def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
+        """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
+        missing = isinstance(error, ModelMissing)
         if error is not None:
             self.say(error.title, error.detail, error.advice)
+        self.use_current.setText(f"Use {model}".replace("&", "&&"))
+        self.use_current.setAccessibleName(f"Use {model}")
+        self.use_current.setVisible(missing and model is not None)
+        for button in (self.locate, self.model):
+            button.setVisible(missing)
+        self.retry.setVisible(not missing)
         self.setVisible(error is not None)
 
 

@@ -56,6 +56,10 @@ class ListBridge(QObject):
         """A conversation's title."""
         return next((c.title for c in self._conversations if c.id == conversation_id), NEW_TITLE)
 
+    def conversation(self, conversation_id: str | None) -> Conversation | None:
+        """A conversation as last told."""
+        return next((c for c in self._conversations if c.id == conversation_id), None)
+
     def usage_of(self, conversation_id: str | None) -> ConversationUsage | None:
         """What is kept of a conversation and wished for it; None where there is neither."""
         return self._usage_by_id.get(conversation_id or "")

@@ -29,6 +29,7 @@ from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
+from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
 from kvchat.ui.side_windows import SideWindows
 from kvchat.ui.sidebar import Sidebar
@@ -69,6 +70,7 @@ class MainWindow(QMainWindow):
             runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
         )
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
+        self.models = ModelChoices(runtime, self.bridge, self.transcript.tail.failure, self.wishes, self)
         self._connect()
         self._add_keys()
         self._restore_place()
@@ -186,6 +188,7 @@ class MainWindow(QMainWindow):
         self.engine_card.locate_requested.connect(self._locate_model)
         self.engine_card.fetch_requested.connect(self._fetch_again)
         self.beside.model_used.connect(self._model_used)
+        self.models.models_requested.connect(self.beside.open_models)
         self.first_start.models_requested.connect(self.beside.open_models)
         self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
         self.first_start.back_requested.connect(self._show_right_page)
@@ -230,12 +233,14 @@ class MainWindow(QMainWindow):
         self._model_used()
 
     def _model_used(self) -> None:
+        self.models.use_current()
         self.bridge.show_engine()
         self._show_right_page()
 
     def _locate_model(self) -> None:
         """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
-        open_gguf_dialog(self, lambda path: self.wishes.start(self._runtime.use_model(path)))
+        missing = self._runtime.settings.model_path or ""
+        open_gguf_dialog(self, lambda path: self.wishes.start(self._runtime.locate_model(missing, path)))
 
     def _fetch_again(self) -> None:
         """The files of the repository the missing model came from, to choose one."""

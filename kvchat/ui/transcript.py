@@ -127,9 +127,9 @@ class Transcript(QScrollArea):
         self.tail.pending.set_words(words)
         self._fit_tail()
 
-    def show_failure(self, error: KvchatError | None) -> None:
-        """The card of a turn that failed, or none."""
-        self.tail.failure.show_error(error)
+    def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:
+        """The card of a turn that failed, or none; `model` names the one in use."""
+        self.tail.failure.show_error(error, model)
         self._fit_tail()
 
     def show_unanswered(self, unanswered: bool) -> None:

@@ -127,6 +127,11 @@ class FakeChat(ChatService):
         self.talks[conversation_id] = replace(self.talks[conversation_id], title=title, title_by_user=True)
         self.events.publish(ConversationsChanged())
 
+    async def use_model(self, conversation_id: str, model: str) -> None:
+        self.calls.append(("use_model", conversation_id, model))
+        self.talks[conversation_id] = replace(self.talks[conversation_id], model=model)
+        self.events.publish(ConversationsChanged())
+
     async def delete(self, conversation_id: str) -> None:
         self.calls.append(("delete", conversation_id))
         del self.talks[conversation_id], self.said[conversation_id]
