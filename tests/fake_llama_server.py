@@ -35,6 +35,7 @@ Pace and content
   FAKE_BATCH_DELAY=SECONDS          wait before each batch of the prompt
   FAKE_REPLY=TEXT                   the reply (default: an echo of the last user message)
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
+  FAKE_ECHO=1                       a reply that goes on is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
 """
 
@@ -311,6 +312,8 @@ class Handler(BaseHTTPRequestHandler):
         asked = [m["content"] for m in messages if m["role"] == "user"]
         reply = (switch("FAKE_REPLY") or f"You said: {asked[-1] if asked else ''}").encode()
         limit = body.get("max_tokens", -1)
+        begun = messages[-1]["content"].encode() if messages[-1]["role"] == "assistant" else b""
+        reply = reply.removeprefix(begun)
         wanted = reply if limit < 0 else reply[:limit]
         if switch("FAKE_THINKING"):
             yield {"choices": [{"delta": {"reasoning_content": switch("FAKE_THINKING")}, "finish_reason": None}]}
@@ -325,7 +328,8 @@ class Handler(BaseHTTPRequestHandler):
                     return
             said += len(word)
             slot.tokens = [*prompt, *(FIRST_BYTE + byte for byte in wanted[: said - 1])]  # the last is not read yet
-            delta = {"content": word.decode("utf-8", "ignore")}
+            echo = begun if index == 0 and switch("FAKE_ECHO") else b""
+            delta = {"content": (echo + word).decode("utf-8", "ignore")}
             timings = self.timings(prompt, cache or 0, prompt_ms, said, start)
             yield {"choices": [{"delta": delta, "finish_reason": None}], "timings": timings}
         reason = "stop" if wanted == reply else "length"

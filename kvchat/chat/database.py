@@ -90,7 +90,11 @@ class Database:
 
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation and its messages."""
+        query = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY rowid DESC"
         with self._transaction():
+            # The last first: SQLite follows a cascade no more than 1,000 messages deep.
+            ids = [(row["id"],) for row in self._connection.execute(query, (conversation_id,))]
+            self._connection.executemany("DELETE FROM messages WHERE id = ?", ids)
             self._connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
 
     def branch(self, conversation_id: str) -> list[Message]:
@@ -221,6 +225,24 @@ class Database:
             "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?", (message.id, created, conversation_id)
         )
         return message
+
+    def reopen(self, message: Message) -> None:
+        """A reply that had ended is being written again, by this process, and is the conversation's leaf."""
+        with self._transaction():
+            self._connection.execute(
+                "UPDATE messages SET state = ?, writer = ? WHERE id = ?",
+                (MessageState.STREAMING.value, _this_process(), message.id),
+            )
+            self._connection.execute(
+                "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?",
+                (message.id, _now(), message.conversation_id),
+            )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """For a module that asks what no method here answers. Nothing is changed in it."""
+        with _in_words(self.file):
+            yield self._connection
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -21,7 +21,11 @@ class MessageState(Enum):
     COMPLETE = "complete"
     STREAMING = "streaming"  # being written; after a crash, found as INTERRUPTED
     STOPPED = "stopped"  # the user stopped it
+    LIMITED = "limited"  # it reached the most tokens a reply may have, or the end of the context
     INTERRUPTED = "interrupted"  # the engine or the app died while it was written
+
+
+UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
 
 
 class Source(Enum):
@@ -78,6 +82,7 @@ class Message:
     state: MessageState
     created_at: datetime
     receipt: Receipt | None = None
+    siblings: tuple[str, ...] = ()  # where it is one of several branches: the ids of all of them, the oldest first
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,16 @@ class ConversationTooLong(KvchatError):
         )
 
 
-def prompt_messages(branch: Sequence[Message]) -> list[ChatMessage]:
-    """What the chat template is given for these messages.
+def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> list[ChatMessage]:
+    """What the chat template is given for these messages; `going_on` if the last one is a reply to be continued.
 
     Empty replies are left out and neighbouring messages of one role are joined, because many templates refuse
     roles that do not alternate: that happens when a turn failed and the user wrote again.
     """
     joined: list[ChatMessage] = []
-    for message in branch:
-        if not message.content.strip() and message.role is not Role.USER:
+    for number, message in enumerate(branch, start=1):
+        continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
+        if not message.content.strip() and message.role is not Role.USER and not continued:
             continue
         role = message.role.value
         if joined and joined[-1].role == role:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
+from kvchat.chat.continuation import Echo
 from kvchat.chat.database import Database, StorageFailed
 from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
 from kvchat.chat.messages import Message, MessageState, Receipt
@@ -50,17 +51,24 @@ class Draft:
             self.text.append(chunk.text)
 
     def written_into(self, message: Message, state: MessageState, receipt: Receipt | None = None) -> Message:
-        """The message as it stands now."""
+        """The message as it stands now, `message` being what it was before this draft."""
         return replace(
-            message, content="".join(self.text), thinking="".join(self.thinking), state=state, receipt=receipt
+            message,
+            content=message.content + "".join(self.text),
+            thinking=message.thinking + "".join(self.thinking),
+            state=state,
+            receipt=receipt,
         )
 
 
 class ReplyWriter:
-    """Feeds a streamed reply to the screen at once and to the disk twice a second."""
+    """Feeds a streamed reply to the screen at once and to the disk twice a second.
+
+    `message` is what is there before: an empty reply, or one that goes on.
+    """
 
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
-        self.message = message
+        self.message = self.before = message
         self.draft = Draft()
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self.locked_at = sent_at  # time.perf_counter() when the slot was ours
@@ -83,20 +91,20 @@ class ReplyWriter:
         cached = self._had_before(progress.cache)
         self._events.publish(Prefilling(self.message.conversation_id, progress.processed, total, cached))
 
-    async def consume(self, chunks: AsyncIterator[ChatChunk]) -> None:
-        """Take the stream to its end. What has come stays in `draft`, whatever ends it."""
+    async def consume(self, chunks: AsyncIterator[ChatChunk], echo: Echo | None = None) -> None:
+        """Take the stream to its end, without the echo of what was there. What has come stays in `draft`."""
         flusher = asyncio.create_task(self._flush_regularly())
         try:
             async with contextlib.aclosing(chunks) as stream:  # type: ignore[type-var]
                 async for chunk in stream:
-                    self._take(chunk)
+                    self._take(echo.removed_from(chunk) if echo else chunk)
         finally:
             flusher.cancel()
             await asyncio.wait([flusher])
 
     async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
         """Write the reply as it is now, for good."""
-        self.message = self.draft.written_into(self.message, state, receipt)
+        self.message = self.draft.written_into(self.before, state, receipt or self.before.receipt)
         await self._worker.run(self._database.update_reply, self.message)
         return self.message
 
@@ -123,7 +131,7 @@ class ReplyWriter:
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
-            thinking_ms=draft.thinking_ms,
+            thinking_ms=draft.thinking_ms or (self.before.receipt.thinking_ms if self.before.receipt else None),
             restored_ahead=ahead,
             restored_bytes=restore.bytes if restore else 0,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
@@ -157,7 +165,10 @@ class ReplyWriter:
             draft.prefill_ms = sum(timings.prompt_ms for timings in read)
             prompt = draft.timings.prompt_tokens if draft.timings else 0
             self._events.publish(FirstToken(conversation, draft.ttft_ms, self.cached_tokens, prompt))
-        self._events.publish(ReplyDelta(conversation, self.message.id, chunk.text, chunk.thinking, draft.thinking_ms))
+        text, thinking = chunk.text, chunk.thinking
+        if first:  # whoever listens may not know the beginning
+            text, thinking = self.before.content + text, self.before.thinking + thinking
+        self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, draft.thinking_ms))
         if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
             self._speed_told_at = now
             used = draft.timings.prompt_tokens + draft.timings.predicted_n
@@ -173,7 +184,7 @@ class ReplyWriter:
             if not self._unwritten:
                 continue
             self._unwritten = False
-            partial = self.draft.written_into(self.message, MessageState.STREAMING)
+            partial = self.draft.written_into(self.before, MessageState.STREAMING)
             try:
                 await self._worker.run(self._database.update_reply, partial)
             except StorageFailed as error:

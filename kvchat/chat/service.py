@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from kvchat.chat import opening, tree
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Conversation, Message, MessageState, Role
 from kvchat.chat.models import model_of, relocate_model, remember_model
-from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages, title_from
+from kvchat.chat.opening import Beginning
+from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
+from kvchat.chat.tree import Removed
 from kvchat.chat.turn import Turn, TurnParts
 from kvchat.chat.worker import Worker
 from kvchat.engine.client import EngineError
@@ -22,11 +25,10 @@ from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 NEW_TITLE = "New chat"
-
-
-class NothingToAnswer(KvchatError):
-    """There is no user message to answer."""
 
 
 class ChatService:
@@ -80,8 +82,8 @@ class ChatService:
         return await self._worker.run(self._database.conversation, conversation_id)
 
     async def messages(self, conversation_id: str) -> list[Message]:
-        """The messages on the conversation's current branch, oldest first."""
-        return await self._worker.run(self._database.branch, conversation_id)
+        """The messages on the conversation's current branch, oldest first, each with its siblings."""
+        return await self._worker.run(tree.current_branch, self._database, conversation_id)
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
         """Make an empty conversation, with a system prompt if given."""
@@ -134,20 +136,50 @@ class ChatService:
 
         With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
         """
-        return self._begin(Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep), text)
+        turn = self._turn(conversation_id, sampling, keep)
+        return self._begin(turn, lambda: opening.ask(self._database, conversation_id, text), text)
 
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
-        return self._begin(Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep), None)
+        turn = self._turn(conversation_id, sampling, keep)
+        return self._begin(turn, lambda: opening.answer_again(self._database, conversation_id))
+
+    def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
+        """Make another reply beside this one; what followed it stays in the tree, on its branch."""
+        turn = self._turn(reply.conversation_id, sampling)
+        return self._begin(turn, lambda: opening.regenerate(self._database, reply))
+
+    def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
+        """Continue a reply from where it ended."""
+        return self._begin(self._turn(reply.conversation_id, sampling), lambda: opening.go_on(self._database, reply))
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Ask something else in a question's place; what followed it stays in the tree, on a branch of its own."""
-        turn = Turn(self._parts(), question.conversation_id, sampling or self._sampling(), keep=keep)
-        return self._begin(turn, text, instead_of=question)
+        turn = self._turn(question.conversation_id, sampling, keep)
+        return self._begin(turn, lambda: opening.ask_instead(self._database, question, text), text)
+
+    async def edit_reply(self, reply: Message, text: str) -> Message:
+        """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""
+        where = reply.conversation_id, reply.parent_id
+        return await self._change(
+            reply.conversation_id, self._database.append, *where, Role.ASSISTANT, text, MessageState.COMPLETE
+        )
+
+    async def switch(self, conversation_id: str, message_id: str) -> None:
+        """Go to the branch that leads through this message, to its newest end."""
+        await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)
+
+    async def delete_message(self, message: Message) -> Removed:
+        """Delete a message and all that follows it; what is returned puts them back."""
+        return await self._change(message.conversation_id, tree.remove, self._database, message)
+
+    async def put_back(self, removed: Removed) -> None:
+        """Undo `delete_message`."""
+        await self._change(removed.conversation_id, tree.put_back, self._database, removed)
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -180,22 +212,42 @@ class ChatService:
     def _parts(self) -> TurnParts:
         return TurnParts(self._database, self._worker, self._room, self.slot, self.events)
 
-    def _begin(self, turn: Turn, text: str | None, instead_of: Message | None = None) -> asyncio.Future[Message | None]:
+    def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
+        return Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep)
+
+    async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
+        if self.is_answering(conversation_id):
+            raise StillAnswering
+        result = await self._worker.run(write, *args, **kwargs)
+        self.events.publish(MessagesChanged(conversation_id))
+        if self._selected == conversation_id:
+            self._spawn(self._restore_ahead(conversation_id))
+        return result
+
+    def _begin(
+        self, turn: Turn, begin: Callable[[], Beginning], words: str | None = None
+    ) -> asyncio.Future[Message | None]:
+        """Begin a turn with what `begin` puts on disk, of which `words` are new."""
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._spawn(self._run(turn, text, instead_of, reply))
+        self._spawn(self._run(turn, begin, words, reply))
         return reply
 
     async def _run(
-        self, turn: Turn, text: str | None, instead_of: Message | None, reply: asyncio.Future[Message | None]
+        self,
+        turn: Turn,
+        begin: Callable[[], Beginning],
+        words: str | None,
+        reply: asyncio.Future[Message | None],
     ) -> None:
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
 
         try:
-            turn.question_id = await self._stored(turn, text, instead_of)
-            if turn.question_id is not None:
+            turn.beginning = await self._stored(turn, begin, words)
+            if turn.beginning is not None:
                 await turn.run(done)
                 await self.slot.absorb()
         finally:
@@ -208,47 +260,28 @@ class ChatService:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    async def _stored(self, turn: Turn, text: str | None, instead_of: Message | None) -> str | None:
-        """The id of the question, on disk; None where it could not be stored: its words go back to the sender."""
+    async def _stored(self, turn: Turn, begin: Callable[[], Beginning], words: str | None) -> Beginning | None:
+        """The turn's beginning, on disk before anything else happens.
+
+        None where it could not be stored: the words go back to the sender.
+        """
         conversation_id = turn.conversation_id
         try:
             if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
                 raise StillAnswering
             self._end_settling(conversation_id)
-            return await self._store_question(conversation_id, text, instead_of)
+            if model := self._model():
+                await self._worker.run(remember_model, self._database, conversation_id, model, replace=False)
+            beginning = await self._worker.run(begin)
         except KvchatError as error:
-            if text is None:
+            if words is None:
                 self.events.publish(TurnFailed(conversation_id, error))
             else:
-                self.events.publish(QuestionNotStored(conversation_id, text, error))
+                self.events.publish(QuestionNotStored(conversation_id, words, error))
             return None
-
-    async def _store_question(self, conversation_id: str, text: str | None, instead_of: Message | None) -> str:
-        """The user's words are on disk before anything else happens to them. Without text, the last ones again."""
-        branch = await self._worker.run(self._database.branch, conversation_id)
-        if model := self._model():
-            await self._worker.run(remember_model, self._database, conversation_id, model, replace=False)
-        if text is None:
-            question = await self._last_question(branch)
-        elif instead_of is not None:
-            question = await self._worker.run(
-                self._database.append, conversation_id, instead_of.parent_id, Role.USER, text, MessageState.COMPLETE
-            )
-        else:
-            question = await self._worker.run(self._database.append_question, conversation_id, text)
-            if not any(message.role is Role.USER for message in branch):
-                await self._worker.run(self._database.rename, conversation_id, title_from(text), by_user=False)
-            self.events.publish(ConversationsChanged())
+        self.events.publish(ConversationsChanged())
         self.events.publish(MessagesChanged(conversation_id))
-        return question.id
-
-    async def _last_question(self, branch: list[Message]) -> Message:
-        """Before a retry: the leaf becomes the last user message; the unfinished reply stays in the tree beside it."""
-        questions = [message for message in branch if message.role is Role.USER]
-        if not questions:
-            raise NothingToAnswer("There is nothing to answer yet", "", "Write a message first.")
-        await self._worker.run(self._database.set_leaf, questions[-1].conversation_id, questions[-1].id)
-        return questions[-1]
+        return beginning
 
     async def _forget(self, conversation_id: str) -> None:
         async with self.slot.lock:

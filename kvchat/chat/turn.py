@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from kvchat.chat.continuation import Echo
 from kvchat.chat.database import ConversationGone, Database, StorageFailed
 from kvchat.chat.events import (
     EventBus,
@@ -20,8 +21,9 @@ from kvchat.chat.events import (
     WaitingForEngine,
 )
 from kvchat.chat.interruption import Interruption
-from kvchat.chat.messages import Message, MessageState, Receipt, Role
+from kvchat.chat.messages import UNFINISHED, Message, MessageState, Receipt, Role
 from kvchat.chat.models import model_of
+from kvchat.chat.opening import Beginning
 from kvchat.chat.prompt import ConversationTooLong, ends_with_reply, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.room import EngineRoom, ReadyEngine
@@ -55,12 +57,12 @@ class Turn:
     """The answer to one question. It reads the path to that question, whatever else is said meanwhile."""
 
     def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling, *, keep: bool = True) -> None:
-        """The question is set before `run`. With `keep` false the turn ends after the reply, unsettled and unsaved.
+        """The beginning is set before `run`. With `keep` false the turn ends after the reply, unsettled and unsaved.
 
         That is for measuring.
         """
         self.conversation_id = conversation_id
-        self.question_id: str | None = None
+        self.beginning: Beginning | None = None
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
         self._settling = Interruption()
@@ -124,11 +126,13 @@ class Turn:
 
     async def _stream(self) -> Message | None:
         """From the stored question to the whole reply on disk."""
-        assert self.question_id is not None
-        messages = prompt_messages(await self._path(self.question_id))
+        assert self.beginning is not None
+        unfinished = self.beginning.unfinished
+        path = await self._path(unfinished.id if unfinished else self.beginning.question_id)
+        messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
             raise ConversationGone
-        reply = await self._open_reply(self.question_id)
+        reply = await self._open_reply(self.beginning)
         try:
             await self._say(messages, reply)
         except EngineGone as loss:
@@ -136,11 +140,14 @@ class Turn:
                 raise
             reply.draft = Draft()
             await self._say(messages, reply)  # nothing was said yet: the next engine says it
-        return await self._close_reply(MessageState.COMPLETE)
+        limited = reply.draft.finish_reason == "length"
+        return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
     async def _say(self, messages: list[ChatMessage], reply: ReplyWriter) -> None:
         engine = await self._prepare(messages, reply)
-        await reply.consume(engine.engine.chat(messages, self._sampling))
+        last = messages[-1]
+        echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
+        await reply.consume(engine.engine.chat(messages, self._sampling), echo)
 
     async def _recovers(self, loss: EngineGone) -> bool:
         """Whether another engine is coming up, now that this one is lost."""
@@ -148,11 +155,13 @@ class Turn:
         await self._parts.room.explain_loss(loss)
         return self._parts.room.recovers()
 
-    async def _open_reply(self, parent_id: str) -> ReplyWriter:
-        parts = self._parts
-        message = await parts.worker.run(
-            parts.database.append, self.conversation_id, parent_id, Role.ASSISTANT, "", MessageState.STREAMING
-        )
+    async def _open_reply(self, beginning: Beginning) -> ReplyWriter:
+        parts, message = self._parts, beginning.unfinished
+        if message is not None:
+            await parts.worker.run(parts.database.reopen, message)
+        else:
+            where = self.conversation_id, beginning.question_id
+            message = await parts.worker.run(parts.database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
         self._reply = ReplyWriter(message, self._sent_at, parts.database, parts.worker, parts.events)
         self._reply.locked_at = self._locked_at
         parts.events.publish(MessagesChanged(self.conversation_id))
@@ -218,13 +227,16 @@ class Turn:
         return self._engine
 
     async def _close_reply(self, state: MessageState) -> Message | None:
-        """Put the reply on disk for good as it is now; an empty one that did not complete is taken back."""
+        """Put the reply on disk for good as it is now; what added nothing and did not complete is taken back."""
         reply, parts = self._reply, self._parts
         if reply is None:
             return None
         self._note_slot(reply)
         if reply.draft.empty and state is not MessageState.COMPLETE:
-            await parts.worker.run(parts.database.remove_leaf, reply.message)
+            if reply.before.state is MessageState.STREAMING:
+                await parts.worker.run(parts.database.remove_leaf, reply.message)
+            else:  # it was to go on
+                await parts.worker.run(parts.database.update_reply, reply.before)
             parts.events.publish(MessagesChanged(self.conversation_id))
             return None
         receipt = await self._receipt(reply)
@@ -275,7 +287,7 @@ class Turn:
         try:
             path = await self._path(reply.id)
             if ends_with_reply(path):
-                await self._settle_and_save(prompt_messages(path))
+                await self._settle_and_save(path)
             if not await self._path(reply.id):  # deleted meanwhile, perhaps by another process
                 await parts.slot.discard(self.conversation_id)
         except EngineGone as loss:
@@ -286,12 +298,14 @@ class Turn:
         except KvchatError as error:
             parts.events.publish(SaveSkipped(self.conversation_id, str(error)))
 
-    async def _settle_and_save(self, history: list[ChatMessage]) -> None:
+    async def _settle_and_save(self, path: list[Message]) -> None:
         engine, slot = self._engine, self._parts.slot
         assert engine is not None
         if engine.saves:
             self._parts.events.publish(Saving(self.conversation_id))
-        boundary = await self._unless_superseded(slot.boundary(engine, history))
+            if path[-1].state in UNFINISHED and not engine.can_cut:
+                await self._save_where_it_goes_on(engine, path)
+        boundary = await self._unless_superseded(slot.boundary(engine, prompt_messages(path)))
         early = slot.early_boundary(engine, boundary) if boundary else None
         if early and await self._settled(engine, early):
             await slot.save(engine, self.conversation_id, early, tell=False)
@@ -300,6 +314,15 @@ class Turn:
             await slot.save(engine, self.conversation_id, boundary)
         elif engine.saves:
             self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
+
+    async def _save_where_it_goes_on(self, engine: ReadyEngine, path: list[Message]) -> None:
+        """Also save at the very end of a reply that may be continued: the turn boundary lies behind it."""
+        slot = self._parts.slot
+        end = await self._unless_superseded(engine.engine.prompt_tokens(prompt_messages(path, going_on=True)))
+        early = slot.early_boundary(engine, end) if end else None
+        for tokens in (early, end):
+            if tokens and await self._settled(engine, tokens):
+                await slot.save(engine, self.conversation_id, tokens, tell=False)
 
     async def _settled(self, engine: ReadyEngine, tokens: Tokens) -> bool:
         """Whether the slot now holds exactly these tokens."""

@@ -90,6 +90,17 @@ def test_delete_takes_the_messages_along(database: Database) -> None:
     assert database.conversations() == []
 
 
+def test_a_long_conversation_is_deleted(database: Database) -> None:
+    """SQLite follows a cascade no more than 1,000 messages deep."""
+    chat = database.create_conversation("x")
+    rows = [(f"m{n}", chat.id, f"m{n - 1}" if n else None, "user", "x", "complete", n) for n in range(1500)]
+    insert = "INSERT INTO messages (id, conversation_id, parent_id, role, content, state, created_at) VALUES"
+    with database.transaction() as db:
+        db.executemany(f"{insert} (?, ?, ?, ?, ?, ?, ?)", rows)
+    database.delete(chat.id)
+    assert database.conversations() == []
+
+
 def test_an_empty_reply_is_taken_back(database: Database) -> None:
     chat = database.create_conversation("New chat")
     question = said(database, chat.id, None, Role.USER, "q")

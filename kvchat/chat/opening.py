@@ -1,0 +1,66 @@
+"""What is put on disk before a turn: the user's words, or where the branch forks. Each returns the turn's beginning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvchat.chat.database import Database
+from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.chat.prompt import title_from
+from kvchat.errors import KvchatError
+
+
+class NothingToAnswer(KvchatError):
+    """There is no user message to answer."""
+
+    def __init__(self) -> None:
+        super().__init__("There is nothing to answer yet", "", "Write a message first.")
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a turn answers."""
+
+    question_id: str
+    unfinished: Message | None = None  # the reply to go on with; None: a new one is made
+
+
+def ask(database: Database, conversation_id: str, text: str) -> Beginning:
+    """The user's next message. The first one names the conversation."""
+    first = not any(message.role is Role.USER for message in database.branch(conversation_id))
+    question = database.append_question(conversation_id, text)
+    if first:
+        database.rename(conversation_id, title_from(text), by_user=False)
+    return Beginning(question.id)
+
+
+def ask_instead(database: Database, question: Message, text: str) -> Beginning:
+    """Another question in this one's place; the old one and what followed stay on a branch of their own."""
+    made = database.append(question.conversation_id, question.parent_id, Role.USER, text, MessageState.COMPLETE)
+    return Beginning(made.id)
+
+
+def answer_again(database: Database, conversation_id: str) -> Beginning:
+    """The branch's last question once more. Raises NothingToAnswer."""
+    return _last_question(database, database.branch(conversation_id))
+
+
+def regenerate(database: Database, reply: Message) -> Beginning:
+    """Another reply beside this one. Raises NothingToAnswer if no question leads to it."""
+    return _last_question(database, database.path(reply.id))
+
+
+def go_on(database: Database, reply: Message) -> Beginning:
+    """The same reply, from its end on."""
+    question = _last_question(database, database.path(reply.id))
+    database.set_leaf(reply.conversation_id, reply.id)
+    return Beginning(question.question_id, unfinished=reply)
+
+
+def _last_question(database: Database, path: list[Message]) -> Beginning:
+    """The leaf becomes the last question of this path; what followed it stays in the tree."""
+    questions = [message for message in path if message.role is Role.USER]
+    if not questions:
+        raise NothingToAnswer
+    database.set_leaf(questions[-1].conversation_id, questions[-1].id)
+    return Beginning(questions[-1].id)

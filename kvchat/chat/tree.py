@@ -1,0 +1,102 @@
+"""The conversation as a tree: branches beside each other, going from one to another, deleting and putting back."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvchat.chat.database import ConversationGone, Database
+from kvchat.chat.messages import Message
+
+_BELOW = """
+    WITH RECURSIVE down (id, depth) AS (
+        SELECT ?, 0 UNION ALL SELECT messages.id, depth + 1 FROM down JOIN messages ON messages.parent_id = down.id
+    )
+"""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Messages that were deleted: enough to put them back as they were."""
+
+    conversation_id: str
+    leaf_id: str | None  # the conversation's leaf before
+    rows: tuple[dict[str, Any], ...]  # of the table `messages`, parents before their children
+
+
+def current_branch(database: Database, conversation_id: str) -> list[Message]:
+    """The messages from the root to the conversation's leaf, oldest first, each with its siblings."""
+    branch = database.branch(conversation_id)
+    query = "SELECT id, parent_id FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+    children: defaultdict[str | None, list[str]] = defaultdict(list)
+    with database.reading() as db:
+        for row in db.execute(query, (conversation_id,)):
+            children[row["parent_id"]].append(row["id"])
+    forks = {parent: tuple(ids) for parent, ids in children.items() if len(ids) > 1}
+    return [replace(message, siblings=forks.get(message.parent_id, ())) for message in branch]
+
+
+def switch(database: Database, conversation_id: str, message_id: str) -> None:
+    """Show the branch that goes through this message, to the newest end of it. Raises ConversationGone."""
+    with database.transaction() as db:
+        if not db.execute("SELECT 1 FROM messages WHERE id = ?", (message_id,)).fetchone():
+            raise ConversationGone
+        _set_leaf(db, conversation_id, _newest_end(db, message_id))
+
+
+def remove(database: Database, message: Message) -> Removed:
+    """Delete a message and all that follows it. A branch beside it comes into its place, else its parent is the leaf.
+
+    What followed was said because of it; without it the model would be shown answers to questions nobody asked.
+    """
+    with database.transaction() as db:
+        query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id) ORDER BY depth"
+        removed = tuple(dict(row) for row in db.execute(query, (message.id,)))
+        leaf = db.execute("SELECT leaf_id FROM conversations WHERE id = ?", (message.conversation_id,)).fetchone()
+        if leaf is None or not removed:
+            raise ConversationGone
+        if leaf["leaf_id"] in {row["id"] for row in removed}:
+            beside = _neighbour(db, message)
+            _set_leaf(db, message.conversation_id, _newest_end(db, beside) if beside else message.parent_id)
+        # The last first: SQLite follows a cascade no more than 1,000 messages deep.
+        db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
+        return Removed(message.conversation_id, leaf["leaf_id"], removed)
+
+
+def put_back(database: Database, removed: Removed) -> None:
+    """Undo `remove`. Raises ConversationGone if there is nothing left to put the messages back to."""
+    columns = tuple(removed.rows[0])
+    insert = f"INSERT INTO messages ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    with database.transaction() as db:
+        try:
+            db.executemany(insert, [tuple(row.values()) for row in removed.rows])
+        except sqlite3.IntegrityError as error:
+            raise ConversationGone from error
+        _set_leaf(db, removed.conversation_id, removed.leaf_id)
+
+
+def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:
+    db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
+
+
+def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
+    query = f"""
+        {_BELOW} SELECT messages.id FROM down JOIN messages USING (id)
+        WHERE NOT EXISTS (SELECT 1 FROM messages AS child WHERE child.parent_id = messages.id)
+        ORDER BY created_at DESC, messages.rowid DESC LIMIT 1
+    """
+    return str(db.execute(query, (message_id,)).fetchone()["id"])
+
+
+def _neighbour(db: sqlite3.Connection, message: Message) -> str | None:
+    """The branch before this one, or the first after it."""
+    rows = db.execute(
+        "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY created_at, rowid",
+        (message.conversation_id, message.parent_id),
+    )
+    ids = [row["id"] for row in rows]
+    position = ids.index(message.id)
+    beside = ids[position - 1 : position] if position else ids[1:2]
+    return beside[0] if beside else None
