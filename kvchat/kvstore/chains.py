@@ -47,12 +47,14 @@ def unpack_tokens(packed: bytes) -> Tokens:
     return tuple(tokens)
 
 
-def shared_tokens(one: bytes, other: bytes) -> int:
-    """How many leading tokens two packed lists share."""
-    length = min(len(one), len(other)) // TOKEN_BYTES * TOKEN_BYTES
-    if one[:length] == other[:length]:
-        return length // TOKEN_BYTES
-    if one[:TOKEN_BYTES] != other[:TOKEN_BYTES]:
-        return 0  # most of a thousand candidates end here, without an array
-    differ = np.frombuffer(one[:length], "<i4") != np.frombuffer(other[:length], "<i4")
-    return int(differ.argmax())
+def shared_tokens(lists: Sequence[bytes], prompt: bytes) -> list[int]:
+    """How many leading tokens each of these packed lists shares with the packed prompt, of up to SEGMENT tokens."""
+    wanted = np.frombuffer(prompt[: SEGMENT * TOKEN_BYTES], "<i4")
+    if not lists or not wanted.size:
+        return [0] * len(lists)
+    width = wanted.size * TOKEN_BYTES
+    grid = np.frombuffer(b"".join(one[:width].ljust(width, b"\0") for one in lists), "<i4").reshape(len(lists), -1)
+    differ = grid != wanted
+    shared = np.where(differ.any(axis=1), differ.argmax(axis=1), wanted.size)
+    counts: list[int] = np.minimum(shared, [len(one) // TOKEN_BYTES for one in lists]).tolist()
+    return counts

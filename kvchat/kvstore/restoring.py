@@ -38,13 +38,14 @@ class Restoring:
         try:
             with self._parts.index.read() as db:
                 kind = index_points.fingerprint_id(db, fingerprint)
-                places = token_tree.places(db, kind, prompt) if kind is not None else []
+                places = token_tree.places(db, kind, prompt) if kind is not None else iter(())
+                most = 0
                 for place in places:
+                    most = max(most, place.shared)
                     point = self._point_at(db, place, len(prompt), can_cut=can_cut)
                     if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
                         return self._plan(point, place.shared)
-                shared = places[0].shared if places else 0
-                return Miss(_why_nothing(db, conversation_id, fingerprint, kind, shared))
+                return Miss(_why_nothing(db, conversation_id, fingerprint, kind, most))
         except IndexLost:
             return Miss(INDEX_LOST)
         except IndexFailed as error:

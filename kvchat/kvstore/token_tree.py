@@ -70,7 +70,9 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
         node_id = row[0]
 
 
-def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int], *, beside: bool = False) -> list[Place]:
+def places(
+    db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int], *, beside: bool = False
+) -> Iterator[Place]:
     """The nodes that share leading tokens with the prompt, those that share most first.
 
     `beside` looks at whole segments beside the path, too. They share less than the path does, and count only where
@@ -78,16 +80,17 @@ def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int], *
     """
     path = _path(db, fingerprint_id, prompt)
     packed = pack_tokens(prompt)
-    found = [Place(node_id, end, whole=True) for node_id, end in path if node_id != _ROOT]
     on_path = {node_id for node_id, _ in path}
+    ranked = [(-end, False, -node_id) for node_id, end in path if node_id != _ROOT]
     for parent_id, end in path:
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
         deepest = parent_id == path[-1][0]
-        for node_id, tokens in _children(db, fingerprint_id, parent_id, short_only=not deepest and not beside):
-            shared = shared_tokens(tokens, rest)
+        children = _children(db, fingerprint_id, parent_id, short_only=not deepest and not beside)
+        for (node_id, tokens), shared in zip(children, shared_tokens([t for _, t in children], rest), strict=True):
             if shared and node_id not in on_path:
-                found.append(Place(node_id, end + shared, whole=shared * TOKEN_BYTES == len(tokens)))
-    return sorted(found, key=lambda place: (-place.shared, not place.whole, -place.node_id))
+                ranked.append((-end - shared, shared * TOKEN_BYTES != len(tokens), -node_id))
+    ranked.sort()  # of thousands beside each other the first will do: places are made as they are asked for
+    return (Place(-node_id, -shared, not partly) for shared, partly, node_id in ranked)
 
 
 def below(db: sqlite3.Connection, node_id: int, owner: str) -> int | None:
@@ -135,9 +138,7 @@ def _known(db: sqlite3.Connection, fingerprint_id: int, segments: Sequence[Segme
 
 def _children(
     db: sqlite3.Connection, fingerprint_id: int, parent_id: int, *, short_only: bool
-) -> Iterator[tuple[int, bytes]]:
+) -> list[tuple[int, bytes]]:
     """The segments right after a node; `short_only` leaves out those that are whole."""
-    yield from db.execute(
-        "SELECT id, packed FROM nodes WHERE parent_id = ? AND fingerprint_id = ? AND (NOT ? OR length(packed) < ?)",
-        (parent_id, fingerprint_id, short_only, SEGMENT * TOKEN_BYTES),
-    )
+    query = "SELECT id, packed FROM nodes WHERE parent_id = ? AND fingerprint_id = ? AND (NOT ? OR length(packed) < ?)"
+    return db.execute(query, (parent_id, fingerprint_id, short_only, SEGMENT * TOKEN_BYTES)).fetchall()
