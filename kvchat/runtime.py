@@ -23,13 +23,14 @@ from kvchat.engine.log import EngineLog
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals
-from kvchat.engine.wire import Sampling
+from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_choice import free_memory
 from kvchat.engine_desk import EngineDesk, server_key
 from kvchat.engine_memory import EngineMemory
 from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
 from kvchat.engine_rooms import EngineRooms
+from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
@@ -38,7 +39,7 @@ from kvchat.kvstore.store import Bounds
 from kvchat.library.context_size import STEP
 from kvchat.library.corrections import CorrectionBook
 from kvchat.library.downloads import Download, DownloadState
-from kvchat.library.gguf_facts import read_facts
+from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.library.memory_bar import MemoryBar, given_back
@@ -46,6 +47,8 @@ from kvchat.library.model_files import display_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.ollama import name_of_blob
 from kvchat.library.proposals import Proposal
+from kvchat.library.sampling_defaults import recommended_sampling
+from kvchat.library.template_options import TemplateOption, known_options
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
 from kvchat.settings import Settings, save_settings
@@ -78,7 +81,9 @@ class Runtime:
         self._store = store
         self._log = EngineLog(paths.engine_log)
         self.room = self._make_rooms()
-        self.chat = ChatService(database, worker, store, self.room, self.events, self._sampling, self._new_model)
+        self.chat = ChatService(
+            database, worker, store, self.room, self.events, self._sampling, self._new_model, self._defaults
+        )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
         self.engines = EngineDesk(paths, lambda: self.settings)
@@ -392,6 +397,28 @@ class Runtime:
         """A conversation's model is in use now. That is no wish of the user's for the next start: not stored."""
         self.settings = dataclasses.replace(self.settings, model_path=model)
         self.events.publish(SettingsChanged())
+
+    def _defaults(self) -> Sampling:
+        """How the model that runs wants its replies drawn; of a server of the user's, it is the server's to say."""
+        return recommended_sampling(self.room.choice.facts) if self.room.choice else ENGINE_DEFAULTS
+
+    async def default_sampling(self, model: str | None) -> Sampling:
+        """How replies are drawn with a model where nothing else is wished."""
+        facts = await self._facts_of(model)
+        return self._sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
+
+    async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
+        """What can be chosen of a model's chat template; nothing of a model that cannot be read."""
+        facts = await self._facts_of(model)
+        return known_options(facts.template_words) if facts else ()
+
+    async def _facts_of(self, model: str | None) -> GgufFacts | None:
+        if model is None or self.settings.engine_url:
+            return None
+        try:
+            return await asyncio.to_thread(read_facts, Path(model))
+        except KvchatError:
+            return None
 
     def _sampling(self) -> Sampling:
         return Sampling(self.settings.max_tokens, self.settings.temperature, self.settings.seed)

@@ -16,7 +16,8 @@ from kvchat.chat.context import (
 )
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.messages import Message, Role
-from kvchat.chat.models import model_of
+from kvchat.chat.options import Manner
+from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn import TurnParts
@@ -57,10 +58,10 @@ class ContextDesk:
 
         Asks the tokenizer and never touches the slot. Raises KvchatError.
         """
-        model = await self._model(conversation_id) if conversation_id else None
-        if not self._parts.room.is_ready(model):
+        manner = await self._manner(conversation_id) if conversation_id else Manner()
+        if not self._parts.room.is_ready(manner.model):
             return None
-        engine = await self._parts.room.ready(model)
+        engine = (await self._parts.room.ready(manner.model)).rendering(manner.options.template)
         used = await self._used(engine, conversation_id) if conversation_id else 0
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() else 0
         return ContextUse(used, waiting, self._reserve(engine), engine.context_size)
@@ -110,10 +111,12 @@ class ContextDesk:
             raise StillAnswering
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
         async with self._parts.slot.lock:  # it may be another model than the one in use
-            return await self._parts.room.ready(await self._model(conversation_id)), branch
+            manner = await self._manner(conversation_id)
+            engine = await self._parts.room.ready(manner.model)
+            return engine.rendering(manner.options.template), branch
 
-    async def _model(self, conversation_id: str) -> str | None:
-        return await self._parts.worker.run(model_of, self._parts.database, conversation_id)
+    async def _manner(self, conversation_id: str) -> Manner:
+        return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)

@@ -55,6 +55,18 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE conversations ADD COLUMN model TEXT
     """,
+    # 5: how each conversation is answered, and the presets it may begin with
+    """
+    ALTER TABLE conversations ADD COLUMN options TEXT NOT NULL DEFAULT '';  -- JSON, see kvchat.chat.options
+    CREATE TABLE presets (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        system TEXT NOT NULL,
+        model TEXT,
+        options TEXT NOT NULL,
+        is_default INTEGER NOT NULL
+    )
+    """,
 )
 
 

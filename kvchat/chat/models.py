@@ -5,12 +5,6 @@ from __future__ import annotations
 from kvchat.chat.database import Database
 
 
-def model_of(database: Database, conversation_id: str) -> str | None:
-    """The path of the conversation's model; None if it has none yet. Raises StorageFailed."""
-    conversation = database.conversation(conversation_id)
-    return conversation.model if conversation else None
-
-
 def remember_model(database: Database, conversation_id: str, model: str, *, replace: bool) -> None:
     """Have `model` answer in a conversation; without `replace` only if it has none yet. Raises StorageFailed."""
     with database.transaction() as db:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from kvchat.chat.options import TemplateOptions
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.client import Engine, EngineError
 from kvchat.kvstore.savepoint import Fingerprint
@@ -22,6 +23,10 @@ class ReadyEngine:
     context_size: int  # tokens
     kv_bytes_per_token: float
     finding: Finding  # what restoring can do here
+
+    def rendering(self, template: TemplateOptions) -> ReadyEngine:
+        """The same engine, rendering prompts with these options of the model's chat template."""
+        return replace(self, engine=self.engine.with_template(dict(template))) if template else self
 
     @property
     def can_cut(self) -> bool:

@@ -12,8 +12,10 @@ from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Conversation, Message, MessageState, Role
-from kvchat.chat.models import model_of, relocate_model, remember_model
+from kvchat.chat.models import relocate_model, remember_model
 from kvchat.chat.opening import Beginning
+from kvchat.chat.options_desk import OptionsDesk
+from kvchat.chat.presets import Preset, manner_of
 from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
@@ -43,21 +45,26 @@ class ChatService:
         events: EventBus,
         sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         model: Callable[[], str | None] = lambda: None,
+        defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
     ) -> None:
-        """`sampling` says how replies are drawn where a call does not, `model` which one answers in a new chat."""
+        """`sampling`: how the settings want replies drawn, `defaults`: how the model in use does.
+
+        `model`: the path of the one that answers in a new chat.
+        """
         self.events = events
         self.slot = SlotKeeper(store, events)
         self._database = database
         self._worker = worker
         self._store = store
         self._room = room
-        self._sampling = sampling
+        self._sampling, self._defaults = sampling, defaults
         self._model = model
         self._turns: list[Turn] = []  # running or waiting, until their save is over
         self._selected: str | None = None
         self._used_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.context = ContextDesk(self._parts(), sampling, self.is_answering)
+        self.options = OptionsDesk(self._parts(), self.is_answering)
 
     @property
     def busy(self) -> str | None:
@@ -86,8 +93,13 @@ class ChatService:
         return await self._worker.run(tree.current_branch, self._database, conversation_id)
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
-        """Make an empty conversation, with a system prompt if given."""
-        made = await self._worker.run(self._database.create_conversation, NEW_TITLE, system)
+        """Make an empty conversation, with a system prompt if given, else with the default preset if there is one."""
+        preset = await self.options.default_preset() if system is None else None
+        return await self.begin(preset or Preset("", system or ""))
+
+    async def begin(self, preset: Preset) -> Conversation:
+        """Make an empty conversation that begins with a preset."""
+        made = await self.options.begin(NEW_TITLE, preset)
         self.events.publish(ConversationsChanged())
         return made
 
@@ -210,10 +222,12 @@ class ChatService:
         self.stop_all()
 
     def _parts(self) -> TurnParts:
-        return TurnParts(self._database, self._worker, self._room, self.slot, self.events)
+        return TurnParts(
+            self._database, self._worker, self._room, self.slot, self.events, self._defaults, self._sampling
+        )
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
-        return Turn(self._parts(), conversation_id, sampling or self._sampling(), keep=keep)
+        return Turn(self._parts(), conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
@@ -295,11 +309,11 @@ class ChatService:
             if self._selected != conversation_id:
                 return
             try:
-                model = await self._worker.run(model_of, self._database, conversation_id)
-                if not self._room.is_ready(model):
+                manner = await self._worker.run(manner_of, self._database, conversation_id)
+                if not self._room.is_ready(manner.model):
                     return  # another model is loaded for a message, not for a look
                 branch = await self._worker.run(self._database.branch, conversation_id)
-                engine = await self._room.ready(model)
+                engine = (await self._room.ready(manner.model)).rendering(manner.options.template)
                 if ends_with_reply(branch) or begins_empty(branch):
                     boundary = await self.slot.boundary(engine, prompt_messages(branch))
                     await self.slot.load(engine, conversation_id, boundary)

@@ -22,8 +22,9 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import UNFINISHED, Message, MessageState, Receipt, Role
-from kvchat.chat.models import model_of
 from kvchat.chat.opening import Beginning
+from kvchat.chat.options import ChatOptions
+from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import ConversationTooLong, ends_with_reply, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.room import EngineRoom, ReadyEngine
@@ -32,7 +33,7 @@ from kvchat.chat.slot import DIED_OVER_RESTORE, SlotKeeper
 from kvchat.chat.slot_state import Loaded
 from kvchat.chat.worker import Worker
 from kvchat.engine.client import EngineError, EngineGone, EngineRefused
-from kvchat.engine.wire import ChatMessage, Sampling, Timings
+from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -51,12 +52,22 @@ class TurnParts:
     room: EngineRoom
     slot: SlotKeeper
     events: EventBus
+    defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
+    wishes: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
+
+    def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
+        """How a reply is drawn: as given, else as in its conversation, else as in the settings.
+
+        What they leave open is the model's. At temperature 0 nothing is added: that is what the model says itself.
+        """
+        wished = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.wishes())
+        return wished if wished.temperature == 0 else wished.over(self.defaults())
 
 
 class Turn:
     """The answer to one question. It reads the path to that question, whatever else is said meanwhile."""
 
-    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling, *, keep: bool = True) -> None:
+    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling | None, *, keep: bool = True) -> None:
         """The beginning is set before `run`. With `keep` false the turn ends after the reply, unsettled and unsaved.
 
         That is for measuring.
@@ -69,7 +80,8 @@ class Turn:
         self._stopped = False
         self._superseded = False
         self._sent_at = self._locked_at = time.perf_counter()
-        self._sampling = sampling
+        self._sampling = sampling  # wishes for this reply alone
+        self._drawn = ENGINE_DEFAULTS
         self._keeps = keep
         self._parts = parts
         self._reply: ReplyWriter | None = None
@@ -147,7 +159,7 @@ class Turn:
         engine = await self._prepare(messages, reply)
         last = messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        await reply.consume(engine.engine.chat(messages, self._sampling), echo)
+        await reply.consume(engine.engine.chat(messages, self._drawn), echo)
 
     async def _recovers(self, loss: EngineGone) -> bool:
         """Whether another engine is coming up, now that this one is lost."""
@@ -217,11 +229,13 @@ class Turn:
 
     async def _ready(self) -> ReadyEngine:
         parts = self._parts
-        model = await parts.worker.run(model_of, parts.database, self.conversation_id)
-        if not parts.room.is_ready(model):
+        manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
+        if not parts.room.is_ready(manner.model):
             parts.events.publish(WaitingForEngine(self.conversation_id))
         asked_at = time.perf_counter()
-        self._engine = await parts.room.ready(model)
+        engine = await parts.room.ready(manner.model)
+        self._engine = engine.rendering(manner.options.template)
+        self._drawn = parts.drawn(self._sampling, manner.options)
         if self._reply:
             self._reply.engine_wait_s += time.perf_counter() - asked_at
         return self._engine

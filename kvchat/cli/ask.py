@@ -27,7 +27,6 @@ from kvchat.engine.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
-from kvchat.settings import Settings
 from kvchat.wording import size as size_in_words
 
 
@@ -80,7 +79,7 @@ async def _ask(options: AskOptions) -> int:
         chat_id = await _conversation(runtime, options)
         if options.model is not None:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
-        reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options, settings))
+        reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options))
         await runtime.chat.idle()
     finally:
         await runtime.close()
@@ -91,13 +90,9 @@ async def _ask(options: AskOptions) -> int:
     return 0 if reply else 1
 
 
-def _sampling(options: AskOptions, settings: Settings) -> Sampling:
-    """What was given on the command line, and for the rest what the user's settings say."""
-    return Sampling(
-        settings.max_tokens if options.max_tokens is None else options.max_tokens,
-        settings.temperature if options.temperature is None else options.temperature,
-        settings.seed if options.seed is None else options.seed,
-    )
+def _sampling(options: AskOptions) -> Sampling:
+    """What was given on the command line; the rest is the conversation's, the settings' and the model's to say."""
+    return Sampling(options.max_tokens, options.temperature, options.seed)
 
 
 async def _conversation(runtime: Runtime, options: AskOptions) -> str:

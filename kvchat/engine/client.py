@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import copy
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -53,6 +55,14 @@ class Engine(Protocol):
 
     async def facts(self) -> ServerFacts:
         """GET /props."""
+        ...
+
+    def with_template(self, options: Mapping[str, bool | str]) -> Engine:
+        """The same engine, which renders and answers with these options of the chat template."""
+        ...
+
+    async def check_schema(self, schema: str) -> None:
+        """Whether a reply can follow this JSON schema, without touching the slot. Raises EngineRefused if not."""
         ...
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
@@ -129,6 +139,7 @@ class LlamaServerClient:
         self.key = key
         self._hang_guard_s = hang_guard_s
         self._on_fault = on_fault
+        self._template: Mapping[str, bool | str] = {}
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             base_url=base_url,
@@ -174,13 +185,25 @@ class LlamaServerClient:
                 return await self.facts()
         raise NotOurEngine("Another program answers on the engine's port", "It does not know this launch's key.")
 
+    def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
+        """The same connections, whose requests carry these options of the chat template."""
+        other = copy.copy(self)
+        other._template = options
+        return other
+
+    async def check_schema(self, schema: str) -> None:
+        """POST /apply-template, which makes a grammar of the schema. Raises EngineRefused where it cannot."""
+        messages = wire.messages_body([ChatMessage("user", "?")])
+        await self._call("POST", "/apply-template", {"messages": messages, "json_schema": json.loads(schema)})
+
     async def facts(self) -> ServerFacts:
         """GET /props."""
         return wire.parse_facts(await self._call("GET", "/props"))
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
-        rendered = await self._call("POST", "/apply-template", {"messages": wire.messages_body(messages)})
+        body = {"messages": wire.messages_body(messages)} | wire.template_body(self._template)
+        rendered = await self._call("POST", "/apply-template", body)
         return await self._tokens({"content": rendered.get("prompt"), "add_special": True, "parse_special": True})
 
     async def count_tokens(self, text: str) -> int:
@@ -192,7 +215,7 @@ class LlamaServerClient:
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        stream = self._stream("/v1/chat/completions", wire.chat_body(messages, sampling))
+        stream = self._stream("/v1/chat/completions", wire.chat_body(messages, sampling, self._template))
         async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk

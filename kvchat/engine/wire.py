@@ -8,8 +8,8 @@ Field names follow llama.cpp's server README (tools/server/README.md).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -66,11 +66,25 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a reply is drawn. None leaves the engine's default."""
+    """How a reply is drawn. None leaves the engine's default. Named as llama-server names them."""
 
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: tuple[str, ...] | None = None  # what ends a reply
+    json_schema: str | None = None  # what a reply must follow, as JSON text
+    grammar: str | None = None  # the same as GBNF; not with a schema
+
+    def over(self, other: Sampling) -> Sampling:
+        """These values, and `other`'s for those that are left open."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(other, **own)
 
 
 ENGINE_DEFAULTS = Sampling()
@@ -219,7 +233,9 @@ def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     ]
 
 
-def chat_body(messages: Sequence[ChatMessage], sampling: Sampling) -> dict[str, Any]:
+def chat_body(
+    messages: Sequence[ChatMessage], sampling: Sampling, template: Mapping[str, bool | str]
+) -> dict[str, Any]:
     """A streamed chat request, pinned to slot 0: an unpinned one may land in another slot than the one we save."""
     body: dict[str, Any] = {
         "messages": messages_body(messages),
@@ -229,8 +245,13 @@ def chat_body(messages: Sequence[ChatMessage], sampling: Sampling) -> dict[str, 
         "return_progress": True,
         "timings_per_token": True,
     }
-    drawn = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "seed": sampling.seed}
-    return body | {name: value for name, value in drawn.items() if value is not None}
+    drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
+    return body | template_body(template) | {name: value for name, value in drawn.items() if value is not None}
+
+
+def template_body(template: Mapping[str, bool | str]) -> dict[str, Any]:
+    """What a request says of the chat template's options; nothing where there are none."""
+    return {"chat_template_kwargs": dict(template)} if template else {}
 
 
 def prefill_body(tokens: Sequence[int]) -> dict[str, Any]:

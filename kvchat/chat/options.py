@@ -1,0 +1,137 @@
+"""How one conversation is answered: sampling, template options, output format. Values, their bounds, their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvchat.engine.wire import Sampling
+from kvchat.errors import KvchatError
+
+TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What is empty is left to the settings, the model and the engine."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    template: TemplateOptions = ()  # they change the prompt from its beginning: fixed once a chat has begun
+
+
+NO_WISHES = ChatOptions()
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a conversation is answered, and by which model."""
+
+    model: str | None = None  # path; None until the first message
+    options: ChatOptions = NO_WISHES
+
+
+class BadOptions(KvchatError):
+    """Options that make no sense."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bounds of a number that says how replies are drawn."""
+
+    words: str
+    least: float
+    most: float
+    whole: bool = False
+
+    def why_not(self, value: float) -> str:
+        """Why the value cannot be, as a sentence; empty where it can."""
+        if self.whole and value != int(value):
+            return f"{self.words} must be a whole number."
+        if not math.isfinite(value) or not self.least <= value <= self.most:
+            return f"{self.words} must be from {self.least:,.10g} to {self.most:,.10g}."
+        return ""
+
+
+# What llama.cpp takes is wider; beyond these bounds a model says nothing but noise.
+RANGES: dict[str, Range] = {
+    "temperature": Range("Temperature", 0, 2),
+    "top_k": Range("Top-k", 0, 1000, whole=True),
+    "top_p": Range("Top-p", 0, 1),
+    "min_p": Range("Min-p", 0, 1),
+    "repeat_penalty": Range("Repeat penalty", 0.5, 2),
+    "presence_penalty": Range("Presence penalty", -2, 2),
+    "frequency_penalty": Range("Frequency penalty", -2, 2),
+    "seed": Range("Seed", -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1 is a random one
+    "max_tokens": Range("Longest reply", 1, 2**24, whole=True),
+}
+MOST_STOPS, LONGEST_FORMAT = 16, 100_000  # words that end a reply; characters of a schema or grammar
+
+
+def check(options: ChatOptions) -> None:
+    """Raises BadOptions for options out of their bounds."""
+    sampling = options.sampling
+    for name, bounds in RANGES.items():
+        value = getattr(sampling, name)
+        if value is not None and (why := bounds.why_not(value)):
+            raise BadOptions(why, "", "Change the number, or leave the field empty.")
+    if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
+        raise BadOptions(f"There can be at most {MOST_STOPS} stop words, none of them empty", "", "Take some away.")
+    check_format(sampling)
+
+
+def check_format(sampling: Sampling) -> None:
+    """Raises BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
+    if sampling.json_schema and sampling.grammar:
+        raise BadOptions("A reply can follow a JSON schema or a grammar, not both", "", "Take one of them away.")
+    if len((sampling.json_schema or "") + (sampling.grammar or "")) > LONGEST_FORMAT:
+        raise BadOptions("This output format is too long", "", "Use a shorter one.")
+    if sampling.json_schema:
+        try:
+            schema = json.loads(sampling.json_schema)
+        except (ValueError, RecursionError) as error:
+            raise BadOptions("The JSON schema is not JSON", f"{error}.", "Correct it and try again.") from None
+        if not isinstance(schema, dict):
+            raise BadOptions("The JSON schema is not an object", "", "It must begin with { and end with }.")
+    if sampling.grammar and "root" not in sampling.grammar:
+        raise BadOptions("The grammar has no rule named root", "", "Every GBNF grammar begins with one: root ::= …")
+
+
+def options_json(options: ChatOptions) -> str:
+    """The options as they are stored; empty where all is left to others."""
+    sampling = {name: value for name, value in dataclasses.asdict(options.sampling).items() if value is not None}
+    known = {"sampling": sampling, "template": dict(options.template)}
+    return json.dumps({name: value for name, value in known.items() if value}) if any(known.values()) else ""
+
+
+def options_from(text: str) -> ChatOptions:
+    """The options in a stored text; what makes no sense there is left out."""
+    try:
+        stored = json.loads(text or "{}")
+        options = ChatOptions(_sampling(stored.get("sampling", {})), _template(stored.get("template", {})))
+        check(options)
+    except (ValueError, TypeError, AttributeError, RecursionError, KvchatError):
+        return ChatOptions()
+    return options
+
+
+def _sampling(stored: dict[str, Any]) -> Sampling:
+    """Raises ValueError and TypeError for other types than a number's or a text's."""
+    values: dict[str, Any] = {}
+    for name in (one.name for one in dataclasses.fields(Sampling)):
+        value = stored.get(name)
+        if value is None:
+            continue
+        if name in RANGES:
+            values[name] = int(value) if RANGES[name].whole else float(value)
+        elif name == "stop":
+            values[name] = tuple(str(word) for word in value)
+        else:
+            values[name] = str(value)
+    return Sampling(**values)
+
+
+def _template(stored: dict[str, Any]) -> TemplateOptions:
+    return tuple(sorted((str(name), value) for name, value in stored.items() if isinstance(value, bool | str)))
