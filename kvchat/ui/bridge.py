@@ -34,6 +34,7 @@ from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
+from kvchat.ui.steering import Steering
 from kvchat.ui.talk import Talk
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.transcript import Transcript
@@ -76,6 +77,7 @@ class Bridge(QObject):
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         views.transcript.retry_requested.connect(self.retry)
+        self.steering = Steering(runtime, views.transcript, views.notices, wishes, self._run_turn, self)
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
     @property

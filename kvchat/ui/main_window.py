@@ -201,6 +201,8 @@ class MainWindow(QMainWindow):
             ("Ctrl+L", self.composer.focus),
             ("Esc", self.bridge.stop),
             ("Ctrl+Q", self.quit_requested.emit),
+            ("Ctrl+E", self.bridge.steering.edit_last),
+            ("Ctrl+R", self.bridge.steering.regenerate_last),
             ("F2", self.sidebar.begin_rename),
             ("Ctrl+,", self.beside.open_settings),
         ):

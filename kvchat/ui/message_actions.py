@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtGui import QFocusEvent, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QWidget
 
 from kvchat.ui.icons import icon
 from kvchat.ui.page_style import PageStyle
@@ -18,6 +18,7 @@ class MessageActions(QWidget):
         super().__init__(parent)
         self._style = style
         self._buttons: list[_QuietButton] = []
+        self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
         self._row = QHBoxLayout(self)
         self._row.setContentsMargins(0, 0, 0, 0)
         self._row.setSpacing(2)
@@ -33,6 +34,26 @@ class MessageActions(QWidget):
         self._buttons.append(button)
         self._row.addWidget(button)
         return button
+
+    def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
+        """Which of several branches this is, counted from 0, always seen; `go` is given another one's position."""
+        place = QLabel(f"{position + 1} / {count}")
+        place.setProperty("kind", "small")
+        place.setAccessibleName(f"Branch {position + 1} of {count}")
+        for glyph, words, to in (
+            ("chevron-left", "Previous branch", position - 1),
+            ("chevron-right", "Next branch", position + 1),
+        ):
+            button = QToolButton()
+            button.setProperty("kind", "quiet")
+            button.setIcon(icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line))
+            button.setToolTip(words)
+            button.setAccessibleName(words)
+            button.setEnabled(0 <= to < count)
+            button.clicked.connect(lambda _=False, to=to: go(to))
+            self.pager.append(button)
+        for widget in (self.pager[0], place, self.pager[1]):
+            self._row.addWidget(widget)
 
     def reveal(self, seen: bool) -> None:
         """Show the buttons, or let them fade into the page."""

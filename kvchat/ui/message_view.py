@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import QEvent, QTimer, Signal
-from PySide6.QtGui import QEnterEvent, QGuiApplication, QResizeEvent
+from PySide6.QtCore import QEvent, Qt, QTimer, Signal
+from PySide6.QtGui import QEnterEvent, QGuiApplication, QResizeEvent, QTextCursor
 from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
-from kvchat.chat.messages import Message, MessageState
+from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.ui.copying import selected_markdown, selected_text
 from kvchat.ui.markdown import plain_blocks
 from kvchat.ui.markdown_stream import MarkdownStream
 from kvchat.ui.message_actions import MessageActions
+from kvchat.ui.message_editor import MessageEditor
+from kvchat.ui.message_wish import MessageWish, Wish
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.part_column import PartColumn
 from kvchat.ui.receipt_view import ReceiptView
@@ -26,6 +28,8 @@ _AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
 _PART_GAP = 6  # pixels between thinking, text and footer
 _BUBBLE_SHARE = 0.84  # of the column's width
 _WIDE = 1 << 15  # pixels, wider than any column
+_ASKING_ANEW = "Send", "What followed stays on a branch of its own."  # the button's word, and what it means
+_ANSWERING_ANEW = "Save", "The old reply stays on a branch of its own."
 _BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8
 
 
@@ -35,6 +39,7 @@ class MessageView(QWidget):
     changed = Signal()  # it may be taller or shorter
     text_made = Signal(QTextEdit)
     link_activated = Signal(str)
+    wished = Signal(MessageWish)
 
     def __init__(self, style: PageStyle, message: Message, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -45,6 +50,13 @@ class MessageView(QWidget):
         self.column.link_activated.connect(self.link_activated)
         self.column.grown.connect(self.changed)
         self.action_row = MessageActions(style, self)
+        self.editor: MessageEditor | None = None  # while the message is written anew
+        self._covered: list[QWidget] = []  # by the editor
+        if message.siblings:
+            position = message.siblings.index(message.id)
+            self.action_row.add_pager(
+                position, len(message.siblings), lambda to: self._wish(Wish.SWITCH, message.siblings[to])
+            )
 
     @property
     def complete(self) -> bool:
@@ -63,6 +75,41 @@ class MessageView(QWidget):
     def markdown_of(self, text: QTextEdit) -> str:
         """The Markdown of what is selected of one of its texts."""
         return selected_markdown(text, self.column.blocks_of(text))
+
+    def edit(self) -> None:
+        """Let the user write the message anew, in its place."""
+        if self.editor is not None:
+            return
+        asks = self.message.role is Role.USER
+        action, hint = _ASKING_ANEW if asks else _ANSWERING_ANEW
+        self.editor = MessageEditor(
+            self.message.content.strip("\n"), self.style_in_use.font, action, hint, enter=asks, parent=self
+        )
+        self.editor.done.connect(lambda text: self._wish(Wish.EDIT, text))
+        self.editor.given_up.connect(self.end_edit)
+        self.editor.changed.connect(self.changed)
+        parts = self.findChildren(QWidget, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        self._covered = [part for part in parts if part is not self.editor and not part.isHidden()]
+        for part in self._covered:
+            part.hide()
+        self.editor.show()
+        self.changed.emit()
+        self.editor.field.moveCursor(QTextCursor.MoveOperation.End)
+        self.editor.field.setFocus()
+
+    def end_edit(self) -> None:
+        """Show the message again."""
+        if self.editor is None:
+            return
+        self.editor.setParent(None)
+        self.editor.deleteLater()
+        self.editor = None
+        for part in self._covered:
+            part.show()
+        self.changed.emit()
+
+    def _wish(self, wish: Wish, text: str = "") -> None:
+        self.wished.emit(MessageWish(wish, self.message, text))
 
     def show_formulas(self) -> None:
         """Some formulas are ready."""
@@ -87,6 +134,8 @@ class UserView(MessageView):
         self._bubble.setProperty("kind", "bubble")
         self.column.setParent(self._bubble)
         self.action_row.add("copy", "Copy this message", lambda: QGuiApplication.clipboard().setText(message.content))
+        self.action_row.add("edit", "Edit this message", self.edit)
+        self.action_row.add("trash", "Delete this message and what follows", lambda: self._wish(Wish.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._made = 0
         self._natural = 0
@@ -116,11 +165,15 @@ class UserView(MessageView):
 
     def heightForWidth(self, width: int) -> int:
         """The bubble and the buttons below it."""
+        if self.editor is not None:
+            return self.editor.needed_height(width)
         text = self.column.heightForWidth(self._text_width(width))
         return text + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Put the bubble to the right."""
+        if self.editor is not None:
+            self.editor.setGeometry(self.rect())
         text, below = self._text_width(self.width()), self.action_row.sizeHint()
         width, height = text + 2 * _BUBBLE_X, self.height() - below.height()
         self._bubble.setGeometry(self.width() - width, 0, width, height)
@@ -154,6 +207,11 @@ class ReplyView(MessageView):
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
         self.action_row.add("copy", "Copy the reply", lambda: QGuiApplication.clipboard().setText(self.text))
+        self.action_row.add("edit", "Edit the reply", self.edit)
+        self.action_row.add("again", "Regenerate the reply", lambda: self._wish(Wish.REGENERATE))
+        self._go_on = self.action_row.add("go-on", "Continue the reply", lambda: self._wish(Wish.CONTINUE))
+        self.action_row.add("trash", "Delete the reply and what follows", lambda: self._wish(Wish.DELETE))
+        self._last = False
 
     @property
     def complete(self) -> bool:
@@ -182,11 +240,15 @@ class ReplyView(MessageView):
 
     def heightForWidth(self, width: int) -> int:
         """The parts, one below the other."""
+        if self.editor is not None:
+            return self.editor.needed_height(width)
         heights = [part.heightForWidth(width) for part in self._parts()]
         return sum(heights) + _PART_GAP * max(len(heights) - 1, 0)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Put the parts in their places."""
+        if self.editor is not None:
+            self.editor.setGeometry(self.rect())
         self._place()
 
     def event(self, event: QEvent) -> bool:
@@ -207,6 +269,13 @@ class ReplyView(MessageView):
             self.text, self.thinking = message.content, message.thinking
         self._show_ending()
         self.render_now()
+
+    def set_last(self, last: bool) -> None:
+        """Whether it is the last message: only then can it go on."""
+        self._last = last
+        self._go_on.setVisible(last)
+        if self.footer is not None:
+            self.footer.offer_to_go_on(last)
 
     def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
         """The reply so far; drawn a little later, together with what else comes until then."""
@@ -272,4 +341,6 @@ class ReplyView(MessageView):
             self.footer = ReplyFooter(self.message, self.action_row)
             self.footer.setParent(self)
             self.footer.retry_requested.connect(self.retry_requested)
-            self.footer.show()
+            self.footer.go_on_requested.connect(lambda: self._wish(Wish.CONTINUE))
+            self.footer.offer_to_go_on(self._last)
+            self.footer.setVisible(self.editor is None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 
 from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.redaction import redact, this_person
@@ -49,6 +50,16 @@ class NoticeView(QFrame):
         row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
         row.addLayout(texts, 1)
         row.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
+        self._row = row
+
+    def add_button(self, words: str, on_click: Callable[[], object]) -> None:
+        """A button before the one that closes; the notice goes with the click."""
+        button = QPushButton(words)
+        button.setProperty("kind", "link")
+        button.setAccessibleName(words)
+        button.clicked.connect(lambda: on_click())
+        button.clicked.connect(self.dismiss)
+        self._row.insertWidget(self._row.count() - 1, button)
 
     def dismiss(self) -> None:
         """Take the notice away."""
@@ -78,6 +89,16 @@ class Notices(QWidget):
         """Something worth knowing; goes away by itself."""
         notice = self._add(title, detail, "")
         if notice is not None:
+            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
+
+    def offer(self, title: str, action: str, on_click: Callable[[], object]) -> None:
+        """Something that was done, with a button; goes away by itself, or with the click."""
+        for old in self.on_show:
+            if old.words == (title, ""):
+                old.dismiss()
+        notice = self._add(title, "", "")
+        if notice is not None:
+            notice.add_button(action, on_click)
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
 
     def show_error(self, error: KvchatError) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt, Signal, SignalInstance
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Message, MessageState
@@ -10,6 +10,7 @@ from kvchat.ui.receipt_view import ReceiptView
 
 _STATE_WORDS = {
     MessageState.STOPPED: "You stopped this reply.",
+    MessageState.LIMITED: "This reply reached its limit.",
     MessageState.INTERRUPTED: "This reply was interrupted.",
 }
 
@@ -18,10 +19,13 @@ class ReplyFooter(QWidget):
     """The quiet lines under one reply that has ended."""
 
     retry_requested = Signal()
+    go_on_requested = Signal()
 
     def __init__(self, message: Message, actions: QWidget) -> None:
         super().__init__()
         self.receipt: ReceiptView | None = None
+        self._go_on = _link("Continue", "Continue this reply", self.go_on_requested)
+        self._go_on.hide()
         lines = QVBoxLayout()
         lines.setSpacing(2)
         if message.state in _STATE_WORDS:
@@ -32,8 +36,13 @@ class ReplyFooter(QWidget):
         self._row = QHBoxLayout(self)
         self._row.setContentsMargins(0, 0, 0, 0)
         self._row.setSpacing(6)
+        self._unfinished = message.state in _STATE_WORDS
         self._row.addLayout(lines, 1)
         self._row.addWidget(actions, 0, Qt.AlignmentFlag.AlignTop)
+
+    def offer_to_go_on(self, last: bool) -> None:
+        """Whether it is the last message: only then can it go on."""
+        self._go_on.setVisible(last and self._unfinished)
 
     def heightForWidth(self, width: int) -> int:
         """As tall as its lines; an opened receipt wraps."""
@@ -46,10 +55,15 @@ class ReplyFooter(QWidget):
         row = QHBoxLayout()
         row.addWidget(words)
         if state is MessageState.INTERRUPTED:
-            again = QPushButton("Try again")
-            again.setProperty("kind", "link")
-            again.setAccessibleName("Try this reply again")
-            again.clicked.connect(self.retry_requested)
-            row.addWidget(again)
+            row.addWidget(_link("Try again", "Try this reply again", self.retry_requested))
+        row.addWidget(self._go_on)
         row.addStretch(1)
         return row
+
+
+def _link(text: str, name: str, clicked: SignalInstance) -> QPushButton:
+    button = QPushButton(text)
+    button.setProperty("kind", "link")
+    button.setAccessibleName(name)
+    button.clicked.connect(clicked)
+    return button

@@ -20,6 +20,7 @@ from kvchat.ui.formulas import Formulas
 from kvchat.ui.jump_button import JumpButton
 from kvchat.ui.links import ask_to_open
 from kvchat.ui.message_view import ReplyView, UserView
+from kvchat.ui.message_wish import MessageWish, Wish
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.row_heights import RowHeights
 from kvchat.ui.selection import Selection
@@ -41,6 +42,7 @@ class Transcript(QScrollArea):
     """Shows one conversation's messages."""
 
     retry_requested = Signal()
+    message_wished = Signal(MessageWish)
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -56,6 +58,7 @@ class Transcript(QScrollArea):
         self.views: dict[str, View] = {}  # of the messages that have one now
         self._met: set[str] = set()  # messages that were measured whole at this width
         self._live: tuple[str, str, str, float | None] | None = None
+        self._came_by: tuple[str, bool] | None = None  # the branch gone to, and whether forwards
         self._follow = True
         self._value = 0  # the scroll bar's, as last seen
         self._arranging = False
@@ -113,6 +116,7 @@ class Transcript(QScrollArea):
             message = shown[self._row_of[id]]
             if isinstance(view, ReplyView) and view.message != message:
                 view.show_message(message)
+            self._tell_place(view)
         self._arrange()
 
     def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
@@ -121,6 +125,20 @@ class Transcript(QScrollArea):
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             view.set_live(text, thinking, thinking_ms)
+
+    def edit(self, message_id: str) -> None:
+        """Let the user write this message anew."""
+        row = self._row_of.get(message_id)
+        if row is not None:
+            view = self._view(row)
+            view.edit()
+            self._arrange()
+            self.ensureWidgetVisible(view)
+
+    def end_edit(self, message_id: str) -> None:
+        """The message is no longer written anew."""
+        if message_id in self.views:
+            self.views[message_id].end_edit()
 
     def show_pending(self, words: str) -> None:
         """What happens before the first token; empty hides it."""
@@ -265,6 +283,7 @@ class Transcript(QScrollArea):
         else:
             view = ReplyView(self._style, message, self._ground)
             view.retry_requested.connect(self.retry_requested)
+        view.wished.connect(self._pass_on)
         view.text_made.connect(lambda text: self.selection.watch(text, view))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
         view.begin()
@@ -273,7 +292,29 @@ class Transcript(QScrollArea):
             view.render_now()
         view.show()
         view.changed.connect(lambda: self._view_changed(message.id))
+        self._tell_place(view)
+        if self._came_by and message.id == self._came_by[0]:
+            self._focus_pager(view, self._came_by[1])
+            self._came_by = None
         return view
+
+    def _tell_place(self, view: View) -> None:
+        if isinstance(view, ReplyView):
+            view.set_last(self._row_of[view.message.id] == len(self._messages) - 1)
+
+    def _pass_on(self, wished: MessageWish) -> None:
+        """Somebody who goes through branches by key finds the same button again in the next one."""
+        siblings, pager = wished.message.siblings, self.views[wished.message.id].action_row.pager
+        if wished.wish is Wish.SWITCH and any(button.hasFocus() for button in pager):
+            self._came_by = wished.text, siblings.index(wished.text) > siblings.index(wished.message.id)
+        self.message_wished.emit(wished)
+
+    def _focus_pager(self, view: View, forwards: bool) -> None:
+        wanted, other = view.action_row.pager[:: -1 if forwards else 1]
+        (wanted if wanted.isEnabled() else other).setFocus()
+
+    def _editing(self) -> set[str]:
+        return {id for id, view in self.views.items() if view.editor is not None}
 
     def _view_changed(self, message_id: str) -> None:
         row = self._row_of.get(message_id)
@@ -297,7 +338,7 @@ class Transcript(QScrollArea):
             self._arrange()
         elif len(self.views) > _MOST:
             farthest = sorted(self.views, key=lambda id: -abs(self._row_of[id] - first))
-            pinned = self.selection.pinned()
+            pinned = self.selection.pinned() | self._editing()
             self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MOST])
 
     def _drop(self, ids: Sequence[str]) -> None:
@@ -323,7 +364,7 @@ class Transcript(QScrollArea):
         self._rows.doubt_all()
         self._met.clear()
         in_sight = {self._messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
-        self._drop([id for id in self.views if id not in in_sight])
+        self._drop([id for id in self.views if id not in in_sight | self._editing()])
         self._measure(row, self._view(row), self._column_width())
         self._arrange(_TOP + self._rows.top(row) + round(into * self._rows[row]) - value)
 
@@ -335,7 +376,7 @@ class Transcript(QScrollArea):
         self._style = PageStyle(self._look, self._formulas)
         self._jump.set_colour(self._look.theme.text)
         self.selection.clear()
-        self._drop(list(self.views))
+        self._drop([id for id in self.views if id not in self._editing()])
         self._arrange()
 
 

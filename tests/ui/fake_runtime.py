@@ -24,6 +24,7 @@ from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, R
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
+from kvchat.chat.tree import Removed
 from kvchat.engine.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.inventory import EngineEntry
 from kvchat.engine.status import EngineState, EngineStatus
@@ -94,6 +95,7 @@ class FakeChat(ChatService):
         self.events = events
         self.talks: dict[str, Conversation] = {}
         self.said: dict[str, list[Message]] = {}
+        self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
         self.calls: list[tuple[str, ...]] = []
         self.context: FakeContext = FakeContext(self.calls)
         self._ids = count(1)
@@ -155,6 +157,49 @@ class FakeChat(ChatService):
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("retry", conversation_id))
         return self._begin(conversation_id)
+
+    def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
+        self.calls.append(("regenerate", reply.id))
+        self._cut(reply)
+        return self._begin(reply.conversation_id)
+
+    def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
+        self.calls.append(("go on", reply.id))
+        return self._begin(reply.conversation_id)
+
+    def edit(
+        self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
+    ) -> asyncio.Future[Message | None]:
+        self.calls.append(("edit", question.id, text))
+        self._cut(question)
+        self.write(question.conversation_id, Role.USER, text)
+        return self._begin(question.conversation_id)
+
+    async def edit_reply(self, reply: Message, text: str) -> Message:
+        self.calls.append(("edit reply", reply.id, text))
+        self._cut(reply)
+        return self.write(reply.conversation_id, Role.ASSISTANT, text)
+
+    async def switch(self, conversation_id: str, message_id: str) -> None:
+        self.calls.append(("switch", message_id))
+        self.said[conversation_id] = self.branches[message_id]
+        self.events.publish(MessagesChanged(conversation_id))
+
+    async def delete_message(self, message: Message) -> Removed:
+        self.calls.append(("delete message", message.id))
+        gone = self._cut(message)
+        self.events.publish(MessagesChanged(message.conversation_id))
+        return Removed(message.conversation_id, None, tuple({"message": one} for one in gone))
+
+    async def put_back(self, removed: Removed) -> None:
+        self.said[removed.conversation_id] += [row["message"] for row in removed.rows]
+        self.events.publish(MessagesChanged(removed.conversation_id))
+
+    def _cut(self, message: Message) -> list[Message]:
+        said = self.said[message.conversation_id]
+        row = [one.id for one in said].index(message.id)
+        self.said[message.conversation_id] = said[:row]
+        return said[row:]
 
     def stop(self, conversation_id: str) -> None:
         self.calls.append(("stop", conversation_id))

@@ -1,0 +1,99 @@
+"""A message being written anew, in its own place on the page."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+
+_FEWEST, _MOST = 2, 18  # lines
+
+
+class MessageEditor(QFrame):
+    """The words in a field, and what becomes of them. Esc gives up, Ctrl+Enter does it; `enter`: Enter does, too."""
+
+    done = Signal(str)
+    given_up = Signal()
+    changed = Signal()  # it may be taller or shorter
+
+    def __init__(self, text: str, font: QFont, action: str, hint: str, *, enter: bool, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._enter = enter
+        self.setProperty("kind", "composer")
+        self.setProperty("focused", "true")
+        self.field = _Field(text)
+        self.field.setFont(font)
+        self.field.setAccessibleName("Edit the message")
+        self.field.setTabChangesFocus(True)
+        self.field.key_pressed.connect(self._key)
+        self.field.document().documentLayout().documentSizeChanged.connect(lambda _: self.changed.emit())
+        self.field.textChanged.connect(self._show_button)
+        words = QLabel(hint)
+        words.setProperty("kind", "small")
+        words.setWordWrap(True)
+        cancel, self.button = QPushButton("Cancel"), QPushButton(action)
+        self.button.setProperty("kind", "primary")
+        cancel.clicked.connect(self.given_up)
+        self.button.clicked.connect(self._finish)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(words, 1)
+        for one in (cancel, self.button):
+            one.setAccessibleName(one.text())
+            row.addWidget(one)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(14, 8, 10, 10)
+        self._column.setSpacing(6)
+        self._column.addWidget(self.field)
+        self._column.addLayout(row)
+        self._show_button()
+
+    def needed_height(self, width: int) -> int:
+        """How tall it is at that width."""
+        self.field.setFixedWidth(max(width - 26, 80))  # so that its lines are broken as they will be
+        line = self.field.fontMetrics().lineSpacing()
+        lines = round(self.field.document().size().height())  # a plain text document counts in lines
+        margin = round(2 * self.field.document().documentMargin())
+        self.field.setFixedHeight(max(_FEWEST, min(lines, _MOST)) * line + margin + 2)
+        return self._column.totalHeightForWidth(width)
+
+    def _key(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.given_up.emit()
+        else:
+            with_ctrl = event.modifiers() & Qt.KeyboardModifier.ControlModifier
+            plain = self._enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier
+            if with_ctrl or plain:
+                self._finish()
+            else:
+                self.field.textCursor().insertBlock()
+                self.field.ensureCursorVisible()
+
+    def _finish(self) -> None:
+        if self.button.isEnabled():
+            self.done.emit(self.field.toPlainText().strip())
+
+    def _show_button(self) -> None:
+        self.button.setEnabled(bool(self.field.toPlainText().strip()))
+
+
+class _Field(QPlainTextEdit):
+    """Hands Esc and Enter over; Esc does not reach the window's shortcut while one writes here."""
+
+    key_pressed = Signal(QKeyEvent)
+
+    def event(self, event: QEvent) -> bool:
+        """Take Esc before a shortcut does."""
+        handled = super().event(event)
+        if event.type() != QEvent.Type.ShortcutOverride or not isinstance(event, QKeyEvent):
+            return handled
+        if event.key() == Qt.Key.Key_Escape:
+            event.accept()
+        return True
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Esc and Enter are the editor's."""
+        if event.key() in (Qt.Key.Key_Escape, Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.key_pressed.emit(event)
+        else:
+            super().keyPressEvent(event)
