@@ -57,13 +57,17 @@ class Database:
     def conversations(self) -> list[Conversation]:
         """All conversations, the newest first."""
         with _in_words(self.file):
-            rows = self._connection.execute("SELECT * FROM conversations ORDER BY updated_at DESC, rowid DESC")
+            rows = self._connection.execute(
+                "SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY updated_at DESC, rowid DESC"
+            )
             return [conversation_of(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation, or None if there is none of that id."""
         with _in_words(self.file):
-            row = self._connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+            row = self._connection.execute(
+                "SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)
+            ).fetchone()
             return conversation_of(row) if row else None
 
     def create_conversation(self, title: str, system: str | None = None) -> Conversation:
@@ -197,7 +201,9 @@ class Database:
 
     def _check(self, conversation_id: str) -> str | None:
         """The conversation's leaf. Raises ConversationGone."""
-        row = self._connection.execute("SELECT leaf_id FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        row = self._connection.execute(
+            "SELECT leaf_id FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)
+        ).fetchone()
         if row is None:
             raise ConversationGone
         return row["leaf_id"]  # type: ignore[no-any-return]
@@ -248,6 +254,12 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, for a module that has tables of its own in this file."""
         with self._transaction():
+            yield self._connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection to read with, for a module that has questions of its own."""
+        with _in_words(self.file):
             yield self._connection
 
     @contextlib.contextmanager

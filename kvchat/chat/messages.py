@@ -96,3 +96,6 @@ class Conversation:
     updated_at: datetime
     leaf_id: str | None
     model: str | None = None  # path of the model that answers here; None until the first message
+    folder: str | None = None
+    on_top: bool = False
+    archived: bool = False

@@ -67,6 +67,44 @@ MIGRATIONS: tuple[str, ...] = (
         is_default INTEGER NOT NULL
     )
     """,
+    # 6: order among the chats, see kvchat.chat.organiser
+    """
+    ALTER TABLE conversations ADD COLUMN folder TEXT;
+    ALTER TABLE conversations ADD COLUMN on_top INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE conversations ADD COLUMN archived INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE conversations ADD COLUMN deleted_at REAL;
+    CREATE INDEX conversations_deleted ON conversations (deleted_at) WHERE deleted_at IS NOT NULL
+    """,
+    # 7: the words of all messages and titles, see kvchat.chat.search
+    """
+    CREATE TABLE searched (
+        number INTEGER PRIMARY KEY,
+        conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+        message_id TEXT UNIQUE REFERENCES messages (id) ON DELETE CASCADE,  -- NULL: the title
+        stale INTEGER NOT NULL DEFAULT 1
+    );
+    CREATE INDEX searched_of_conversation ON searched (conversation_id);
+    CREATE INDEX searched_stale ON searched (stale) WHERE stale;
+    CREATE VIRTUAL TABLE searched_words USING fts5 (title, body, tokenize = 'ascii', prefix = '2 3');
+    CREATE TRIGGER message_added AFTER INSERT ON messages WHEN new.role <> 'system' BEGIN
+        INSERT INTO searched (conversation_id, message_id) VALUES (new.conversation_id, new.id);
+    END;
+    CREATE TRIGGER message_changed AFTER UPDATE OF content ON messages WHEN new.content IS NOT old.content BEGIN
+        UPDATE searched SET stale = 1 WHERE message_id = new.id AND NOT stale;
+    END;
+    CREATE TRIGGER conversation_added AFTER INSERT ON conversations BEGIN
+        INSERT INTO searched (conversation_id) VALUES (new.id);
+    END;
+    CREATE TRIGGER title_changed AFTER UPDATE OF title ON conversations WHEN new.title IS NOT old.title BEGIN
+        UPDATE searched SET stale = 1 WHERE conversation_id = new.id AND message_id IS NULL;
+    END;
+    CREATE TRIGGER words_gone AFTER DELETE ON searched BEGIN
+        DELETE FROM searched_words WHERE rowid = old.number;
+    END;
+    INSERT INTO searched (conversation_id) SELECT id FROM conversations ORDER BY created_at;
+    INSERT INTO searched (conversation_id, message_id)
+        SELECT conversation_id, id FROM messages WHERE role <> 'system' ORDER BY created_at
+    """,
 )
 
 

@@ -20,6 +20,9 @@ def conversation_of(row: sqlite3.Row) -> Conversation:
         updated_at=_time(row["updated_at"]),
         leaf_id=row["leaf_id"],
         model=row["model"],
+        folder=row["folder"],
+        on_top=bool(row["on_top"]),
+        archived=bool(row["archived"]),
     )
 
 

@@ -13,7 +13,7 @@ from kvchat.chat.messages import MessageState, Receipt, Role, Source
 Row = dict[str, Any]
 
 # Of one machine and one moment: they mean nothing in a file.
-_LEFT_OUT = frozenset(("writer", "conversation_id", "model"))
+_LEFT_OUT = frozenset(("writer", "conversation_id", "model", "deleted_at"))
 _CONVERSATION_NEEDS: Mapping[str, type | tuple[type, ...]] = {
     "id": str,
     "title": str,

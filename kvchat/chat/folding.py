@@ -1,0 +1,119 @@
+"""Words as they are searched for: without case and diacritics, in any script, and where they stand in a text.
+
+SQLite's own tokenizers know neither words of scripts without spaces nor emoji, and the trigram one finds nothing
+shorter than three characters. So text is spread out here first: each character of such a script is a word of its own,
+and what was typed together is looked for as a phrase. The index then splits at ASCII's separators only.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+
+_WORD = re.compile(r"[^\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")  # as the tokenizer `ascii` of FTS5 splits
+_PIECE = re.compile(r'"([^"]*)"?|([^\s"]+)')
+_ALONE = (  # scripts written without spaces between words, or with particles joined to them
+    (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x3040, 0x31FF),  # kana, Bopomofo
+    (0x3400, 0x9FFF),
+    (0xAC00, 0xD7A3),  # Hangul
+    (0xF900, 0xFAFF),
+    (0x20000, 0x3FFFF),
+)
+_KEPT_MARKS = (0, 8, 9)  # classes of marks that make another letter: vowel signs, kana's voicing, viramas
+
+
+class _Folded(dict[int, str]):
+    """For `str.translate`: each character without case, diacritics and compatibility forms; worked out once."""
+
+    def __missing__(self, code: int) -> str:
+        plain = unicodedata.normalize("NFKD", chr(code)).casefold()
+        self[code] = unicodedata.normalize("NFC", "".join(filter(_counts, plain)))
+        return self[code]
+
+
+class _Spread(dict[int, str]):
+    """For `str.translate`: as `_Folded`, with spaces around what is a word of its own and in place of punctuation."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = "".join(_spaced(char) for char in chr(code).translate(_FOLDED))
+        return self[code]
+
+
+_FOLDED, _SPREAD = _Folded(), _Spread()
+
+
+@dataclass(frozen=True)
+class Term:
+    """Words that must stand one after the other; the last may be the beginning of a longer one if `begins`."""
+
+    words: tuple[str, ...]
+    begins: bool
+
+    @property
+    def expression(self) -> str:
+        """For FTS5."""
+        return f'"{" ".join(self.words)}"' + (" *" if self.begins else "")
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """For folded text."""
+        before = "" if _alone(self.words[0][0]) else r"(?<![^\W_])"
+        after = "" if self.begins or _alone(self.words[-1][-1]) else r"(?![^\W_])"
+        return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)
+
+
+def spread(text: str) -> str:
+    """The text as the index gets it."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPREAD)
+
+
+def terms_of(query: str) -> tuple[Term, ...]:
+    """What a query asks for, all of it: words, or beginnings of words, and “"words in quotes"” as they are."""
+    terms = []
+    for quoted, plain in _PIECE.findall(query):
+        words = tuple(word.lower() for word in _WORD.findall(spread(quoted or plain)))
+        if words:
+            begins = not quoted and len(words[-1]) > 1 and not _alone(words[-1][-1])
+            terms.append(Term(words, begins))
+    return tuple(terms)
+
+
+def spans(text: str, terms: tuple[Term, ...]) -> list[tuple[int, int]]:
+    """Where the terms stand in a text, from its beginning, none overlapping."""
+    folded = text.translate(_FOLDED)
+    found = sorted(match.span() for term in terms for match in term.pattern.finditer(folded))
+    if len(folded) != len(text):
+        origin = [i for i, char in enumerate(text) for _ in char.translate(_FOLDED)]
+        origin.append(len(text))
+        found = [(origin[start], origin[end]) for start, end in found]  # with the marks that were folded away
+    apart: list[tuple[int, int]] = []
+    for start, end in found:
+        if not apart or start >= apart[-1][1]:
+            apart.append((start, end))
+    return apart
+
+
+def _alone(char: str) -> bool:
+    """Whether a character is a word of its own: scripts without spaces, emoji and other pictures."""
+    code = ord(char)
+    return any(first <= code <= last for first, last in _ALONE) or unicodedata.category(char) == "So"
+
+
+def _counts(char: str) -> bool:
+    category = unicodedata.category(char)
+    if category == "Sk":  # a skin tone, an accent that stands alone
+        return char.isascii()
+    variation = 0xFE00 <= ord(char) <= 0xFE0F
+    return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_MARKS)
+
+
+def _spaced(char: str) -> str:
+    if char.isascii():
+        return char
+    if _alone(char):
+        return f" {char} "
+    return char if unicodedata.category(char)[0] in "LNM" else " "
