@@ -15,6 +15,7 @@ from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
 from kvchat.chat.messages import Conversation
+from kvchat.chat.organiser import deleted_ids, purge_left_behind
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
@@ -438,9 +439,11 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     worker = Worker("database")
     database = await worker.run(Database, paths.database)
     await worker.run(database.mark_interrupted)
+    await worker.run(purge_left_behind, database)
     bounds = store_bounds(paths, settings)
     store = await asyncio.to_thread(BlockStore, paths.save_points, bounds, warm_budget())
     known = {conversation.id for conversation in await worker.run(database.conversations)}
+    known |= await worker.run(deleted_ids, database)
     await asyncio.to_thread(_drop_strangers, store, known)
     await asyncio.to_thread(store.set_bounds, bounds)  # what has grown too old since the last run goes
     return Runtime(paths, settings, database, worker, store)

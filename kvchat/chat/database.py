@@ -257,12 +257,6 @@ class Database:
             yield self._connection
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection to read with, for a module that has questions of its own."""
-        with _in_words(self.file):
-            yield self._connection
-
-    @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing, and on disk when the block has ended."""
         with _in_words(self.file):

@@ -1,7 +1,7 @@
 """Finding words in all messages and titles: the index in the conversations' file, and what is asked of it.
 
-Triggers note what must be read anew, so that every writer of the file is covered, and a reply that streams costs one mark;
-the words follow in steps of a few hundred messages, before a search and while nothing else is to be done.
+Triggers note what must be read anew, so that every writer of the file is covered, and a reply that streams costs one
+mark; the words follow in steps of a few hundred messages, before a search and while nothing else is to be done.
 """
 
 from __future__ import annotations
@@ -65,11 +65,10 @@ class Finder:
         if self._indexing is None or self._indexing.done():
             self._indexing = asyncio.create_task(self._index_all())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Leave the rest for the next time."""
         if self._indexing is not None:
             self._indexing.cancel()
-            await asyncio.wait([self._indexing])
 
     async def _index_all(self) -> None:
         with contextlib.suppress(StorageFailed):  # the search itself will tell

@@ -15,9 +15,11 @@ from kvchat.chat.messages import Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
 from kvchat.chat.opening import Beginning
 from kvchat.chat.options_desk import OptionsDesk
+from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset, manner_of
 from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
 from kvchat.chat.room import EngineRoom
+from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.tree import Removed
 from kvchat.chat.turn import Turn, TurnParts
@@ -65,6 +67,8 @@ class ChatService:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.context = ContextDesk(self._parts(), sampling, self.is_answering)
         self.options = OptionsDesk(self._parts(), self.is_answering)
+        self.finder = Finder(database, worker)
+        self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._spawn)
 
     @property
     def busy(self) -> str | None:
@@ -120,15 +124,19 @@ class ChatService:
         self.events.publish(ConversationsChanged())
 
     async def delete(self, conversation_id: str) -> None:
-        """Delete a conversation, its messages and its save points. A running turn in it is stopped first."""
-        self.stop(conversation_id)
-        self._end_settling(conversation_id)
-        if self._selected == conversation_id:
-            self._selected = None
+        """Delete a conversation for good, its messages and its save points; the organiser's way can be undone."""
+        self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
         await asyncio.to_thread(self._store.delete_conversation, conversation_id)
         self._spawn(self._forget(conversation_id))  # what a running turn still saves of it goes when the turn is over
+
+    def leave(self, conversation_id: str) -> None:
+        """End what goes on in a conversation that is about to go."""
+        self.stop(conversation_id)
+        self._end_settling(conversation_id)
+        if self._selected == conversation_id:
+            self._selected = None
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
@@ -220,6 +228,8 @@ class ChatService:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
         self._selected = None
         self.stop_all()
+        self.organiser.close()
+        self.finder.close()
 
     def _parts(self) -> TurnParts:
         return TurnParts(

@@ -7,9 +7,7 @@ import random
 from kvchat.chat.database import Database
 
 MESSAGES = 10  # in each chat
-_LATIN = (
-    "time year people way day man thing woman life child world school state family student café naïve Zürich".split()
-)
+_LATIN = "time year people way day man thing woman life child world school state family café naïve Zürich"
 _CHINESE = "我们今天去北京旅游然后回上海吃饭天气很好大家都高兴因为明天是周末"
 _EMOJI = "😀👍🎉🚀"
 _SYLLABLES = ["ba", "ko", "ri", "tu", "ne", "mo", "sa", "li", "du", "pe", "gra", "sto"]
@@ -18,7 +16,7 @@ _SYLLABLES = ["ba", "ko", "ri", "tu", "ne", "mo", "sa", "li", "du", "pe", "gra",
 def fill(database: Database, chats: int) -> None:
     """Write the library, at once. Chat 77 alone says “platypus” and “鸭嘴兽”."""
     chance = random.Random(1)
-    words = _LATIN + ["".join(chance.choices(_SYLLABLES, k=chance.randint(2, 4))) for _ in range(20_000)]
+    words = _LATIN.split() + ["".join(chance.choices(_SYLLABLES, k=chance.randint(2, 4))) for _ in range(20_000)]
     with database.transaction() as db:
         for chat in range(chats):
             id = f"chat{chat}"

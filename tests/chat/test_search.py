@@ -10,7 +10,7 @@ import pytest
 from kvchat.chat.database import Database
 from kvchat.chat.folding import spans, terms_of
 from kvchat.chat.messages import MessageState, Role
-from kvchat.chat.search import FoundChat, find, index_some
+from kvchat.chat.search import _NEWEST, FoundChat, find, index_some
 
 
 @pytest.fixture
@@ -126,9 +126,8 @@ def test_marks_do_not_overlap() -> None:
 
 
 def test_searching_reads_the_index_backwards_and_sorts_nothing(database: Database) -> None:
-    from kvchat.chat.search import _NEWEST
-
     with database.reading() as db:
         plan = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + _NEWEST, ("x", 9))]
-    assert len(plan) == 3 and "VIRTUAL TABLE INDEX" in plan[0]
+    assert len(plan) == 3
+    assert "VIRTUAL TABLE INDEX" in plan[0]
     assert not any("TEMP B-TREE" in step or step.startswith("SCAN conversations") for step in plan)

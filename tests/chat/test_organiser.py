@@ -1,0 +1,70 @@
+"""Folders, the archive, and deletion that can be undone."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat import organiser
+from kvchat.chat.messages import Conversation
+from kvchat.chat.organiser import deleted_ids, purge_left_behind
+from kvchat.chat.search import find
+from tests.chat.stage import Stage
+
+
+async def listed(stage: Stage) -> dict[str, Conversation]:
+    return {conversation.id: conversation for conversation in await stage.runtime.chat.conversations()}
+
+
+async def test_chats_stay_where_they_are_put(stage: Stage) -> None:
+    ids = [await stage.chat() for _ in range(3)]
+    await stage.runtime.chat.organiser.move(ids[:2], " Work ")
+    await stage.runtime.chat.organiser.keep_on_top(ids[1:], True)
+    await stage.runtime.chat.organiser.archive(ids[2:], True)
+    chats = await listed(stage)
+    assert [(chats[id].folder, chats[id].on_top, chats[id].archived) for id in ids] == [
+        ("Work", False, False),
+        ("Work", True, False),
+        (None, True, True),
+    ]
+    await stage.runtime.chat.organiser.move(ids, "  ")
+    assert [chat.folder for chat in (await listed(stage)).values()] == [None] * 3
+
+
+async def test_a_deleted_chat_comes_back_whole(stage: Stage) -> None:
+    id = await stage.chat()
+    await stage.ask(id, "Find me a marmot")
+    before = await stage.runtime.chat.messages(id)
+    points = len(stage.kept().save_points())
+    assert points
+    await stage.runtime.chat.organiser.delete([id])
+    assert await listed(stage) == {}
+    assert await stage.runtime.chat.conversation(id) is None
+    assert not (await stage.runtime.chat.finder.find("marmot")).chats
+    await stage.runtime.chat.organiser.undo_delete([id])
+    assert list(await listed(stage)) == [id]
+    assert await stage.runtime.chat.messages(id) == before
+    assert len(stage.kept().save_points()) == points
+    assert (await stage.runtime.chat.finder.find("marmot")).chats[0].conversation_id == id
+
+
+async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(organiser, "UNDO_S", 3600)
+    ids = [await stage.chat() for _ in range(2)]
+    await stage.ask(ids[0], "Hello marmot")
+    await stage.runtime.chat.organiser.delete(ids)
+    await stage.runtime.chat.organiser.undo_delete(ids[1:])
+    stage.runtime.chat.close()
+    await stage.runtime.chat.idle()
+    assert list(await listed(stage)) == ids[1:]
+    assert deleted_ids(stage.runtime._database) == set()
+    assert len(stage.kept().save_points()) == 0
+    assert find(stage.runtime._database, "marmot") == ()
+
+
+async def test_a_run_that_was_killed_leaves_nothing_behind(stage: Stage) -> None:
+    old, new = [await stage.chat() for _ in range(2)]
+    await stage.runtime.chat.organiser.delete([old, new])
+    with stage.runtime._database.transaction() as db:
+        db.execute("UPDATE conversations SET deleted_at = deleted_at - 3600 WHERE id = ?", (old,))
+    purge_left_behind(stage.runtime._database)
+    assert deleted_ids(stage.runtime._database) == {new}
