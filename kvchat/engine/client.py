@@ -15,6 +15,7 @@ import httpx
 import httpx_sse
 
 from kvchat.engine import wire
+from kvchat.engine.gulps import read_in_gulps
 from kvchat.engine.wire import (
     ChatChunk,
     ChatMessage,
@@ -115,6 +116,7 @@ _HANG_ADVICE = "Restart the engine, then send the message once more."
 _CONNECT_S = 5.0
 _HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
+_LAST_WORDS_S = 0.1  # at the end, for what a reply's connection still holds
 _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
 
 
@@ -140,6 +142,8 @@ class LlamaServerClient:
         self._hang_guard_s = hang_guard_s
         self._on_fault = on_fault
         self._template: Mapping[str, bool | str] = {}
+        self._closing = asyncio.Event()
+        self._streams: set[asyncio.Task[None]] = set()
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             base_url=base_url,
@@ -160,7 +164,10 @@ class LlamaServerClient:
         await self.close()
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Drop all connections, once what a dead engine has said is read to its end."""
+        self._closing.set()
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
         await self._http.aclose()
 
     async def health(self, timeout_s: float = _HEALTH_S) -> Health:
@@ -285,6 +292,8 @@ class LlamaServerClient:
         """
         arrived: asyncio.Queue[ChatChunk | Exception | None] = asyncio.Queue()
         reading = asyncio.create_task(self._read(path, body, arrived.put_nowait), name=f"engine stream {path}")
+        self._streams.add(reading)
+        reading.add_done_callback(self._streams.discard)
         try:
             while (chunk := await arrived.get()) is not None:
                 if isinstance(chunk, Exception):
@@ -299,7 +308,7 @@ class LlamaServerClient:
     ) -> None:
         """Read the stream to its end; hand over each chunk, then the error or None."""
         timeout = httpx.Timeout(_CONNECT_S, read=self._hang_guard_s)
-        ended = False
+        ended = begun = False
         try:
             with _translated(self._http):
                 async with self._http.stream(
@@ -315,6 +324,9 @@ class LlamaServerClient:
                             arrive(refusal)
                         elif chunk is not None:
                             arrive(chunk)
+                            if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
+                                begun = True
+                                read_in_gulps(answer, self._closing)
                         ended = ended or wire.ends_stream(event.data)
         except Exception as error:  # whatever it is, it belongs to whoever reads
             if isinstance(error, EngineError):

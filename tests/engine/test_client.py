@@ -5,11 +5,14 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 
 import httpx
 import pytest
 
+from kvchat.engine import gulps
 from kvchat.engine.client import EngineGone, EngineRefused, Health, LlamaServerClient, NotOurEngine
 from kvchat.engine.invocation import free_port
 from kvchat.engine.supervisor import EngineSupervisor
@@ -121,6 +124,45 @@ async def test_a_dying_engine_is_gone(
     fake_engine.set(FAKE_DIE_DURING=phase)
     with pytest.raises(EngineGone):
         await act(client)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("delay", [0, 0.001])
+async def test_all_that_a_killed_engine_said_is_heard(fake_engine: FakeEngine, delay: float) -> None:
+    """Also what lay unread when its process was found dead and the connections were dropped."""
+    words = "".join(f"word{i} " for i in range(60))
+    fake_engine.set(FAKE_REPLY=words, FAKE_TOKEN_DELAY=delay, FAKE_DIE_DURING="stream", FAKE_DIE_HOW="kill")
+    supervisor = EngineSupervisor()
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    engine = await supervisor.ready()
+    heard: list[str] = []
+
+    async def listen() -> None:
+        async for chunk in engine.chat(HELLO, Sampling()):
+            heard.append(chunk.text)  # noqa: PERF401 - one by one, as they come
+
+    with pytest.raises(EngineGone):
+        await listen()
+    await supervisor.close()
+    assert "".join(heard) == words[: words.index(" word30")]
+
+
+async def test_the_first_word_waits_for_nothing(
+    fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gulps, "REST_S", 3600)
+    fake_engine.set(FAKE_REPLY="word " * 1000, FAKE_TOKEN_DELAY=0.005)
+    async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
+        assert await anext(chunk.text async for chunk in chunks if chunk.text) == "word"
+
+
+async def test_later_words_come_together(
+    fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gulps, "REST_S", 0.5)
+    fake_engine.set(FAKE_REPLY="word " * 40, FAKE_TOKEN_DELAY=0.005)
+    came = [time.monotonic() async for chunk in client.chat(HELLO, Sampling()) if chunk.text]
+    assert len(came) == 41
+    assert max(later - sooner for sooner, later in pairwise(came)) > 0.4
 
 
 async def test_a_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
