@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from kvchat.chat.attachments import insert_attachments
 from kvchat.chat.database import ConversationGone, Database
 from kvchat.chat.messages import Message, MessageState, Role
 
@@ -35,6 +36,7 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
                     now,
                 ),
             )
+            insert_attachments(db, copy_id, message.attachments)
             parent_id = copy_id
         db.execute(
             "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?", (parent_id, now, conversation_id)

@@ -60,12 +60,13 @@ def reply_reserve(limit: int, max_tokens: int | None) -> int:
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:
     """Keep the opening and as many of the last turns as have `budget` tokens, the last one in any case.
 
-    `sizes` are the messages' tokens. Raises NothingToDrop if no turn is left between the two.
+    The opening is the system prompt and, where it brings documents, the first turn. `sizes` are the messages' tokens.
+    Raises NothingToDrop if no turn is left between the two.
     """
     starts = [i for i, message in enumerate(branch) if message.role is Role.USER]
     if not starts:
         raise NothingToDrop
-    opening = starts[0]
+    opening = starts[1] if branch[starts[0]].attachments and len(starts) > 1 else starts[0]
     cut, spent = starts[-1], sum(sizes[starts[-1] :])
     for start in reversed(starts[:-1]):
         spent += sum(sizes[start:cut])

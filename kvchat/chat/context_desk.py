@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from kvchat.chat.attachments import prompt_content
 from kvchat.chat.branching import branch_of_copies, words_of_nobody_yet
 from kvchat.chat.context import (
     TEMPLATE_TOKENS,
@@ -15,10 +16,10 @@ from kvchat.chat.context import (
     split_branch,
 )
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
-from kvchat.chat.messages import Message, Role
+from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.prompt import ConversationTooLong, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn import TurnParts
 from kvchat.engine.client import EngineGone
@@ -27,6 +28,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
 
@@ -52,19 +54,36 @@ class ContextDesk:
         self._sampling = sampling
         self._is_answering = is_answering
         self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
+        self._documents: dict[tuple[str, str], int] = {}  # tokens, by model and the file's hash
 
-    async def use(self, conversation_id: str | None, draft: str = "") -> ContextUse | None:
-        """How full the context is with this draft; None while no engine is ready, for only that can count.
+    async def use(
+        self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
+    ) -> ContextUse | None:
+        """How full the context is with this draft and what is attached to it; None while no engine is ready.
 
-        Asks the tokenizer and never touches the slot. Raises KvchatError.
+        Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
         """
         manner = await self._manner(conversation_id) if conversation_id else Manner()
         if not self._parts.room.is_ready(manner.model):
             return None
         engine = (await self._parts.room.ready(manner.model)).rendering(manner.options.template)
         used = await self._used(engine, conversation_id) if conversation_id else 0
-        waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() else 0
+        waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
+        for attachment in attachments:
+            waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
         return ContextUse(used, waiting, self._reserve(engine), engine.context_size)
+
+    async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
+        """A document's tokens, and whether they were counted: without a ready engine they are estimated."""
+        if not self._parts.room.is_ready():
+            return len(attachment.text.encode()) // BYTES_PER_TOKEN, False
+        return await self._document(await self._parts.room.ready(), attachment), True
+
+    async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
+        """Before documents are sent, or only attached: raises ConversationTooLong if they cannot fit."""
+        use = await self.use(conversation_id, draft, attachments)
+        if use is not None and use.used + use.waiting >= use.limit:
+            raise ConversationTooLong(use.used + use.waiting, use.limit)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
@@ -72,7 +91,7 @@ class ContextDesk:
         The branch as it was stays in the tree. Raises KvchatError.
         """
         engine, branch = await self._begin(conversation_id)
-        sizes = [await engine.engine.count_tokens(message.content) + TEMPLATE_TOKENS for message in branch]
+        sizes = await self._sizes(engine, branch)
         for share in BUDGET_SHARES:
             split = split_branch(branch, sizes, engine.context_size // share if share else 0)
             if await self._fits(engine, [*split.opening, *split.recent]):
@@ -87,7 +106,7 @@ class ContextDesk:
         May be cancelled. Raises KvchatError.
         """
         engine, branch = await self._begin(conversation_id)
-        sizes = [await engine.engine.count_tokens(message.content) + TEMPLATE_TOKENS for message in branch]
+        sizes = await self._sizes(engine, branch)
         split = split_branch(branch, sizes, engine.context_size // 4)
         async with self._parts.slot.lock:
             split, prompt = await self._summarisable(engine, split)
@@ -117,6 +136,15 @@ class ContextDesk:
 
     async def _manner(self, conversation_id: str) -> Manner:
         return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
+
+    async def _document(self, engine: ReadyEngine, attachment: Attachment) -> int:
+        key = (engine.fingerprint.model, attachment.hash)
+        if key not in self._documents:
+            self._documents[key] = await engine.engine.count_tokens(attachment.text)
+        return self._documents[key]
+
+    async def _sizes(self, engine: ReadyEngine, branch: Sequence[Message]) -> list[int]:
+        return [await engine.engine.count_tokens(prompt_content(message)) + TEMPLATE_TOKENS for message in branch]
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)

@@ -6,13 +6,14 @@ import contextlib
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
-from kvchat.chat.messages import Conversation, Message, MessageState, Role
+from kvchat.chat.attachments import insert_attachments, with_attachments
+from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.migrations import migrate
 from kvchat.chat.rows import conversation_of, message_of, receipt_json
 from kvchat.errors import KvchatError
@@ -111,7 +112,8 @@ class Database:
             SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
         """
         with _in_words(self.file):
-            return [message_of(row) for row in self._connection.execute(query, (conversation_id,))]
+            rows = self._connection.execute(query, (conversation_id,))
+            return with_attachments(self._connection, [message_of(row) for row in rows])
 
     def path(self, message_id: str) -> list[Message]:
         """The messages from the root to this one, oldest first; empty if it was deleted."""
@@ -122,21 +124,28 @@ class Database:
             SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
         """
         with _in_words(self.file):
-            return [message_of(row) for row in self._connection.execute(query, (message_id,))]
+            rows = self._connection.execute(query, (message_id,))
+            return with_attachments(self._connection, [message_of(row) for row in rows])
 
     def append(
-        self, conversation_id: str, parent_id: str | None, role: Role, content: str, state: MessageState
+        self,
+        conversation_id: str,
+        parent_id: str | None,
+        role: Role,
+        content: str,
+        state: MessageState,
+        attachments: Sequence[Attachment] = (),
     ) -> Message:
         """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
         with self._transaction():
             self._check(conversation_id)
-            return self._insert(conversation_id, parent_id, role, content, state)
+            return self._insert(conversation_id, parent_id, role, content, state, attachments)
 
-    def append_question(self, conversation_id: str, content: str) -> Message:
+    def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
         """Add a user's message under the conversation's leaf, whoever wrote that. Raises ConversationGone."""
         with self._transaction():
             leaf = self._check(conversation_id)
-            return self._insert(conversation_id, leaf, Role.USER, content, MessageState.COMPLETE)
+            return self._insert(conversation_id, leaf, Role.USER, content, MessageState.COMPLETE, attachments)
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:
         """Make one of the conversation's messages the end of its current branch."""
@@ -209,7 +218,13 @@ class Database:
         return row["leaf_id"]  # type: ignore[no-any-return]
 
     def _insert(
-        self, conversation_id: str, parent_id: str | None, role: Role, content: str, state: MessageState
+        self,
+        conversation_id: str,
+        parent_id: str | None,
+        role: Role,
+        content: str,
+        state: MessageState,
+        attachments: Sequence[Attachment] = (),
     ) -> Message:
         message = Message(
             id=uuid.uuid4().hex,
@@ -220,6 +235,7 @@ class Database:
             thinking="",
             state=state,
             created_at=datetime.now(UTC),
+            attachments=tuple(attachments),
         )
         created = message.created_at.timestamp()
         self._connection.execute(
@@ -227,6 +243,7 @@ class Database:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (message.id, conversation_id, parent_id, role.value, content, state.value, created, _this_process()),
         )
+        insert_attachments(self._connection, message.id, attachments)
         self._connection.execute(
             "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?", (message.id, created, conversation_id)
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvchat.chat.messages import Receipt
+from kvchat.chat.messages import Attachment, Receipt
 from kvchat.engine.status import EngineStatus
 from kvchat.errors import KvchatError
 
@@ -158,6 +158,7 @@ class QuestionNotStored:
     conversation_id: str
     text: str
     error: KvchatError
+    attachments: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,16 @@ class Receipt:
 
 
 @dataclass(frozen=True)
+class Attachment:
+    """A document that goes with a message: what was read from a file, and how to know that file again."""
+
+    name: str
+    size: int  # bytes of the original
+    hash: str  # BLAKE3 of the original, as hex
+    text: str  # what the model is given
+
+
+@dataclass(frozen=True)
 class Message:
     """One message as stored."""
 
@@ -83,6 +93,7 @@ class Message:
     created_at: datetime
     receipt: Receipt | None = None
     siblings: tuple[str, ...] = ()  # where it is one of several branches: the ids of all of them, the oldest first
+    attachments: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True)

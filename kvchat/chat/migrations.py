@@ -105,6 +105,18 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO searched (conversation_id, message_id)
         SELECT conversation_id, id FROM messages WHERE role <> 'system' ORDER BY created_at
     """,
+    # 8: documents that go with messages, see kvchat.chat.attachments
+    """
+    CREATE TABLE attachments (
+        message_id TEXT NOT NULL REFERENCES messages (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        size INTEGER NOT NULL,  -- bytes of the original
+        hash TEXT NOT NULL,  -- BLAKE3 of the original
+        text TEXT NOT NULL,
+        PRIMARY KEY (message_id, position)
+    )
+    """,
 )
 
 

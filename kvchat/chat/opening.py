@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.database import Database
-from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.chat.messages import Attachment, Message, MessageState, Role
 from kvchat.chat.prompt import title_from
 from kvchat.errors import KvchatError
 
@@ -25,18 +26,22 @@ class Beginning:
     unfinished: Message | None = None  # the reply to go on with; None: a new one is made
 
 
-def ask(database: Database, conversation_id: str, text: str) -> Beginning:
+def ask(database: Database, conversation_id: str, text: str, attachments: Sequence[Attachment] = ()) -> Beginning:
     """The user's next message. The first one names the conversation."""
     first = not any(message.role is Role.USER for message in database.branch(conversation_id))
-    question = database.append_question(conversation_id, text)
+    question = database.append_question(conversation_id, text, attachments)
     if first:
-        database.rename(conversation_id, title_from(text), by_user=False)
+        database.rename(conversation_id, title_from(text or attachments[0].name), by_user=False)
     return Beginning(question.id)
 
 
 def ask_instead(database: Database, question: Message, text: str) -> Beginning:
-    """Another question in this one's place; the old one and what followed stay on a branch of their own."""
-    made = database.append(question.conversation_id, question.parent_id, Role.USER, text, MessageState.COMPLETE)
+    """Another question in this one's place; the old one and what followed stay on a branch of their own.
+
+    Its documents stay: what the model read of them is still good.
+    """
+    where, complete = (question.conversation_id, question.parent_id), MessageState.COMPLETE
+    made = database.append(*where, Role.USER, text, complete, question.attachments)
     return Beginning(made.id)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from kvchat.chat.attachments import prompt_content
 from kvchat.chat.messages import Message, Role
 from kvchat.engine.wire import ChatMessage
 from kvchat.errors import KvchatError
@@ -37,11 +38,11 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
         continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
         if not message.content.strip() and message.role is not Role.USER and not continued:
             continue
-        role = message.role.value
+        role, content = message.role.value, prompt_content(message)
         if joined and joined[-1].role == role:
-            joined[-1] = ChatMessage(role, f"{joined[-1].content}\n\n{message.content}", joined[-1].thinking)
+            joined[-1] = ChatMessage(role, f"{joined[-1].content}\n\n{content}", joined[-1].thinking)
         else:
-            joined.append(ChatMessage(role, message.content, message.thinking))
+            joined.append(ChatMessage(role, content, message.thinking))
     return joined
 
 

@@ -11,7 +11,7 @@ from kvchat.chat import opening, tree
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
-from kvchat.chat.messages import Conversation, Message, MessageState, Role
+from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
 from kvchat.chat.opening import Beginning
 from kvchat.chat.options_desk import OptionsDesk
@@ -150,14 +150,23 @@ class ChatService:
             self._spawn(self._restore_ahead(self._selected))
 
     def send(
-        self, conversation_id: str, text: str, sampling: Sampling | None = None, *, keep: bool = True
+        self,
+        conversation_id: str,
+        text: str,
+        sampling: Sampling | None = None,
+        *,
+        attachments: tuple[Attachment, ...] = (),
+        keep: bool = True,
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future ends with the reply, or None if there is none.
 
+        Documents that cannot fit are refused before anything is stored.
         With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
         """
         turn = self._turn(conversation_id, sampling, keep)
-        return self._begin(turn, lambda: opening.ask(self._database, conversation_id, text), text)
+        return self._begin(
+            turn, lambda: opening.ask(self._database, conversation_id, text, attachments), text, attachments
+        )
 
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
@@ -250,19 +259,22 @@ class ChatService:
         return result
 
     def _begin(
-        self, turn: Turn, begin: Callable[[], Beginning], words: str | None = None
+        self,
+        turn: Turn,
+        begin: Callable[[], Beginning],
+        words: str | None = None,
+        attachments: tuple[Attachment, ...] = (),
     ) -> asyncio.Future[Message | None]:
-        """Begin a turn with what `begin` puts on disk, of which `words` are new."""
+        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new."""
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._spawn(self._run(turn, begin, words, reply))
+        self._spawn(self._run(turn, self._stored(turn, begin, words, attachments), reply))
         return reply
 
     async def _run(
         self,
         turn: Turn,
-        begin: Callable[[], Beginning],
-        words: str | None,
+        stored: Coroutine[Any, Any, Beginning | None],
         reply: asyncio.Future[Message | None],
     ) -> None:
         def done(message: Message | None) -> None:
@@ -270,7 +282,7 @@ class ChatService:
                 reply.set_result(message)
 
         try:
-            turn.beginning = await self._stored(turn, begin, words)
+            turn.beginning = await stored
             if turn.beginning is not None:
                 await turn.run(done)
                 await self.slot.absorb()
@@ -284,7 +296,9 @@ class ChatService:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    async def _stored(self, turn: Turn, begin: Callable[[], Beginning], words: str | None) -> Beginning | None:
+    async def _stored(
+        self, turn: Turn, begin: Callable[[], Beginning], words: str | None, attachments: tuple[Attachment, ...]
+    ) -> Beginning | None:
         """The turn's beginning, on disk before anything else happens.
 
         None where it could not be stored: the words go back to the sender.
@@ -296,12 +310,14 @@ class ChatService:
             self._end_settling(conversation_id)
             if model := self._model():
                 await self._worker.run(remember_model, self._database, conversation_id, model, replace=False)
+            if attachments:
+                await self.context.check_fits(conversation_id, words or "", attachments)
             beginning = await self._worker.run(begin)
         except KvchatError as error:
             if words is None:
                 self.events.publish(TurnFailed(conversation_id, error))
             else:
-                self.events.publish(QuestionNotStored(conversation_id, words, error))
+                self.events.publish(QuestionNotStored(conversation_id, words, error, attachments))
             return None
         self.events.publish(ConversationsChanged())
         self.events.publish(MessagesChanged(conversation_id))

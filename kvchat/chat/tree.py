@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ class Removed:
     conversation_id: str
     leaf_id: str | None  # the conversation's leaf before
     rows: tuple[dict[str, Any], ...]  # of the table `messages`, parents before their children
+    attachments: tuple[dict[str, Any], ...]  # of the table `attachments`
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:
@@ -60,21 +62,28 @@ def remove(database: Database, message: Message) -> Removed:
         if leaf["leaf_id"] in {row["id"] for row in removed}:
             beside = _neighbour(db, message)
             _set_leaf(db, message.conversation_id, _newest_end(db, beside) if beside else message.parent_id)
+        attached = f"{_BELOW} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
+        attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # The last first: SQLite follows a cascade no more than 1,000 messages deep.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        return Removed(message.conversation_id, leaf["leaf_id"], removed)
+        return Removed(message.conversation_id, leaf["leaf_id"], removed, attachments)
 
 
 def put_back(database: Database, removed: Removed) -> None:
     """Undo `remove`. Raises ConversationGone if there is nothing left to put the messages back to."""
-    columns = tuple(removed.rows[0])
-    insert = f"INSERT INTO messages ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     with database.transaction() as db:
         try:
-            db.executemany(insert, [tuple(row.values()) for row in removed.rows])
+            _insert(db, "messages", removed.rows)
+            _insert(db, "attachments", removed.attachments)
         except sqlite3.IntegrityError as error:
             raise ConversationGone from error
         _set_leaf(db, removed.conversation_id, removed.leaf_id)
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        places = ", ".join("?" * len(row))
+        db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
 
 
 def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:

@@ -58,6 +58,7 @@ def ask_options(namespace: argparse.Namespace) -> AskOptions:
         max_tokens=namespace.max_tokens,
         temperature=namespace.temperature,
         seed=namespace.seed,
+        attach=tuple(namespace.attach),
         as_json=namespace.json,
         starter=namespace.starter,
     )
@@ -125,6 +126,14 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--chat", metavar="ID", help="go on with this conversation (default: the newest)")
     _add_engine(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt of a new conversation")
+    parser.add_argument(
+        "--attach",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="attach text, code or a PDF; repeatable",
+    )
     parser.add_argument("--max-tokens", metavar="N", type=_positive, help="stop the reply after N tokens")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 always takes the likeliest token")
     parser.add_argument("--seed", metavar="N", type=int, help="seed of the sampling")

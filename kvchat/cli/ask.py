@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from kvchat.chat.documents import read_document
 from kvchat.chat.events import (
     Event,
     Notice,
@@ -76,10 +78,11 @@ async def _ask(options: AskOptions) -> int:
     printer = _Printer(options.as_json)
     try:
         runtime.events.subscribe(printer.hear)
+        attachments = tuple([await asyncio.to_thread(read_document, path) for path in options.attach])
         chat_id = await _conversation(runtime, options)
         if options.model is not None:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
-        reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options))
+        reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options), attachments=attachments)
         await runtime.chat.idle()
     finally:
         await runtime.close()

@@ -22,6 +22,7 @@ class AskOptions:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    attach: tuple[Path, ...] = ()  # documents that go with the question
     as_json: bool = False
     starter: bool = False  # fetch the starter model if there is no model
 

@@ -40,6 +40,7 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
         if message.thinking.strip():
             quoted = "\n".join(f"> {line}" for line in message.thinking.strip().splitlines())
             parts.append(f"> *Thinking*\n>\n{quoted}")
+        parts += [f"*Attached: {_one_line(attachment.name)}*" for attachment in message.attachments]
         parts.append(_closed_fences(message.content.strip()))
     return "\n\n".join(parts) + "\n"
 
@@ -72,9 +73,13 @@ def _article(message: Message, reader: MarkdownIt) -> str:
     thinking = (
         f"<details><summary>Thinking</summary>{_plain(message.thinking)}</details>" if message.thinking.strip() else ""
     )
+    attached = "".join(
+        f"<details><summary>{html.escape(attachment.name)}</summary>{_plain(attachment.text)}</details>"
+        for attachment in message.attachments
+    )
     body = reader.render(message.content) if message.role is Role.ASSISTANT else _plain(message.content)
     heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
-    return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{body}</article>\n'
+    return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
 
 
 def _plain(text: str) -> str:

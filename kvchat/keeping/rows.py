@@ -27,6 +27,7 @@ _MESSAGE_NEEDS: Mapping[str, type | tuple[type, ...]] = {
     "state": str,
     "created_at": (int, float),
 }
+_ATTACHMENT_NEEDS: Mapping[str, type | tuple[type, ...]] = {"name": str, "size": int, "hash": str, "text": str}
 _LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
 _ROLES = frozenset(role.value for role in Role)
 _STATES = frozenset(state.value for state in MessageState)
@@ -50,8 +51,11 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
             found = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
             query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
             messages = db.execute(query, (conversation_id,)).fetchall()
+            attached = _attached(db, conversation_id)
         if found is not None:
-            yield _kept(found) | {"messages": [_message_row(message) for message in messages]}
+            yield _kept(found) | {
+                "messages": [_message_row(message) | attached.get(message["id"], {}) for message in messages]
+            }
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
@@ -68,9 +72,24 @@ def store_rows(database: Database, conversation: Row) -> bool:
             _insert(db, "conversations", checked)
             for message in messages:
                 _insert(db, "messages", message | {"conversation_id": checked["id"]})
+                for position, attachment in enumerate(message.get("attachments", ())):
+                    _insert(db, "attachments", attachment | {"message_id": message["id"], "position": position})
     except sqlite3.IntegrityError as error:
         raise BadConversation("some of its messages are in another conversation here already") from error
     return True
+
+
+def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
+    """What is attached to a conversation's messages, by message, as the key that it adds to their rows."""
+    query = (
+        "SELECT attachments.* FROM attachments JOIN messages ON messages.id = message_id"
+        " WHERE conversation_id = ? ORDER BY position"
+    )
+    found: dict[str, Row] = {}
+    for row in db.execute(query, (conversation_id,)):
+        entry = {name: value for name, value in _kept(row).items() if name not in ("message_id", "position")}
+        found.setdefault(row["message_id"], {"attachments": []})["attachments"].append(entry)
+    return found
 
 
 def _kept(row: sqlite3.Row) -> Row:
@@ -98,9 +117,13 @@ def _checked(conversation: Row) -> tuple[Row, list[Row]]:
 
 
 def _checked_message(message: Row, number: int) -> Row:
-    receipt = message.get("receipt")
+    receipt, attachments = message.get("receipt"), message.get("attachments", [])
     what = f"message {number}"
-    clean = _clean({k: v for k, v in message.items() if k != "receipt"}, _MESSAGE_NEEDS, what)
+    plain = {k: v for k, v in message.items() if k not in ("receipt", "attachments")}
+    clean = _clean(plain, _MESSAGE_NEEDS, what)
+    if not isinstance(attachments, list) or not all(isinstance(attachment, dict) for attachment in attachments):
+        raise BadConversation(f"the attachments of {what} are not a list")
+    clean["attachments"] = [_clean(entry, _ATTACHMENT_NEEDS, f"an attachment of {what}") for entry in attachments]
     if clean["role"] not in _ROLES:
         raise BadConversation(f"{what} is by “{clean['role']}”, which is not a role")
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:

@@ -24,7 +24,7 @@ from kvchat.chat.events import (
     SettingsChanged,
     TurnEvent,
 )
-from kvchat.chat.messages import Message, Role
+from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.cards import EngineCard
@@ -108,6 +108,7 @@ class Bridge(QObject):
         self._messages = []
         self._loading = conversation_id is not None
         self._views.composer.set_draft(self._talk().draft)
+        self._views.composer.set_attachments(self._talk().attachments)
         self._views.transcript.show_conversation([])
         self._views.sidebar.mark(conversation_id)
         if conversation_id is not None:
@@ -115,9 +116,9 @@ class Bridge(QObject):
             self._wishes.start(self._reload_messages(conversation_id, fresh=True))
         self._show_all()
 
-    def send(self, text: str) -> None:
-        """Send what was written; on the empty page this begins a conversation."""
-        self._wishes.start(self._send(text))
+    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """Send what was written, and what goes with it; on the empty page this begins a conversation."""
+        self._wishes.start(self._send(text, attachments))
 
     def retry(self) -> None:
         """Answer the last message again."""
@@ -154,20 +155,20 @@ class Bridge(QObject):
         """Why the open conversation's last turn failed, if it did."""
         return self._talk().failure
 
-    async def _send(self, text: str) -> None:
-        self._talk().draft = ""
+    async def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        self._talk().draft, self._talk().attachments = "", ()
         async with self._beginning:
             conversation_id = self.current
             if conversation_id is None:
                 try:
                     conversation_id = (await self._runtime.chat.new_conversation()).id
                 except KvchatError as error:
-                    self._give_back(_EMPTY_PAGE, text, error)
+                    self._give_back(_EMPTY_PAGE, text, attachments, error)
                     return
                 if self.current is None:
                     self.current = conversation_id
         self._views.transcript.scroll_to_end()
-        self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text))
+        self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text, attachments=attachments))
 
     def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
         talk = self._talk(conversation_id)
@@ -193,7 +194,8 @@ class Bridge(QObject):
         await self.list.reload()
 
     def _leave(self) -> None:
-        self._talk().draft = self._views.composer.draft
+        composer, talk = self._views.composer, self._talk()
+        talk.draft, talk.attachments = composer.draft, composer.chips.attachments
 
     def _talk(self, conversation_id: str | None = None) -> Talk:
         key = (self.current or _EMPTY_PAGE) if conversation_id is None else conversation_id
@@ -214,22 +216,25 @@ class Bridge(QObject):
                     self._wishes.start(self._reload_messages(id))
             case Absorbed():
                 self.list.reload_soon()
-            case QuestionNotStored(conversation_id=id, text=text, error=error):
-                self._give_back(id, text, error)
+            case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
+                self._give_back(id, text, attachments, error)
             case Notice(title=title, detail=detail):
                 self._views.notices.tell(title, detail)
             case _:
                 self._hear_turn(event)
 
-    def _give_back(self, conversation_id: str, text: str, error: KvchatError) -> None:
+    def _give_back(
+        self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
+    ) -> None:
         """The words were not stored: they return to the composer, or to the draft they came from."""
         composer, here = self._views.composer, conversation_id == (self.current or _EMPTY_PAGE)
         talk = self._talk(conversation_id)
         draft = "\n".join(part for part in (text, composer.draft if here else talk.draft) if part)
         if here:
             composer.set_draft(draft)
+            composer.set_attachments((*attachments, *composer.chips.attachments))
         else:
-            talk.draft = draft
+            talk.draft, talk.attachments = draft, (*attachments, *talk.attachments)
         self._views.notices.show_error(error)
 
     def _hear_turn(self, event: TurnEvent) -> None:

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+from collections.abc import Sequence
+from pathlib import Path
 
+from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QToolButton, QVBoxLayout, QWidget
+
+from kvchat.chat.messages import Attachment
+from kvchat.ui.attachment_chips import ChipRows
 from kvchat.ui.fonts import page_font
 from kvchat.ui.icons import icon, stop_icon
 from kvchat.ui.theme import Look
 
 _MOST_LINES = 8
+LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
 
 
 class _Editor(QPlainTextEdit):
     """A plain text field that sends on Enter."""
 
     send_pressed = Signal()
+    files_given = Signal(list)  # of paths
+    picture_given = Signal()
+    long_pasted = Signal(str)
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        """Files and pictures are taken as well as text."""
+        return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        """Pasted or dropped: files are attached, text is inserted, and a long one may be attached instead."""
+        files = local_files(source)
+        if files:
+            self.files_given.emit(files)
+        elif source.hasImage() and not source.hasText():
+            self.picture_given.emit()
+        else:
+            super().insertFromMimeData(source)
+            if len(source.text()) >= LONG_PASTE:
+                self.long_pasted.emit(source.text())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Enter sends; with Shift (or Alt) it is a new line."""
@@ -30,7 +55,11 @@ class _Editor(QPlainTextEdit):
 class Composer(QWidget):
     """The message being written, and the button beside it."""
 
-    sent = Signal(str)
+    sent = Signal(str, tuple)  # the words, and what is attached
+    attach_requested = Signal()
+    files_given = Signal(list)  # of paths
+    picture_given = Signal()
+    text_given = Signal(str)  # to be attached
     stop_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
@@ -52,13 +81,36 @@ class Composer(QWidget):
         self.button.setFixedSize(32, 32)
         self.button.setIconSize(QSize(20, 20))
         self.button.clicked.connect(self._pressed)
+        self.attach = QToolButton()
+        self.attach.setFixedSize(32, 32)
+        self.attach.setIconSize(QSize(18, 18))
+        self.attach.setAccessibleName("Attach files")
+        self.attach.setToolTip("Attach text, code or PDF files; you can also drop or paste them")
+        self.attach.clicked.connect(self.attach_requested)
+        self.chips = ChipRows(look)
+        self.chips.changed.connect(self._show_button)
+        self.offer = QPushButton("Attach the pasted text as a file instead")
+        self.offer.setProperty("kind", "link")
+        self.offer.clicked.connect(self._attach_paste)
+        self._pasted = ""
+        self.editor.files_given.connect(self.files_given)
+        self.editor.picture_given.connect(self.picture_given)
+        self.editor.long_pasted.connect(self._offer)
         self._frame = QFrame()
         self._frame.setProperty("kind", "composer")
-        row = QHBoxLayout(self._frame)
-        row.setContentsMargins(16, 6, 8, 6)
+        inside = QVBoxLayout(self._frame)
+        inside.setContentsMargins(8, 6, 8, 6)
+        inside.setSpacing(4)
+        inside.addWidget(self.chips)
+        inside.addWidget(self.offer, 0, Qt.AlignmentFlag.AlignLeft)
+        self.chips.hide()
+        self.offer.hide()
+        row = QHBoxLayout()
         row.setSpacing(8)
+        row.addWidget(self.attach, 0, Qt.AlignmentFlag.AlignBottom)
         row.addWidget(self.editor, 1, Qt.AlignmentFlag.AlignVCenter)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
+        inside.addLayout(row)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addWidget(self._frame)
@@ -75,6 +127,14 @@ class Composer(QWidget):
         """Put back what was written for another conversation."""
         self.editor.setPlainText(text)
         self.editor.moveCursor(self.editor.textCursor().MoveOperation.End)
+
+    def add_attachment(self, attachment: Attachment) -> None:
+        """One more document that goes with the message."""
+        self.set_attachments((*self.chips.attachments, attachment))
+
+    def set_attachments(self, attachments: Sequence[Attachment]) -> None:
+        """Put back what was attached for another conversation."""
+        self.chips.show_attachments(attachments, removable=True)
 
     def set_busy(self, busy: bool) -> None:
         """Whether a reply runs in this conversation: then the button stops it."""
@@ -106,16 +166,32 @@ class Composer(QWidget):
 
     def _send(self) -> None:
         text = self.draft.strip()
-        if text and not self._busy:
+        attachments = self.chips.attachments
+        if (text or attachments) and not self._busy:
             self.editor.clear()
-            self.sent.emit(text)
+            self.set_attachments(())
+            self.sent.emit(text, attachments)
+
+    def _offer(self, text: str) -> None:
+        self._pasted = text
+        self.offer.show()
+
+    def _attach_paste(self) -> None:
+        """Out of the message, into a document."""
+        text, self._pasted = self._pasted, ""
+        self.set_draft(self.draft.replace(text.replace("\r\n", "\n"), "", 1).strip())
+        self.text_given.emit(text)
+        self.focus()
 
     def _text_changed(self) -> None:
+        if len(self.draft) < LONG_PASTE:
+            self.offer.hide()
         self._show_button()
 
     def _show_button(self) -> None:
         theme = self._look.theme
-        can_send = bool(self.draft.strip())
+        can_send = bool(self.draft.strip() or self.chips.attachments)
+        self.attach.setIcon(icon("paperclip", theme.muted))
         self.button.setEnabled(self._busy or can_send)
         if self._busy:
             self.button.setIcon(stop_icon(theme.on_accent))
@@ -133,3 +209,8 @@ class Composer(QWidget):
         self.editor.setVerticalScrollBarPolicy(policy)
         margins = round(2 * self.editor.document().documentMargin())
         self.editor.setFixedHeight(lines * line + margins + 1)
+
+
+def local_files(data: QMimeData) -> list[Path]:
+    """The files on this computer that are dragged or pasted."""
+    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]

@@ -47,6 +47,7 @@ class ContextBridge(QObject):
         self._gather.setInterval(_GATHER_MS)
         self._gather.timeout.connect(lambda: wishes.start(self._count(), lambda error: None))  # a turn would tell
         composer.editor.textChanged.connect(self._count_soon)
+        composer.chips.changed.connect(self._count_soon)
         bridge.opened.connect(lambda: self._moved())
         card.later_requested.connect(self._later)
         card.raise_requested.connect(lambda: wishes.start(self._raise()))
@@ -74,8 +75,8 @@ class ContextBridge(QObject):
 
     async def _count(self) -> None:
         conversation_id = self._bridge.current
-        draft = self._composer.draft
-        use = await self._runtime.chat.context.use(conversation_id, draft)
+        draft, attachments = self._composer.draft, self._composer.chips.attachments
+        use = await self._runtime.chat.context.use(conversation_id, draft, attachments)
         if conversation_id == self._bridge.current:
             self._show(use)
 

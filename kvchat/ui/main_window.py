@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.ui.attach_bridge import AttachBridge
 from kvchat.ui.bridge import Bridge, Views
 from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
@@ -66,6 +67,7 @@ class MainWindow(QMainWindow):
         self.first_start = FirstStart()
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
+        self.attaching = AttachBridge(runtime, self.composer, self._chat_page, self.wishes, self)
         self.context = ContextBridge(
             runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
         )
@@ -85,6 +87,7 @@ class MainWindow(QMainWindow):
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
         self._remember_place()
         self.context.close()
+        self.attaching.close()
         self.bridge.close()
         await self.wishes.close()
 

@@ -9,6 +9,7 @@ from PySide6.QtGui import QEnterEvent, QGuiApplication, QResizeEvent, QTextCurso
 from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
 from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.ui.attachment_chips import ChipRows
 from kvchat.ui.copying import selected_markdown, selected_text
 from kvchat.ui.markdown import plain_blocks
 from kvchat.ui.markdown_stream import MarkdownStream
@@ -31,6 +32,7 @@ _WIDE = 1 << 15  # pixels, wider than any column
 _ASKING_ANEW = "Send", "What followed stays on a branch of its own."  # the button's word, and what it means
 _ANSWERING_ANEW = "Save", "The old reply stays on a branch of its own."
 _BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8
+_UNDER_CHIPS = 8
 
 
 class MessageView(QWidget):
@@ -133,10 +135,15 @@ class UserView(MessageView):
         self._bubble = QFrame(self)
         self._bubble.setProperty("kind", "bubble")
         self.column.setParent(self._bubble)
+        self.chips: ChipRows | None = None
+        if message.attachments:
+            self.chips = ChipRows(style.look, self._bubble)
+            self.chips.show_attachments(message.attachments, removable=False)
         self.action_row.add("copy", "Copy this message", lambda: QGuiApplication.clipboard().setText(message.content))
         self.action_row.add("edit", "Edit this message", self.edit)
         self.action_row.add("trash", "Delete this message and what follows", lambda: self._wish(Wish.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
+        self._has_words = bool(message.content.strip()) or not message.attachments
         self._made = 0
         self._natural = 0
 
@@ -167,8 +174,8 @@ class UserView(MessageView):
         """The bubble and the buttons below it."""
         if self.editor is not None:
             return self.editor.needed_height(width)
-        text = self.column.heightForWidth(self._text_width(width))
-        return text + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
+        text = self.column.heightForWidth(self._text_width(width)) if self._has_words else 0
+        return text + self._chips_height + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Put the bubble to the right."""
@@ -177,11 +184,21 @@ class UserView(MessageView):
         text, below = self._text_width(self.width()), self.action_row.sizeHint()
         width, height = text + 2 * _BUBBLE_X, self.height() - below.height()
         self._bubble.setGeometry(self.width() - width, 0, width, height)
-        self.column.setGeometry(_BUBBLE_X, _BUBBLE_TOP, text, height - _BUBBLE_TOP - _BUBBLE_BOTTOM)
+        top = _BUBBLE_TOP + self._chips_height
+        if self.chips is not None:
+            self.chips.setGeometry(_BUBBLE_X, _BUBBLE_TOP, text, self.chips.sizeHint().height())
+        self.column.setGeometry(_BUBBLE_X, top, text, height - top - _BUBBLE_BOTTOM)
         self.action_row.setGeometry(self.width() - below.width(), height, below.width(), below.height())
 
     def _text_width(self, width: int) -> int:
-        return min(self._natural, int(width * _BUBBLE_SHARE) - 2 * _BUBBLE_X)
+        natural = max(self._natural, self.chips.sizeHint().width()) if self.chips is not None else self._natural
+        return min(natural, int(width * _BUBBLE_SHARE) - 2 * _BUBBLE_X)
+
+    @property
+    def _chips_height(self) -> int:
+        if self.chips is None:
+            return 0
+        return self.chips.sizeHint().height() + (_UNDER_CHIPS if self._has_words else 0)
 
     def _go_on(self) -> None:
         self.begin()

@@ -29,6 +29,8 @@ def _frames(t: Theme) -> str:
     QFrame[kind="card"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
     QFrame[kind="composer"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 18px; }}
     QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
+    QFrame[kind="chip"] {{ background: {t.hover}; border: none; border-radius: 9px; }}
+    QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
     QFrame[kind="notice"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
     QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}
@@ -76,6 +78,8 @@ def _buttons(t: Theme, small: float) -> str:
     QPushButton[kind="link"] {{ background: transparent; border: none; color: {t.accent}; font-size: {small}pt;
                    padding: 3px 0; }}
     QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus {{ text-decoration: underline; }}
+    QPushButton[kind="chip"] {{ background: transparent; border: none; padding: 3px 0; text-align: left; }}
+    QPushButton[kind="chip"]:hover, QPushButton[kind="chip"]:focus {{ color: {t.accent}; }}
     QPushButton[kind="usage"] {{ background: transparent; border: none; border-radius: 8px; color: {t.muted};
                    font-size: {small}pt; text-align: left; padding: 6px 8px; }}
     QPushButton[kind="usage"]:hover, QPushButton[kind="usage"]:focus {{ background: {t.hover}; color: {t.text}; }}

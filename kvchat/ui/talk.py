@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
+from kvchat.chat.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.ui.turn_story import TurnStory
 
@@ -15,6 +16,7 @@ class Talk:
 
     story: TurnStory = field(default_factory=TurnStory)
     draft: str = ""
+    attachments: tuple[Attachment, ...] = ()  # those that wait with the draft
     awaiting: bool = False  # sent, and no token yet
     failure: KvchatError | None = None
     live_id: str = ""  # of the reply that is coming; empty when none is

@@ -36,7 +36,7 @@ class App:
         assert isinstance(reply, Message)
         return reply
 
-    async def new(self, system: str) -> str:
+    async def new(self, system: str | None = None) -> str:
         runtime = await open_runtime(self._paths, self._settings)
         try:
             return (await runtime.chat.new_conversation(system)).id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -20,7 +20,7 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
-from kvchat.chat.messages import Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
@@ -75,8 +75,14 @@ class FakeContext(ContextDesk):
         self.now: ContextUse | None = None
         self.summary = asyncio.Event()  # set by a test: the model has written it
 
-    async def use(self, conversation_id: str | None, draft: str = "") -> ContextUse | None:
-        return replace(self.now, waiting=len(draft) // 4) if self.now else None
+    async def use(
+        self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
+    ) -> ContextUse | None:
+        letters = len(draft) + sum(len(attachment.text) for attachment in attachments)
+        return replace(self.now, waiting=letters // 4) if self.now else None
+
+    async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
+        return len(attachment.text) // 4, True
 
     async def drop_middle(self, conversation_id: str) -> int:
         self._calls.append(("drop_middle", conversation_id))
@@ -143,12 +149,18 @@ class FakeChat(ChatService):
         self.calls.append(("select", conversation_id))
 
     def send(
-        self, conversation_id: str, text: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+        self,
+        conversation_id: str,
+        text: str,
+        sampling: Sampling | None = None,
+        *,
+        attachments: tuple[Attachment, ...] = (),
+        keep: bool = True,
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("send", conversation_id, text))
         if not self.said[conversation_id]:
             self.talks[conversation_id] = replace(self.talks[conversation_id], title=text[:60])
-        self.write(conversation_id, Role.USER, text)
+        self.write(conversation_id, Role.USER, text, attachments=attachments)
         self.events.publish(ConversationsChanged())
         return self._begin(conversation_id)
 
@@ -227,10 +239,13 @@ class FakeChat(ChatService):
         thinking: str = "",
         state: MessageState = MessageState.COMPLETE,
         receipt: Receipt | None = None,
+        attachments: tuple[Attachment, ...] = (),
     ) -> Message:
         """One more message on disk."""
         id = f"m{next(self._ids)}"
-        message = Message(id, conversation_id, None, role, content, thinking, state, NOW, receipt)
+        message = Message(
+            id, conversation_id, None, role, content, thinking, state, NOW, receipt, attachments=attachments
+        )
         self.said[conversation_id].append(message)
         self.events.publish(MessagesChanged(conversation_id))
         return message

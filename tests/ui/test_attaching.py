@@ -1,0 +1,101 @@
+"""Files onto the composer by button, drop and paste, and on the page afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QMimeData, QUrl
+from PySide6.QtGui import QImage
+
+from kvchat.chat.context import ContextUse
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.events import QuestionNotStored
+from kvchat.errors import KvchatError
+from kvchat.ui.attachment_chips import AttachmentView, short_name
+from kvchat.ui.composer import LONG_PASTE
+from kvchat.ui.main_window import MainWindow
+from kvchat.ui.message_view import UserView
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+
+def names(window: MainWindow) -> list[str]:
+    return [attachment.name for attachment in window.composer.chips.attachments]
+
+
+async def test_files_are_attached_counted_sent_and_shown(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    runtime.chat.context.now = ContextUse(0, 0, 2048, 32_768)
+    file = tmp_path / "notes.md"
+    file.write_text("word " * 400)
+    pasted = QMimeData()
+    pasted.setUrls([QUrl.fromLocalFile(str(file)), QUrl.fromLocalFile(str(file))])
+    window.composer.editor.insertFromMimeData(pasted)
+    await until(lambda: names(window) == ["notes.md"])
+    chip = window.composer.chips.chips[0]
+    await until(lambda: chip.count.text() == "500 tokens")
+    await until(lambda: "in this message" in window.context_meter.words.text())
+    window.composer.editor.setPlainText("What is in it?")
+    window.composer.button.click()
+    await until(lambda: window.transcript.views)
+    view = next(iter(window.transcript.views.values()))
+    assert isinstance(view, UserView)
+    assert view.chips is not None
+    assert [a.name for a in view.chips.attachments] == ["notes.md"]
+    assert not names(window)
+    view.chips.chips[0].name.click()
+    shown = window.findChild(AttachmentView)
+    assert shown is not None
+    assert shown.text.toPlainText() == file.read_text()
+    shown.close()
+
+
+async def test_pictures_and_what_is_not_text_are_refused_in_words(window: MainWindow, tmp_path: Path) -> None:
+    picture = QMimeData()
+    picture.setImageData(QImage(4, 4, QImage.Format.Format_RGB32))
+    window.composer.editor.insertFromMimeData(picture)
+    (tmp_path / "program").write_bytes(bytes(range(256)))
+    window.composer.files_given.emit([tmp_path / "program"])
+    await until(lambda: len(window.notices.on_show) == 2)
+    told = " ".join(word for notice in window.notices.on_show for word in notice.words)
+    assert "pictures" in told
+    assert "“program” cannot be attached" in told
+    assert not names(window)
+
+
+async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
+    composer = window.composer
+    composer.editor.setPlainText("Before. ")
+    composer.editor.moveCursor(composer.editor.textCursor().MoveOperation.End)
+    pasted = QMimeData()
+    pasted.setText("line\n" * LONG_PASTE)
+    composer.editor.insertFromMimeData(pasted)
+    assert composer.offer.isVisible()
+    composer.offer.click()
+    await until(lambda: names(window) == ["Pasted text.txt"])
+    assert composer.draft == "Before."
+    assert not composer.offer.isVisible()
+
+
+async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
+    runtime: FakeRuntime, window: MainWindow
+) -> None:
+    document = document_of_text("notes.md", "words")
+    first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
+    window.bridge.open(first)
+    window.composer.add_attachment(document)
+    window.bridge.open(second)
+    assert not names(window)
+    window.bridge.open(first)
+    assert names(window) == ["notes.md"]
+    window.composer.set_attachments(())
+    runtime.events.publish(QuestionNotStored(first, "Why?", KvchatError("Too long"), (document,)))
+    assert names(window) == ["notes.md"]
+    assert window.composer.draft == "Why?"
+
+
+def test_a_long_name_keeps_its_ending() -> None:
+    short = short_name("a" * 200 + ".csv")
+    assert len(short) < 40
+    assert short.endswith(".csv")
