@@ -262,9 +262,10 @@ class Runtime:
 
     async def locate_model(self, missing: str, path: Path) -> None:
         """The model that was missing is here now: its conversations go on with it. Raises KvchatError."""
-        await asyncio.to_thread(read_facts, path)
         if missing == self.settings.model_path:
             await self.use_model(path)
+        else:
+            await asyncio.to_thread(read_facts, path)
         await self.chat.relocate_model(missing, str(path))
 
     async def free_memory(self) -> MemoryFacts:

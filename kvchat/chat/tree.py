@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.chat.database import ConversationGone, Database
-from kvchat.chat.messages import Message
+from kvchat.chat.messages import Message, Role
 
 _BELOW = """
     WITH RECURSIVE down (id, depth) AS (
@@ -29,15 +29,26 @@ class Removed:
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:
-    """The messages from the root to the conversation's leaf, oldest first, each with its siblings."""
+    """The messages from the root to the conversation's leaf, oldest first, each with its siblings.
+
+    Branches below other system prompts part at the first message, for a system prompt is not shown.
+    """
     branch = database.branch(conversation_id)
-    query = "SELECT id, parent_id FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+    query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
     children: defaultdict[str | None, list[str]] = defaultdict(list)
     with database.reading() as db:
-        for row in db.execute(query, (conversation_id,)):
-            children[row["parent_id"]].append(row["id"])
+        rows = db.execute(query, (conversation_id,)).fetchall()
+    systems = {row["id"] for row in rows if row["role"] == Role.SYSTEM.value and row["parent_id"] is None}
+    for row in rows:
+        if row["id"] not in systems:
+            children[None if row["parent_id"] in systems else row["parent_id"]].append(row["id"])
     forks = {parent: tuple(ids) for parent, ids in children.items() if len(ids) > 1}
-    return [replace(message, siblings=forks.get(message.parent_id, ())) for message in branch]
+    return [
+        message
+        if message.id in systems
+        else replace(message, siblings=forks.get(None if message.parent_id in systems else message.parent_id, ()))
+        for message in branch
+    ]
 
 
 def switch(database: Database, conversation_id: str, message_id: str) -> None:

@@ -22,6 +22,7 @@ class Header(QWidget):
     engine_requested = Signal()
     restart_requested = Signal()
     model_requested = Signal()
+    chat_settings_requested = Signal()
     settings_requested = Signal()
     quit_requested = Signal()
 
@@ -81,6 +82,7 @@ class Header(QWidget):
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()
+        menu.addAction("Chat settings…", self.chat_settings_requested.emit)
         menu.addAction("Disk usage…", self.disk_requested.emit)
         menu.addAction("Engine…", self.engine_requested.emit)
         menu.addAction("Restart engine", self.restart_requested.emit)

@@ -22,6 +22,7 @@ from kvchat.ui.attach_bridge import AttachBridge
 from kvchat.ui.bridge import Bridge, Views
 from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
+from kvchat.ui.chat_settings import Subject
 from kvchat.ui.composer import Composer
 from kvchat.ui.confirm import confirm
 from kvchat.ui.context_bridge import ContextBridge
@@ -182,6 +183,8 @@ class MainWindow(QMainWindow):
         self.header.engine_requested.connect(self.beside.open_engine)
         self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.header.model_requested.connect(self.beside.open_models)
+        self.header.chat_settings_requested.connect(self.open_chat_settings)
+        self.beside.begun.connect(self.bridge.open)
         self.header.settings_requested.connect(self.beside.open_settings)
         self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
@@ -236,6 +239,12 @@ class MainWindow(QMainWindow):
             self.first_start.show_error(error)
             return
         self._model_used()
+
+    def open_chat_settings(self) -> None:
+        """How the open conversation is answered, or the one that is about to begin."""
+        id, conversations = self.bridge.current, self.bridge.list
+        known = conversations.conversation(id)
+        self.beside.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
 
     def _model_used(self) -> None:
         self.models.use_current()

@@ -74,7 +74,7 @@ class ModelsWindow(Panel):
     def open_token(self) -> TokenDialog:
         """Ask for the access token."""
         if self._token is None:
-            self._token = TokenDialog(self._runtime.models.token, self._look_of_all, self._wishes, self)
+            self._token = TokenDialog(self._runtime.models.token, self._look_of_all, self.wishes, self)
         self._token.show()
         self._token.raise_()
         return self._token

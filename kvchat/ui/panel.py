@@ -19,19 +19,19 @@ class Panel(QDialog):
 
     def __init__(self, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._wishes = wishes
+        self.wishes = wishes
         self.notices = Notices(look)
 
     def wish(self, wish: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
         """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
-        return self._wishes.start(wish, on_error or self.tell)
+        return self.wishes.start(wish, on_error or self.tell)
 
     def tell(self, error: KvchatError) -> None:
         """Say what failed, where the user looks."""
         if self.isVisible():
             self.notices.show_error(error)
         else:
-            self._wishes.on_error(error)
+            self.wishes.on_error(error)
 
     def setVisible(self, visible: bool) -> None:
         """Enter confirms the field it is pressed in and presses no button."""

@@ -25,6 +25,7 @@ from kvchat.ui.settings_engines import EnginePage
 from kvchat.ui.settings_general import GeneralPage
 from kvchat.ui.settings_model import ModelPage
 from kvchat.ui.settings_page import Desk, SettingsPage
+from kvchat.ui.settings_presets import PresetsPage
 from kvchat.ui.settings_storage import StoragePage
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
@@ -46,7 +47,8 @@ class SettingsWindow(Panel):
         desk = Desk(runtime, look, self)
         self.general, self.model, self.storage = GeneralPage(desk), ModelPage(desk), StoragePage(desk)
         self.engine = EnginePage(desk)
-        self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.engine, self.storage)
+        self.presets = PresetsPage(desk)
+        self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.presets, self.engine, self.storage)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
         self.list.setAccessibleName("Pages")

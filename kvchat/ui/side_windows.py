@@ -6,10 +6,12 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
 from kvchat.runtime import Runtime
+from kvchat.ui.chat_settings import ChatSettings, Subject
 from kvchat.ui.disk_panel import DiskPanel
 from kvchat.ui.engine_window import EngineWindow
 from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.models_window import ModelsWindow
+from kvchat.ui.settings_presets import PresetsPage
 from kvchat.ui.settings_storage import StoragePage
 from kvchat.ui.settings_window import SettingsWindow
 from kvchat.ui.tasks import Wishes
@@ -20,6 +22,7 @@ class SideWindows(QObject):
     """Opens them, and joins those that lead to each other."""
 
     model_used = Signal()  # another model was chosen in the models window
+    begun = Signal(str)  # a conversation began with its settings
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, conversations: ListBridge, parent: QWidget):
         super().__init__(parent)
@@ -29,6 +32,7 @@ class SideWindows(QObject):
         self._engine: EngineWindow | None = None
         self._settings: SettingsWindow | None = None
         self._models: ModelsWindow | None = None
+        self._chat_settings: ChatSettings | None = None
         conversations.usage_changed.connect(self._show_usage)
 
     def open_disk_panel(self) -> DiskPanel:
@@ -52,6 +56,15 @@ class SideWindows(QObject):
             window.storage.usage_requested.connect(self.open_disk_panel)
         self._settings.show_page(page)
         return self._settings
+
+    def open_chat_settings(self, subject: Subject) -> ChatSettings:
+        """How a conversation is answered."""
+        if self._chat_settings is None:
+            self._chat_settings = ChatSettings(self._runtime, self._look, self._wishes, self._parent)
+            self._chat_settings.begun.connect(self.begun)
+            self._chat_settings.presets_requested.connect(lambda: self.open_settings(PresetsPage.name))
+        self._chat_settings.show_subject(subject)
+        return self._chat_settings
 
     def open_models(self) -> ModelsWindow:
         """The models on this computer, and those that can be had."""

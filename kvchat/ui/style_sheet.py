@@ -114,6 +114,11 @@ def _inputs(t: Theme) -> str:
     QListView {{ background: transparent; border: none; outline: none; }}
     QComboBox {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
                    padding: 5px 30px 5px 11px; }}
+    QComboBox:disabled {{ color: {t.muted}; }}
+    QListWidget[kind="boxed"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 10px;
+                   padding: 4px; }}
+    QListWidget[kind="boxed"]::item {{ padding: 6px 8px; border-radius: 6px; color: {t.text}; }}
+    QListWidget[kind="boxed"]::item:selected {{ background: {t.selected}; }}
     QComboBox:hover {{ background: {t.hover}; }}
     QComboBox:focus {{ border: 1px solid {t.accent}; }}
     QComboBox::drop-down {{ border: none; width: 0; }}

@@ -21,6 +21,9 @@ from kvchat.chat.events import (
     SettingsChanged,
 )
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.options import ChatOptions, Manner, check
+from kvchat.chat.options_desk import OptionsDesk
+from kvchat.chat.presets import Preset
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
@@ -94,12 +97,57 @@ class FakeContext(ContextDesk):
         return 4
 
 
+class FakeOptions(OptionsDesk):
+    """Options, system prompts and presets in memory."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self.chat = chat
+        self.manners: dict[str, Manner] = {}
+        self.systems: dict[str, str] = {}
+        self.stored: list[Preset] = []
+
+    async def manner(self, conversation_id: str) -> Manner:
+        return self.manners.get(conversation_id, Manner())
+
+    async def change(self, conversation_id: str, options: ChatOptions) -> None:
+        self.manners[conversation_id] = Manner(None, options)
+
+    async def begun(self, conversation_id: str) -> bool:
+        return bool(self.chat.said[conversation_id])
+
+    async def system_prompt(self, conversation_id: str) -> str:
+        return self.systems.get(conversation_id, "")
+
+    async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
+        self.systems[conversation_id] = text
+        return await self.begun(conversation_id)
+
+    async def check(self, options: ChatOptions) -> None:
+        check(options)
+
+    async def presets(self) -> list[Preset]:
+        return sorted(self.stored, key=lambda preset: preset.name)
+
+    async def store_preset(self, preset: Preset) -> Preset:
+        kept = replace(preset, id=preset.id or f"p{len(self.stored)}")
+        others = [one for one in self.stored if one.id != kept.id]
+        self.stored = [*(replace(one, is_default=one.is_default and not kept.is_default) for one in others), kept]
+        return kept
+
+    async def delete_preset(self, preset: Preset) -> None:
+        self.stored = [one for one in self.stored if one.id != preset.id]
+
+    async def default_preset(self) -> Preset | None:
+        return next((one for one in self.stored if one.is_default), None)
+
+
 class FakeChat(ChatService):
     """Conversations in memory. A sent message waits until the test plays the reply."""
 
     def __init__(self, events: EventBus) -> None:
         self.events = events
         self.talks: dict[str, Conversation] = {}
+        self.options: FakeOptions = FakeOptions(self)
         self.said: dict[str, list[Message]] = {}
         self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
         self.calls: list[tuple[str, ...]] = []
@@ -130,6 +178,12 @@ class FakeChat(ChatService):
                 raise self.refuse
         return self.add("New chat")
 
+    async def begin(self, preset: Preset) -> Conversation:
+        made = self.add("New chat")
+        self.options.systems[made.id] = preset.system
+        await self.options.change(made.id, preset.options)
+        return made
+
     async def rename(self, conversation_id: str, title: str) -> None:
         self.calls.append(("rename", conversation_id, title))
         self.talks[conversation_id] = replace(self.talks[conversation_id], title=title, title_by_user=True)
@@ -139,6 +193,9 @@ class FakeChat(ChatService):
         self.calls.append(("use_model", conversation_id, model))
         self.talks[conversation_id] = replace(self.talks[conversation_id], model=model)
         self.events.publish(ConversationsChanged())
+
+    async def relocate_model(self, old: str, new: str) -> None:
+        self.calls.append(("relocate_model", old, new))
 
     async def delete(self, conversation_id: str) -> None:
         self.calls.append(("delete", conversation_id))

@@ -1,0 +1,158 @@
+"""Chat settings and presets: filled in, judged in place, taken over, and nothing spoiled silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.messages import Role
+from kvchat.chat.options import ChatOptions, Manner
+from kvchat.chat.presets import Preset
+from kvchat.engine.wire import Sampling
+from kvchat.library.template_options import TemplateOption, known_options
+from kvchat.ui.chat_settings import ChatSettings, Subject
+from kvchat.ui.confirm import ConfirmDialog
+from kvchat.ui.main_window import MainWindow
+from kvchat.ui.settings_presets import PresetsPage
+from kvchat.ui.theme import Look
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature=1.2)))
+
+
+class ThinkingRuntime(FakeRuntime):
+    """Its model's template has options."""
+
+    async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
+        return known_options(["enable_thinking", "reasoning_effort"])
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> ThinkingRuntime:
+    runtime = ThinkingRuntime(tmp_path)
+    runtime.chat.add("Rivers")
+    return runtime
+
+
+@pytest.fixture
+async def panel(runtime: ThinkingRuntime, look: Look, window: MainWindow) -> ChatSettings:
+    return ChatSettings(runtime, look, window.wishes, window)
+
+
+async def opened(panel: ChatSettings, conversation_id: str | None = "c1") -> None:
+    panel.show_subject(Subject(conversation_id, "Rivers", None))
+    await until(panel.save.isEnabled)
+
+
+async def test_what_is_entered_is_the_conversation_s_own(runtime: ThinkingRuntime, panel: ChatSettings) -> None:
+    await opened(panel)
+    form = panel.form
+    assert form.numbers["temperature"].placeholderText() == "0.8"
+    form.system.setPlainText("Be brief.")
+    form.numbers["temperature"].setText("0,3")
+    form.numbers["top_k"].setText("20")
+    form.stop.setText("END, FIN")
+    form._template["enable_thinking"].setCurrentIndex(2)
+    panel.save.click()
+    await until(lambda: not panel.isVisible())
+    wished = ChatOptions(Sampling(temperature=0.3, top_k=20, stop=("END", "FIN")), (("enable_thinking", False),))
+    assert runtime.chat.options.manners["c1"].options == wished
+    assert runtime.chat.options.systems["c1"] == "Be brief."
+    await opened(panel)
+    assert form.read().options == wished
+    form.reset.click()
+    assert form.read().options == ChatOptions(template=wished.template)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("temperature", "9", "Temperature must be from 0 to 2."),
+        ("top_k", "1.5", "Top-k: “1.5” is not such a number"),
+        ("seed", "x", "Seed: “x” is not such a number"),
+    ],
+)
+async def test_nonsense_is_refused_in_place(panel: ChatSettings, field: str, text: str, words: str) -> None:
+    await opened(panel)
+    panel.form.numbers[field].setText(text)
+    panel.save.click()
+    assert words in panel.form.refusal.text()
+    assert panel.isVisible()
+
+
+async def test_a_bad_schema_is_told(panel: ChatSettings) -> None:
+    await opened(panel)
+    panel.form.format.setCurrentIndex(1)
+    panel.form.format_text.setPlainText("{oops")
+    panel.save.click()
+    assert "not JSON" in panel.form.refusal.text()
+
+
+async def test_template_options_are_fixed_in_a_chat_that_has_begun(
+    runtime: ThinkingRuntime, panel: ChatSettings
+) -> None:
+    runtime.chat.write("c1", Role.USER, "Hello")
+    await opened(panel)
+    assert [box.isEnabled() for box in panel.form._template.values()] == [False, False]
+    assert not panel.form._fixed.isHidden()
+
+
+async def test_another_system_prompt_asks_where_something_was_said(
+    runtime: ThinkingRuntime, panel: ChatSettings
+) -> None:
+    runtime.chat.write("c1", Role.USER, "Hello")
+    await opened(panel)
+    panel.form.system.setPlainText("Be brief.")
+    panel.save.click()
+    (dialog,) = panel.findChildren(ConfirmDialog)
+    assert runtime.chat.options.systems == {}
+    dialog.yes.click()
+    await until(lambda: runtime.chat.options.systems == {"c1": "Be brief."})
+
+
+async def test_a_preset_fills_the_fields(runtime: ThinkingRuntime, panel: ChatSettings) -> None:
+    await runtime.chat.options.store_preset(POET)
+    await opened(panel)
+    panel.preset.setCurrentIndex(1)
+    panel.preset.activated.emit(1)
+    assert panel.form.system.toPlainText() == "Speak in rhymes."
+    assert panel.form.numbers["temperature"].text() == "1.2"
+    assert runtime.chat.options.manners.get("c1", Manner()) == Manner()  # not before Save
+
+
+async def test_a_chat_begins_with_its_settings(runtime: ThinkingRuntime, window: MainWindow) -> None:
+    window.new_conversation()
+    window.header.chat_settings_requested.emit()
+    (panel,) = window.findChildren(ChatSettings)
+    await until(panel.save.isEnabled)
+    panel.form.system.setPlainText("Be brief.")
+    panel.save.click()
+    await until(lambda: window.bridge.current == "c2")
+    assert runtime.chat.options.systems["c2"] == "Be brief."
+
+
+async def test_presets_are_made_changed_and_deleted(runtime: ThinkingRuntime, window: MainWindow) -> None:
+    settings = window.beside.open_settings(PresetsPage.name)
+    page, presets = settings.presets, runtime.chat.options
+    dialog = page.open(Preset("Poet"))
+    assert dialog is not None
+    await until(dialog.save.isEnabled)
+    dialog.form.system.setPlainText("Speak in rhymes.")
+    dialog.save.click()
+    await until(lambda: page.list.count() == 1)
+    page.default.click()
+    await until(lambda: page.list.item(0).text() == "Poet (default)")
+    page.duplicate.click()
+    await until(lambda: page.list.count() == 2)
+    assert [(preset.name, preset.system) for preset in await presets.presets()] == [
+        ("Poet", "Speak in rhymes."),
+        ("Poet copy", "Speak in rhymes."),
+    ]
+    page.list.setCurrentRow(1)
+    page.delete.click()
+    (sure,) = page.findChildren(ConfirmDialog)
+    sure.yes.click()
+    await until(lambda: page.list.count() == 1)
+    settings.close()
