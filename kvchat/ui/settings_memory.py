@@ -27,7 +27,7 @@ class MemoryEntry(Entry):
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(12)
         super().__init__("Memory", "What the model takes.", self._holder, wide=True)
-        look.changed.connect(lambda: self._fill(*self._shown))
+        look.changed.connect(self._restyle)  # a lambda would be called when this is gone
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
         """Show these; without a bar there is nothing to show at all."""
@@ -38,6 +38,9 @@ class MemoryEntry(Entry):
         measured = any(bar.measured for bar in bars)
         self.say("What the engine has taken, as it says itself." if measured else "An estimate from before the load.")
         self._fill(bars, proposals)
+
+    def _restyle(self) -> None:
+        self._fill(*self._shown)
 
     def _fill(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
         while (item := self._column.takeAt(0)) is not None:
