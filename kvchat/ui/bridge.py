@@ -69,6 +69,7 @@ class Bridge(QObject):
         self.list = ListBridge(runtime, views.sidebar, wishes, lambda: self.current, self)
         self._messages: list[Message] = []
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
+        self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._talks: dict[str, Talk] = {}
         self._had_model = runtime.settings.model_path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
@@ -113,12 +114,21 @@ class Bridge(QObject):
         self._views.sidebar.mark(conversation_id)
         if conversation_id is not None:
             self._runtime.chat.select(conversation_id)
-            self._wishes.start(self._reload_messages(conversation_id, fresh=True))
+            self._opening = self._wishes.start(self._reload_messages(conversation_id, fresh=True))
         self._show_all()
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send what was written, and what goes with it; on the empty page this begins a conversation."""
         self._wishes.start(self._send(text, attachments))
+
+    async def open_at(self, conversation_id: str, message_id: str) -> None:
+        """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
+        self.open(conversation_id)
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._views.transcript.row_of(message_id) is None:
+            await self._runtime.chat.switch(conversation_id, message_id)
+            await self._reload_messages(conversation_id)
 
     def retry(self) -> None:
         """Answer the last message again."""

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, 
 from kvchat.ui.cards import Card
 from kvchat.ui.composer import Composer
 from kvchat.ui.context_meter import ContextMeter
+from kvchat.ui.find_bar import FindBar
 from kvchat.ui.header import Header
 from kvchat.ui.notices import Notices
 from kvchat.ui.transcript import COLUMN_WIDTH, Transcript
@@ -22,6 +23,7 @@ class ChatPage(QWidget):
         self,
         header: Header,
         notices: Notices,
+        find_bar: FindBar,
         transcript: Transcript,
         cards: Sequence[Card],
         composer: Composer,
@@ -39,6 +41,7 @@ class ChatPage(QWidget):
         column.setSpacing(0)
         column.addWidget(header)
         column.addLayout(_centred(notices, 4))
+        column.addLayout(_centred(find_bar, 4))
         column.addWidget(self._middle, 1)
         for card in cards:
             column.addLayout(_centred(card, 10))

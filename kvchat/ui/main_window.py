@@ -28,11 +28,13 @@ from kvchat.ui.confirm import confirm
 from kvchat.ui.context_bridge import ContextBridge
 from kvchat.ui.context_card import ContextCard
 from kvchat.ui.context_meter import ContextMeter
+from kvchat.ui.find_bar import FindBar
 from kvchat.ui.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
 from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
+from kvchat.ui.search_bridge import SearchBridge
 from kvchat.ui.side_windows import SideWindows
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
@@ -61,6 +63,7 @@ class MainWindow(QMainWindow):
         self.sidebar = Sidebar(look)
         self.header = Header(look)
         self.transcript = Transcript(look)
+        self.find_bar = FindBar(look, self.transcript)
         self.composer = Composer(look)
         self.engine_card = EngineCard()
         self.context_card, self.context_meter = ContextCard(), ContextMeter(look)
@@ -72,6 +75,7 @@ class MainWindow(QMainWindow):
         self.context = ContextBridge(
             runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
         )
+        self.search = SearchBridge(runtime, self.sidebar.search, self.find_bar, self.bridge, self.wishes)
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
         self.models = ModelChoices(runtime, self.bridge, self.transcript.tail.failure, self.wishes, self)
         self._connect()
@@ -82,6 +86,7 @@ class MainWindow(QMainWindow):
     async def start(self) -> None:
         """Fill the window with what there is."""
         await self.bridge.start()
+        self._runtime.chat.finder.begin_indexing()
         self.composer.focus()
 
     async def finish(self) -> None:
@@ -89,6 +94,7 @@ class MainWindow(QMainWindow):
         self._remember_place()
         self.context.close()
         self.attaching.close()
+        self.search.close()
         self.bridge.close()
         await self.wishes.close()
 
@@ -146,7 +152,9 @@ class MainWindow(QMainWindow):
 
     def _build(self) -> None:
         above = (self.engine_card, self.context_card)
-        self._chat_page = ChatPage(self.header, self.notices, self.transcript, above, self.composer, self.context_meter)
+        self._chat_page = ChatPage(
+            self.header, self.notices, self.find_bar, self.transcript, above, self.composer, self.context_meter
+        )
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
         self._pages.addWidget(self.first_start)
@@ -170,6 +178,7 @@ class MainWindow(QMainWindow):
         self.bridge.opened.connect(self._chat_page.show_messages)
         self.bridge.model_changed.connect(self._show_right_page)
         self.bridge.settings_changed.connect(lambda: self._look.choose(self._runtime.settings.theme))
+        self.find_bar.closed.connect(self.composer.focus)
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
         self.sidebar.delete_requested.connect(self._ask_delete)
@@ -205,7 +214,11 @@ class MainWindow(QMainWindow):
             ("Ctrl+Up", lambda: self.sidebar.step(-1)),
             ("Ctrl+Down", lambda: self.sidebar.step(1)),
             ("Ctrl+L", self.composer.focus),
-            ("Esc", self.bridge.stop),
+            ("Ctrl+Shift+F", self.sidebar.search.focus),
+            ("Ctrl+F", self.find_bar.begin),
+            ("F3", lambda: self.find_bar.step(1)),
+            ("Shift+F3", lambda: self.find_bar.step(-1)),
+            ("Esc", self._escape),
             ("Ctrl+Q", self.quit_requested.emit),
             ("Ctrl+E", self.bridge.steering.edit_last),
             ("Ctrl+R", self.bridge.steering.regenerate_last),
@@ -214,6 +227,13 @@ class MainWindow(QMainWindow):
         ):
             shortcut = QShortcut(QKeySequence(keys), self)
             shortcut.activated.connect(wish)
+
+    def _escape(self) -> None:
+        """Esc closes what is on top, or else stops the reply."""
+        if self.find_bar.isVisible():
+            self.find_bar.close_bar()
+        else:
+            self.bridge.stop()
 
     def _show_right_page(self) -> None:
         if not self._runtime.has_model:

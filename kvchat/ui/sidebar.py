@@ -20,6 +20,7 @@ from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.conversation_list import ID, ROW, TITLE, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.icons import icon
 from kvchat.ui.keep_menu import add_keep_actions
+from kvchat.ui.search_panel import SearchPanel
 from kvchat.ui.theme import Look
 from kvchat.ui.wording import size_of
 
@@ -82,8 +83,13 @@ class Sidebar(QFrame):
         column.setContentsMargins(10, 12, 10, 10)
         column.setSpacing(6)
         column.addWidget(self.new_button)
-        column.addWidget(self.empty)
-        column.addWidget(self.list, 1)
+        chats = QWidget()
+        inside = QVBoxLayout(chats)
+        inside.setContentsMargins(0, 0, 0, 0)
+        inside.addWidget(self.empty)
+        inside.addWidget(self.list, 1)
+        self.search = SearchPanel(look, chats)
+        column.addWidget(self.search, 1)
         column.addWidget(self.usage_button)
         column.addWidget(self.usage_bar)
         look.changed.connect(self._restyle)

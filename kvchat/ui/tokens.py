@@ -23,6 +23,7 @@ class Theme:
     on_accent: str
     warn: str
     warn_soft: str
+    mark: str  # the ground of what was searched for
     bad: str
     bad_soft: str
     code: str  # the ground of code
@@ -48,6 +49,7 @@ LIGHT = Theme(
     on_accent="#ffffff",
     warn="#8a5300",
     warn_soft="#fbf0da",
+    mark="#fbe08c",
     bad="#b3261e",
     bad_soft="#fbe9e7",
     code="#f4f4ef",
@@ -73,6 +75,7 @@ DARK = Theme(
     on_accent="#07231d",
     warn="#e8b45a",
     warn_soft="#382d18",
+    mark="#665016",
     bad="#f2897f",
     bad_soft="#3c2321",
     code="#131514",

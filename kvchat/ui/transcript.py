@@ -17,6 +17,7 @@ from kvchat.chat.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.ui.copying import message_text
 from kvchat.ui.formulas import Formulas
+from kvchat.ui.hit_marks import HitMarks
 from kvchat.ui.jump_button import JumpButton
 from kvchat.ui.links import ask_to_open
 from kvchat.ui.message_view import ReplyView, UserView
@@ -72,6 +73,7 @@ class Transcript(QScrollArea):
         self._jump = JumpButton(self, look.theme.text)
         self._jump.clicked.connect(self.scroll_to_end)
         self.selection = Selection(self)
+        self.marks = HitMarks(self, look)
         self._filler = QTimer(self)
         self._filler.setSingleShot(True)
         self._filler.timeout.connect(self._fill_ahead)
@@ -95,6 +97,7 @@ class Transcript(QScrollArea):
     def show_conversation(self, messages: Sequence[Message]) -> None:
         """Show another conversation, from its end."""
         self.selection.clear()
+        self.marks.clear()
         self._drop(list(self.views))
         self._rows.keep(0, [])
         self._messages, self._row_of, self._live = [], {}, None
@@ -159,6 +162,21 @@ class Transcript(QScrollArea):
         """Follow the reply again."""
         self._follow = True
         self._arrange()
+
+    def show_message(self, message_id: str) -> None:
+        """Bring a message into sight: its first mark, or else its beginning."""
+        row = self._row_of.get(message_id)
+        if row is None:
+            return
+        self._follow = False
+        self._view(row)
+        self._arrange(_TOP + self._rows.top(row) - _GAP - self.verticalScrollBar().value())
+        if found := self.marks.first_in(message_id):
+            text, cursor = found
+            mark = text.cursorRect(cursor)
+            top = text.mapTo(self._ground, mark.topLeft()).y() - self.verticalScrollBar().value()
+            if not 0 <= top <= self.viewport().height() - mark.height():
+                self._arrange(top - self.viewport().height() // 3)
 
     def scroll_by(self, pixels: int) -> None:
         """Scroll as the reader would."""
@@ -285,6 +303,7 @@ class Transcript(QScrollArea):
             view.retry_requested.connect(self.retry_requested)
         view.wished.connect(self._pass_on)
         view.text_made.connect(lambda text: self.selection.watch(text, view))
+        view.text_made.connect(self.marks.watch)
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
         view.begin()
         if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:

@@ -20,11 +20,13 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
+from kvchat.chat.folding import spans, terms_of
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.options import ChatOptions, Manner, check
 from kvchat.chat.options_desk import OptionsDesk
 from kvchat.chat.presets import Preset
 from kvchat.chat.rates import BreakEven
+from kvchat.chat.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.chat.tree import Removed
@@ -141,6 +143,28 @@ class FakeOptions(OptionsDesk):
         return next((one for one in self.stored if one.is_default), None)
 
 
+class FakeFinder(Finder):
+    """Looks at every message there is."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self._chat = chat
+        self.complete = True
+
+    async def find(self, query: str) -> Found:
+        terms = terms_of(query)
+        found = []
+        for talk in await self._chat.conversations():
+            said = [m for m in self._chat.said[talk.id] if terms and all(spans(m.content, (t,)) for t in terms)]
+            if said:
+                ids = tuple(message.id for message in reversed(said))
+                excerpt = said[-1].content[:120]
+                found.append(FoundChat(talk.id, talk.title, ids, excerpt, tuple(spans(excerpt, terms))))
+        return Found(tuple(found), self.complete)
+
+    def begin_indexing(self) -> None:
+        pass
+
+
 class FakeChat(ChatService):
     """Conversations in memory. A sent message waits until the test plays the reply."""
 
@@ -152,6 +176,7 @@ class FakeChat(ChatService):
         self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
         self.calls: list[tuple[str, ...]] = []
         self.context: FakeContext = FakeContext(self.calls)
+        self.finder: FakeFinder = FakeFinder(self)
         self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation

@@ -26,6 +26,7 @@ PAIRS = [
     ("text", "bad_soft"),
     ("muted", "bad_soft"),
     ("text", "warn_soft"),
+    ("text", "mark"),
     ("muted", "warn_soft"),
     ("warn", "warn_soft"),
     ("muted", "code"),

@@ -1,0 +1,78 @@
+"""Marks what was searched for on the page, in the texts that are there and in those still to come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QColor, QTextCursor
+from PySide6.QtWidgets import QTextEdit
+
+from kvchat.chat.folding import Term, spans
+from kvchat.ui.theme import Look
+from kvchat.ui.utf16 import position
+
+if TYPE_CHECKING:
+    from kvchat.ui.transcript import Transcript
+
+
+class HitMarks(QObject):
+    """The marked terms of one page."""
+
+    cleared = Signal()
+
+    def __init__(self, page: Transcript, look: Look) -> None:
+        super().__init__(page)
+        self._page, self._look = page, look
+        self._terms: tuple[Term, ...] = ()
+        look.changed.connect(self._restyle)
+
+    def show_terms(self, terms: tuple[Term, ...]) -> None:
+        """Mark these terms from now on, and no others."""
+        self._terms = terms
+        for view in self._page.views.values():
+            for text in view.texts:
+                self._mark(text)
+
+    def clear(self) -> None:
+        """Mark nothing."""
+        if self._terms:
+            self.show_terms(())
+        self.cleared.emit()
+
+    def watch(self, text: QTextEdit) -> None:
+        """One more text in which terms may stand."""
+        text.textChanged.connect(lambda: self._mark(text))
+        self._mark(text)
+
+    def first_in(self, message_id: str) -> tuple[QTextEdit, QTextCursor] | None:
+        """The first mark of a message, and the text it stands in."""
+        view = self._page.views.get(message_id)
+        for text in view.texts if view else ():
+            if cursors := self._cursors(text):
+                return text, cursors[0]
+        return None
+
+    def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
+        words, cursors = text.toPlainText(), []
+        for start, end in spans(words, self._terms):
+            cursor = QTextCursor(text.document())
+            cursor.setPosition(position(words, start))
+            cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
+            cursors.append(cursor)
+        return cursors
+
+    def _mark(self, text: QTextEdit) -> None:
+        if not self._terms and not text.property("marked"):
+            return
+        marks = []
+        for cursor in self._cursors(text):
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = cursor
+            mark.format.setBackground(QColor(self._look.theme.mark))
+            marks.append(mark)
+        text.setExtraSelections(marks)
+        text.setProperty("marked", bool(marks))
+
+    def _restyle(self) -> None:
+        self.show_terms(self._terms)

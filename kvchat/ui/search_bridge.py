@@ -1,0 +1,56 @@
+"""Between the search field and the chats: what is typed is looked for, what is chosen is opened at the hit."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvchat.chat.search import FoundChat
+from kvchat.runtime import Runtime
+from kvchat.ui.bridge import Bridge
+from kvchat.ui.find_bar import FindBar
+from kvchat.ui.search_panel import SearchPanel
+from kvchat.ui.tasks import Wishes
+
+_PAUSE_MS = 80  # between keys, before a search begins
+_AGAIN_MS = 700  # while older messages are still being read
+
+
+class SearchBridge(QObject):
+    """Searches while the user types."""
+
+    def __init__(self, runtime: Runtime, panel: SearchPanel, bar: FindBar, bridge: Bridge, wishes: Wishes) -> None:
+        super().__init__(bridge)
+        self._runtime, self._panel, self._bar, self._bridge, self._wishes = runtime, panel, bar, bridge, wishes
+        self._pause = QTimer(self)
+        self._pause.setSingleShot(True)
+        self._pause.timeout.connect(lambda: wishes.start(self._search()))
+        panel.field.textChanged.connect(self._changed)
+        panel.results.chosen.connect(lambda found: wishes.start(self._open(found)))
+
+    def close(self) -> None:
+        """Search no more."""
+        self._pause.stop()
+
+    def _changed(self, query: str) -> None:
+        if query.strip():
+            self._pause.start(_PAUSE_MS)
+        else:
+            self._pause.stop()
+            self._panel.show_none()
+
+    async def _search(self) -> None:
+        query = self._panel.field.text()
+        found = await self._runtime.chat.finder.find(query)
+        if query != self._panel.field.text() or not query.strip():
+            return
+        self._panel.show_found(found)
+        if not found.complete:
+            self._pause.start(_AGAIN_MS)
+
+    async def _open(self, found: FoundChat) -> None:
+        query = self._panel.field.text()
+        if not found.message_ids:
+            self._bridge.open(found.conversation_id)
+            return
+        await self._bridge.open_at(found.conversation_id, found.message_ids[0])
+        self._bar.begin(query, found.message_ids[0])

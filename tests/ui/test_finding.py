@@ -1,0 +1,135 @@
+"""Finding words in all chats and in the open one, by keys and clicks."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Role
+from kvchat.ui.main_window import MainWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Three chats; the oldest speaks of marmots far above its end, the newest is open."""
+    for id in ("alps", "食べ物", "other"):
+        runtime.chat.add(f"About {id}", id=id)
+    for number in range(40):
+        role = Role.ASSISTANT if number % 2 else Role.USER
+        word = "a 😀 **marmot** sits" if number in (5, 9) else "nothing"
+        runtime.chat.write("alps", role, f"{number}: {word} here.\n\n" + "More of it. " * 30)
+    runtime.chat.write("食べ物", Role.USER, "北京烤鸭好吃吗？ A marmot asks.")
+    runtime.chat.write("other", Role.USER, "Hello")
+    return runtime
+
+
+def marked(window: MainWindow) -> list[str]:
+    """Every marked piece of text on the page."""
+    return [
+        cursor.selectedText()
+        for view in window.transcript.views.values()
+        for text in view.texts
+        if text.property("marked")
+        for cursor in window.transcript.marks._cursors(text)
+    ]
+
+
+def in_sight(window: MainWindow, message_id: str) -> bool:
+    """Whether the first mark of a message can be seen."""
+    found = window.transcript.marks.first_in(message_id)
+    assert found is not None
+    text, cursor = found
+    place = text.mapTo(window.transcript.viewport(), text.cursorRect(cursor).center())
+    return window.transcript.viewport().rect().contains(place)
+
+
+async def search(window: MainWindow, qtbot: QtBot, words: str) -> None:
+    window.activateWindow()
+    qtbot.keyClick(window, Qt.Key.Key_F, CTRL | SHIFT)
+    field = window.sidebar.search.field
+    field.setText("")
+    for word in words:
+        QTest.keyClicks(field, word) if word.isascii() else field.insert(word)
+    await until(lambda: window.sidebar.search.pages.currentIndex() == 1, "results")
+
+
+def found(window: MainWindow) -> list[str]:
+    return [chat.conversation_id for chat in window.sidebar.search.results.chats]
+
+
+async def test_what_is_found_opens_at_the_hit_and_marks_it(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await search(window, qtbot, "MARM")
+    assert found(window) == ["食べ物", "alps"]
+    results = window.sidebar.search.results
+    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Down)
+    qtbot.mouseClick(
+        results.viewport(), Qt.MouseButton.LeftButton, pos=results.visualRect(results.model().index(1, 0)).center()
+    )
+    await until(lambda: window.bridge.current == "alps" and window.find_bar.isVisible(), "the chat")
+    second, first = results.chats[1].message_ids
+    assert window.find_bar.place.text() == "2 of 2"
+    assert set(marked(window)) == {"marm"}
+    assert in_sight(window, second)
+    qtbot.keyClick(window, Qt.Key.Key_F3)
+    assert window.find_bar.place.text() == "1 of 2"
+    assert in_sight(window, first)
+    qtbot.keyClick(window, Qt.Key.Key_Escape)
+    assert not window.find_bar.isVisible()
+    assert marked(window) == []
+
+
+async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await search(window, qtbot, "烤鸭")
+    field = window.sidebar.search.field
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    await until(lambda: window.bridge.current == "食べ物" and window.find_bar.isVisible(), "the chat")
+    assert marked(window) == ["烤鸭"]
+    qtbot.keyClick(field, Qt.Key.Key_Escape)
+    await until(lambda: window.sidebar.search.pages.currentIndex() == 0, "the chats")
+    window.bridge.open("other")
+    assert not window.find_bar.isVisible()
+
+
+async def test_nothing_found_and_an_unfinished_index_are_said(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    furnished.chat.finder.complete = False
+    await search(window, qtbot, "xyzzy")
+    assert window.sidebar.search.words.text() == "Nothing found. Older messages are still being read."
+    furnished.chat.finder.complete = True
+    await until(lambda: window.sidebar.search.words.text() == "Nothing found.", "the rest of the index")
+
+
+async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    other = furnished.chat.said["other"]
+    hidden = furnished.chat.write("other", Role.USER, "A hidden gnu")
+    furnished.chat.branches[hidden.id] = [hidden]
+    await search(window, qtbot, "gnu")
+    other.remove(hidden)
+    window.bridge.open("alps")
+    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
+    await until(lambda: marked(window) == ["gnu"], "the branch")
+    assert ("switch", hidden.id) in furnished.chat.calls
+
+
+async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.bridge.open("alps")
+    await until(lambda: len(window.transcript.messages) == 40, "the messages")
+    window.activateWindow()
+    qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
+    qtbot.keyClicks(window.find_bar.field, "marmot")
+    assert window.find_bar.place.text() == "2 of 2"
+    qtbot.keyClick(window.find_bar.field, Qt.Key.Key_Return)
+    assert window.find_bar.place.text() == "1 of 2"
+    qtbot.keyClicks(window.find_bar.field, "x")
+    assert window.find_bar.place.text() == "Not found"
