@@ -82,7 +82,10 @@ class TextPage(QTextBrowser):
         """How tall the text is at that width. The air below its last line is always the same."""
         document = self.document()
         document.setTextWidth(width)
-        return math.ceil(document.size().height() - document.lastBlock().blockFormat().bottomMargin()) + AIR
+        last = document.lastBlock()
+        # Qt counts a paragraph's margin and what its line height adds below the letters; of a heading neither.
+        bottom = max(document.size().height() - last.blockFormat().bottomMargin(), _letters_end(last))
+        return math.ceil(bottom) + AIR
 
     def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
         """Show these instead."""
@@ -178,6 +181,15 @@ class WidePage(TextPage):
             self._natural = math.ceil(document.idealWidth())
         columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
         return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
+
+
+def _letters_end(block: QTextBlock) -> float:
+    """Where a paragraph's last line ends in its document, without what its line height adds."""
+    layout = block.layout()
+    if layout.lineCount() == 0:
+        return 0.0
+    line = layout.lineAt(layout.lineCount() - 1)
+    return block.document().documentLayout().blockBoundingRect(block).y() + line.y() + line.height()
 
 
 def fragments(block: QTextBlock) -> Iterator[QTextFragment]:

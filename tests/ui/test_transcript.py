@@ -314,3 +314,16 @@ def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, mon
 )
 def test_the_place_a_link_leads_to(url: str, place: str) -> None:
     assert real_place(url) == place
+
+
+@pytest.mark.parametrize(
+    "ending", ["# [Lemmy L", "## gy", "### gy", "gy", "- gy", "> gy", "| g |\n|---|\n| y |", "# غ", "- gy\n\n  gy", "`gy`"]
+)
+def test_the_last_line_is_not_cut(page: Transcript, ending: str) -> None:
+    page.show_conversation([a_message("a", Role.ASSISTANT, f"Before.\n\n{ending}")])
+    part = page.views["a"].column.parts[-1]
+    assert isinstance(part, TextPage)
+    last = part.document().lastBlock()
+    line = last.layout().lineAt(last.layout().lineCount() - 1)
+    top = part.document().documentLayout().blockBoundingRect(last).y()
+    assert top + line.y() + line.height() <= part.height()
