@@ -18,7 +18,9 @@ from kvchat.ui.blocks import Block, Code, Prose, Wide
 from kvchat.ui.markdown import Env, Markdown, Unit, plain_block
 
 SLICE = 4_000  # characters read in one step
-_LONGEST = {"paragraph_open": 4_000, "table_open": 64_000}  # of a unit, in characters; longer ones are cut
+TABLE_CELLS = 120  # of one table; a longer one goes on in another one below it, under the same head
+_FEWEST_ROWS = 8
+_LONGEST = {"paragraph_open": 4_000}  # of a unit, in characters; longer ones are cut
 _LONGEST_OTHER = 24_000
 _FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\n]*)\n")
 
@@ -131,9 +133,15 @@ class MarkdownStream:
 
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
         """A settled unit's blocks. A formula that was still open in it will not be closed any more."""
-        units = [unit]
+        if unit.kind == "table_open":
+            return [block for piece in _table_pieces(unit, source) for block in self._read(piece, env)]
         if any(map(_is_open_formula, unit.tokens)):
-            units = self._markdown.units(source, env, streaming=False)
+            return self._read(source, env)
+        return self._markdown.blocks(unit, source, env)
+
+    def _read(self, source: str, env: Env) -> list[Block]:
+        """The blocks of a unit that is read alone."""
+        units = self._markdown.units(source, env, streaming=False)
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
     def _go_on(self, unit: Unit) -> bool:
@@ -143,6 +151,14 @@ class MarkdownStream:
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], words[0].lower() if words else "")
             self._tail = self._tail[opened.end() :]
             return True
+        if unit.kind == "table_open":
+            rows = self._tail[: self._tail.rfind("\n") + 1]
+            *whole, rest = _table_pieces(unit, rows)
+            if whole:
+                env = _copy(self._env)
+                self._settle(block for piece in whole for block in self._read(piece, env))
+                self._tail = rest + self._tail[len(rows) :]
+                return True
         longest = _LONGEST.get(unit.kind, _LONGEST_OTHER)
         if len(self._tail) <= longest:
             return False
@@ -188,8 +204,7 @@ class MarkdownStream:
 
     def _read_again(self, i: int, old: Prose | Wide) -> None:
         env = _copy(self._env)
-        units = self._markdown.units(old.source, env, streaming=False)
-        blocks = [block for unit in units for block in self._markdown.blocks(unit, old.source, env)]
+        blocks = self._read(old.source, env)
         if [type(block) for block in blocks] != [type(block) for block in self.settled[i : i + len(blocks)]]:
             return  # read otherwise alone than in its place: it stays as it is
         if isinstance(old, Prose) and blocks and isinstance(blocks[0], Prose):
@@ -202,6 +217,16 @@ class MarkdownStream:
 def _is_open_formula(token: Token) -> bool:
     """Whether this may still become a formula, or else a part of the paragraph before it."""
     return token.type == "math_block" and not token.meta["closed"]
+
+
+def _table_pieces(unit: Unit, source: str) -> list[str]:
+    """A table as one or more that are soon laid out, each with the head. Lines behind it go with the last one."""
+    columns = sum(token.type == "th_open" for token in unit.tokens)
+    lines = source.splitlines(keepends=True)
+    end, most = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _FEWEST_ROWS)
+    cuts = range(2, max(min(end, len(lines)), 3), most)
+    ends = [*cuts[1:], len(lines)]
+    return ["".join([*lines[:2], *lines[at:to]]) for at, to in zip(cuts, ends, strict=True)]
 
 
 def _line_starts(text: str) -> list[int]:

@@ -16,6 +16,7 @@ class Theme:
     bubble: str  # the user's messages
     hover: str
     selected: str
+    marked: str  # behind selected text, which keeps its colour, as pictures of formulas must
     line: str  # hairlines
     text: str
     muted: str  # receipts, captions
@@ -42,6 +43,7 @@ LIGHT = Theme(
     bubble="#eeefe9",
     hover="#ebebe5",
     selected="#e2e6de",
+    marked="#c6e8e0",
     line="#e3e3dc",
     text="#1d211e",
     muted="#5f655f",
@@ -68,6 +70,7 @@ DARK = Theme(
     bubble="#2a2e2c",
     hover="#202423",
     selected="#2a312e",
+    marked="#1f5349",
     line="#303533",
     text="#e8eae6",
     muted="#a0a7a2",

@@ -53,8 +53,9 @@ def test_grown_and_read_at_once_look_the_same(text: str, step: int) -> None:
         ("\n\n".join(f"- Item {i}\n  - a\n  - b" for i in range(200)), 100),
         ("word " * 10_000, 4_100),
         ("x" * 40_000, 4_100),
+        ("| a | b |\n|---|---|\n" + "".join(f"| row {i} | words |\n" for i in range(250)), 2_000),
     ],
-    ids=["paragraphs", "list", "nested list", "one paragraph", "one word"],
+    ids=["paragraphs", "list", "nested list", "one paragraph", "one word", "table"],
 )
 def test_only_the_last_block_is_read_again(text: str, longest: int) -> None:
     """However long the text is, what is read at each step has a bound, or a long reply would stall the window."""
@@ -62,6 +63,19 @@ def test_only_the_last_block_is_read_again(text: str, longest: int) -> None:
     unsettled = len(text) - sum(len(block.source) for block in stream.settled)
     assert sum(len(block.source) for block in stream.open) < longest
     assert unsettled < longest + len(stream.settled) * 2
+
+
+@pytest.mark.parametrize("behind", ["", "\n\nThe end.\n", "\n# The end\n", "\n\n|x|y|\n|-|-|\n|1|2|\n"])
+@pytest.mark.parametrize("rows", [60, 61, 121])
+def test_a_long_table_goes_on_in_another_under_the_same_head(rows: int, behind: str) -> None:
+    text = "| a | b |\n|---|---|\n" + "\n".join(f"| r{i} | word |" for i in range(rows)) + behind
+    stream = grown(text, 37)
+    stream.finish()
+    stream.step()
+    assert look_of(stream.settled) == look_of(blocks(text))
+    tables = [block for block in stream.settled if isinstance(block, Wide) and "| a |" in block.source]
+    assert [block.html.count("word") for block in tables] == [min(60, rows - at) for at in range(0, rows, 60)]
+    assert all(block.source.startswith("| a | b |\n|---|---|\n| r") for block in tables)
 
 
 def test_settled_blocks_are_never_made_again() -> None:

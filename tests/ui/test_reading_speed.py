@@ -30,6 +30,8 @@ REPLIES = {
     ),
     "2,000 lines of code": "```python\n" + "def f(x):  # why\n    return f'{x} and' + str(x * 2)\n" * 1_000 + "```",
     "a list": "\n".join(f"{i}. Item {i} with **some** words and a [link](https://example.org)" for i in range(500)),
+    "a table": "| Name | Value | Words | More |\n|---|---|--:|---|\n"
+    + "".join(f"| item {i} | {i * 3} | some **words** here | and `more` of it |\n" for i in range(500)),
     "one paragraph": "word and another word, " * 1_700,
     "one word": "x" * 40_000,
     "formulas": "\n\n".join(f"So $x_{{{i}}}^2 = {i}$ and\n\n$$\\sum_{{k=1}}^{{{i}}} k$$" for i in range(150)),

@@ -317,7 +317,8 @@ def test_the_place_a_link_leads_to(url: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ending", ["# [Lemmy L", "## gy", "### gy", "gy", "- gy", "> gy", "| g |\n|---|\n| y |", "# غ", "- gy\n\n  gy", "`gy`"]
+    "ending",
+    ["# [Lemmy L", "## gy", "### gy", "gy", "- gy", "> gy", "| g |\n|---|\n| y |", "# غ", "- gy\n\n  gy", "`gy`"],
 )
 def test_the_last_line_is_not_cut(page: Transcript, ending: str) -> None:
     page.show_conversation([a_message("a", Role.ASSISTANT, f"Before.\n\n{ending}")])
