@@ -117,6 +117,13 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (message_id, position)
     )
     """,
+    # 9: what has been written and not sent; '' stands for the conversation that has not begun
+    """
+    CREATE TABLE drafts (conversation_id TEXT PRIMARY KEY, text TEXT NOT NULL);
+    CREATE TRIGGER drafts_of_nothing AFTER DELETE ON conversations BEGIN
+        DELETE FROM drafts WHERE conversation_id = OLD.id;
+    END
+    """,
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from kvchat.chat import opening, tree
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
+from kvchat.chat.drafts import Drafts
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
@@ -65,6 +66,7 @@ class ChatService:
         self._selected: str | None = None
         self._used_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.drafts = Drafts(database, worker)
         self.context = ContextDesk(self._parts(), sampling, self.is_answering)
         self.options = OptionsDesk(self._parts(), self.is_answering)
         self.finder = Finder(database, worker)

@@ -9,6 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from kvchat.chat.drafts import NOT_BEGUN
 from kvchat.chat.events import (
     Absorbed,
     ConversationsChanged,
@@ -29,6 +30,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.cards import EngineCard
 from kvchat.ui.composer import Composer
+from kvchat.ui.draft_keeper import DraftKeeper
 from kvchat.ui.header import Header
 from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
@@ -38,8 +40,6 @@ from kvchat.ui.steering import Steering
 from kvchat.ui.talk import Talk
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.transcript import Transcript
-
-_EMPTY_PAGE = ""  # stands for the conversation that has not begun, which has a draft but no id
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Bridge(QObject):
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._talks: dict[str, Talk] = {}
         self._had_model = runtime.settings.model_path
+        self.drafts = DraftKeeper(runtime.chat.drafts, views.composer, wishes, lambda: self.current, self)
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self.list.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
@@ -89,6 +90,8 @@ class Bridge(QObject):
     async def start(self) -> None:
         """Show what there is: the list, the newest conversation, the engine."""
         self.show_engine()
+        await self.drafts.load()
+        self.drafts.show()
         await self.list.reload()
         if self.list.ids and self.current is None:
             self.open(self.list.ids[0])
@@ -108,7 +111,7 @@ class Bridge(QObject):
         self.current = conversation_id
         self._messages = []
         self._loading = conversation_id is not None
-        self._views.composer.set_draft(self._talk().draft)
+        self.drafts.show()
         self._views.composer.set_attachments(self._talk().attachments)
         self._views.transcript.show_conversation([])
         self._views.sidebar.mark(conversation_id)
@@ -166,14 +169,14 @@ class Bridge(QObject):
         return self._talk().failure
 
     async def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        self._talk().draft, self._talk().attachments = "", ()
+        self._talk().attachments = ()
         async with self._beginning:
             conversation_id = self.current
             if conversation_id is None:
                 try:
                     conversation_id = (await self._runtime.chat.new_conversation()).id
                 except KvchatError as error:
-                    self._give_back(_EMPTY_PAGE, text, attachments, error)
+                    self._give_back(NOT_BEGUN, text, attachments, error)
                     return
                 if self.current is None:
                     self.current = conversation_id
@@ -204,11 +207,10 @@ class Bridge(QObject):
         await self.list.reload()
 
     def _leave(self) -> None:
-        composer, talk = self._views.composer, self._talk()
-        talk.draft, talk.attachments = composer.draft, composer.chips.attachments
+        self._talk().attachments = self._views.composer.chips.attachments
 
     def _talk(self, conversation_id: str | None = None) -> Talk:
-        key = (self.current or _EMPTY_PAGE) if conversation_id is None else conversation_id
+        key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
         return self._talks.setdefault(key, Talk())
 
     def _hear(self, event: Event) -> None:
@@ -237,14 +239,14 @@ class Bridge(QObject):
         self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
     ) -> None:
         """The words were not stored: they return to the composer, or to the draft they came from."""
-        composer, here = self._views.composer, conversation_id == (self.current or _EMPTY_PAGE)
+        draft = "\n".join(part for part in (text, self.drafts.of(conversation_id)) if part)
+        self.drafts.set(conversation_id, draft)
+        self.drafts.show()
         talk = self._talk(conversation_id)
-        draft = "\n".join(part for part in (text, composer.draft if here else talk.draft) if part)
-        if here:
-            composer.set_draft(draft)
-            composer.set_attachments((*attachments, *composer.chips.attachments))
+        if conversation_id == (self.current or NOT_BEGUN):
+            self._views.composer.set_attachments((*attachments, *self._views.composer.chips.attachments))
         else:
-            talk.draft, talk.attachments = draft, (*attachments, *talk.attachments)
+            talk.attachments = (*attachments, *talk.attachments)
         self._views.notices.show_error(error)
 
     def _hear_turn(self, event: TurnEvent) -> None:

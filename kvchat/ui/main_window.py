@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from PySide6.QtCore import QSettings, QSize, Qt, Signal
@@ -96,6 +97,8 @@ class MainWindow(QMainWindow):
         self.attaching.close()
         self.search.close()
         self.bridge.close()
+        with contextlib.suppress(KvchatError):  # nobody is left to be told
+            await self.bridge.drafts.keep()
         await self.wishes.close()
 
     def raise_window(self) -> None:

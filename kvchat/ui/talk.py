@@ -12,10 +12,9 @@ from kvchat.ui.turn_story import TurnStory
 
 @dataclass
 class Talk:
-    """One conversation's draft, and the turn that runs in it or ran last."""
+    """One conversation's turn, the one that runs in it or ran last, and the documents that wait with its draft."""
 
     story: TurnStory = field(default_factory=TurnStory)
-    draft: str = ""
     attachments: tuple[Attachment, ...] = ()  # those that wait with the draft
     awaiting: bool = False  # sent, and no token yet
     failure: KvchatError | None = None

@@ -15,7 +15,9 @@ import pytest
 
 from kvchat.chat import migrations
 from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.drafts import Drafts
 from kvchat.chat.messages import Message, MessageState, Receipt, Role, Source
+from kvchat.chat.worker import Worker
 from kvchat.migrations import DatabaseTooNew
 
 RECEIPT = Receipt(
@@ -99,6 +101,18 @@ def test_a_long_conversation_is_deleted(database: Database) -> None:
         db.executemany(f"{insert} (?, ?, ?, ?, ?, ?, ?)", rows)
     database.delete(chat.id)
     assert database.conversations() == []
+
+
+async def test_drafts_go_with_their_conversation(database: Database) -> None:
+    worker = Worker("test")
+    drafts = Drafts(database, worker)
+    one, other = database.create_conversation("x"), database.create_conversation("y")
+    await drafts.keep({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"})
+    await drafts.keep({one.id: ""})
+    assert await drafts.all() == {other.id: "湖", "": "Not begun"}
+    database.delete(other.id)
+    assert await drafts.all() == {"": "Not begun"}
+    worker.close()
 
 
 def test_an_empty_reply_is_taken_back(database: Database) -> None:

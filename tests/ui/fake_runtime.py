@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.context import ContextUse
 from kvchat.chat.context_desk import ContextDesk
+from kvchat.chat.drafts import Drafts
 from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
@@ -165,6 +166,19 @@ class FakeFinder(Finder):
         pass
 
 
+class FakeDrafts(Drafts):
+    """Drafts in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    async def all(self) -> dict[str, str]:
+        return dict(self.kept)
+
+    async def keep(self, drafts: dict[str, str]) -> None:
+        self.kept |= drafts
+
+
 class FakeChat(ChatService):
     """Conversations in memory. A sent message waits until the test plays the reply."""
 
@@ -175,6 +189,7 @@ class FakeChat(ChatService):
         self.said: dict[str, list[Message]] = {}
         self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
         self.calls: list[tuple[str, ...]] = []
+        self.drafts: FakeDrafts = FakeDrafts()
         self.context: FakeContext = FakeContext(self.calls)
         self.finder: FakeFinder = FakeFinder(self)
         self._ids = count(1)

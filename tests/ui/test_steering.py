@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import MessageView
+from kvchat.ui.theme import Look
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
@@ -131,9 +132,30 @@ async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, 
     before = list(said(furnished))
     qtbot.mouseClick(button((await views(window))[1], "Delete the reply and what follows"), LEFT)
     await views(window, 1)
+    await until(lambda: window.notices.on_show, "the offer to undo")
     notice = window.notices.on_show[0]
     assert notice.words[0] == "Deleted the message and 2 that followed it"
     qtbot.mouseClick(button(notice, "Undo"), LEFT)
     await views(window)
     assert said(furnished) == before
     assert not window.notices.on_show
+
+
+async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+    window = MainWindow(furnished, look)
+    await window.start()
+    qtbot.keyClicks(window.composer.editor, "Unsent words")
+    window.new_conversation()
+    qtbot.keyClicks(window.composer.editor, "Another beginning")
+    await window.finish()
+    window.deleteLater()
+    assert furnished.chat.drafts.kept == {"lakes": "Unsent words", "": "Another beginning"}
+    again = MainWindow(furnished, look)
+    await again.start()
+    assert again.composer.draft == "Unsent words"
+    again.new_conversation()
+    assert again.composer.draft == "Another beginning"
+    qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.drafts.kept[""] == "", "what was sent is no draft")
+    await again.finish()
+    again.deleteLater()
