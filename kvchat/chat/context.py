@@ -23,6 +23,19 @@ class NothingToDrop(KvchatError):
         )
 
 
+class DocumentsTooLong(KvchatError):
+    """What is attached does not fit beside the conversation."""
+
+    def __init__(self, names: Sequence[str], use: ContextUse) -> None:
+        what = f"“{names[0]}” does" if len(names) == 1 else f"The {len(names)} attached files do"
+        taken = f" {use.used:,} are used by the chat already." if use.used else ""
+        super().__init__(
+            f"{what} not fit the model's context",
+            f"This message has {use.waiting:,} tokens and the context holds {use.limit:,}.{taken}",
+            "Attach the part that matters, or choose a larger context size in the settings.",
+        )
+
+
 @dataclass(frozen=True)
 class ContextUse:
     """What fills the context of one conversation, in tokens."""

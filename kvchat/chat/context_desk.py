@@ -10,6 +10,7 @@ from kvchat.chat.branching import branch_of_copies, words_of_nobody_yet
 from kvchat.chat.context import (
     TEMPLATE_TOKENS,
     ContextUse,
+    DocumentsTooLong,
     NothingToDrop,
     Split,
     reply_reserve,
@@ -19,7 +20,7 @@ from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import ConversationTooLong, prompt_messages
+from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn import TurnParts
 from kvchat.engine.client import EngineGone
@@ -80,10 +81,10 @@ class ContextDesk:
         return await self._document(await self._parts.room.ready(), attachment), True
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
-        """Before documents are sent, or only attached: raises ConversationTooLong if they cannot fit."""
+        """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit."""
         use = await self.use(conversation_id, draft, attachments)
         if use is not None and use.used + use.waiting >= use.limit:
-            raise ConversationTooLong(use.used + use.waiting, use.limit)
+            raise DocumentsTooLong([attachment.name for attachment in attachments], use)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Go on in a branch without the middle of this one; returns how many messages that one leaves out.

@@ -74,7 +74,7 @@ class AttachBridge(QObject):
         await self._add(await asyncio.to_thread(read_document, path))
 
     async def _add(self, attachment: Attachment) -> None:
-        """Onto the composer, unless it is there already. Raises ConversationTooLong if it can never fit."""
+        """Onto the composer, unless it is there already. Raises DocumentsTooLong if it can never fit."""
         if any(other.hash == attachment.hash for other in self._composer.chips.attachments):
             return
         await self._runtime.chat.context.check_fits(None, "", [attachment])

@@ -85,7 +85,7 @@ class Composer(QWidget):
         self.attach.setFixedSize(32, 32)
         self.attach.setIconSize(QSize(18, 18))
         self.attach.setAccessibleName("Attach files")
-        self.attach.setToolTip("Attach text, code or PDF files; you can also drop or paste them")
+        self.attach.setToolTip("Attach text, code or PDF files (Ctrl+O); you can also drop or paste them")
         self.attach.clicked.connect(self.attach_requested)
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._show_button)

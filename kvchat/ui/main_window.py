@@ -217,6 +217,7 @@ class MainWindow(QMainWindow):
             ("Ctrl+Up", lambda: self.sidebar.step(-1)),
             ("Ctrl+Down", lambda: self.sidebar.step(1)),
             ("Ctrl+L", self.composer.focus),
+            ("Ctrl+O", self.attaching.choose),
             ("Ctrl+Shift+F", self.sidebar.search.focus),
             ("Ctrl+F", self.find_bar.begin),
             ("F3", lambda: self.find_bar.step(1)),

@@ -369,9 +369,10 @@ class Transcript(QScrollArea):
     def _scrolled(self, value: int) -> None:
         if self._arranging:
             return
-        if value < self._value:
-            self._follow = False
-        elif value >= self.verticalScrollBar().maximum() - _AT_END:
+        end = self.verticalScrollBar().maximum()
+        if value < self._value:  # by the reader, unless more room below the end pulled the page down
+            self._follow = self._follow and value == end
+        elif value >= end - _AT_END:
             self._follow = True
         self._value = value
         self._arrange()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvchat.chat.attachments import prompt_content
-from kvchat.chat.context import NothingToDrop, split_branch
+from kvchat.chat.context import DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import QuestionNotStored
-from kvchat.chat.prompt import ConversationTooLong
 from kvchat.engine.wire import Sampling
 from kvchat.keeping.rows import conversation_rows, store_rows
 from tests.chat.stage import Stage
@@ -44,7 +43,8 @@ async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage
     await stage.answered(chat)
     assert await service.send(chat, "Sum it up.", attachments=(LONG,)) is None
     refused = stage.of(QuestionNotStored)[-1]
-    assert isinstance(refused.error, ConversationTooLong)
+    assert isinstance(refused.error, DocumentsTooLong)
+    assert "“long.txt” does not fit" in refused.error.title
     assert (refused.text, refused.attachments) == ("Sum it up.", (LONG,))
     assert len(await service.messages(chat)) == 2
     assert (await service.context.tokens_of(RIVER)) == (len(RIVER.text.encode()), True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, QUrl
-from PySide6.QtGui import QImage
+from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.context import ContextUse
 from kvchat.chat.documents import document_of_text
@@ -62,6 +63,23 @@ async def test_pictures_and_what_is_not_text_are_refused_in_words(window: MainWi
     assert "pictures" in told
     assert "“program” cannot be attached" in told
     assert not names(window)
+
+
+async def test_files_dropped_on_the_page_are_attached(window: MainWindow, tmp_path: Path, qapp: QApplication) -> None:
+    file = tmp_path / "river.py"
+    file.write_text("print('heron')")
+    dragged = QMimeData()
+    dragged.setUrls([QUrl.fromLocalFile(str(file))])
+    page, place = window.transcript.parentWidget(), QPointF(20, 20)
+    assert page is not None
+    page = page.parentWidget()
+    assert page is not None
+    how = (Qt.DropAction.CopyAction, dragged, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    entering = QDragEnterEvent(place.toPoint(), *how)
+    qapp.sendEvent(page, entering)
+    assert entering.isAccepted()
+    qapp.sendEvent(page, QDropEvent(place, *how))
+    await until(lambda: names(window) == ["river.py"])
 
 
 async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:

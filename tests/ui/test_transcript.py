@@ -168,6 +168,15 @@ def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: 
     assert bar.value() == bar.maximum()
 
 
+def test_more_room_below_does_not_end_the_following(page: Transcript) -> None:
+    page.show_conversation(talk(2))
+    page.resize(850, 300)
+    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 0
+    page.resize(850, 900)
+    page.resize(850, 300)
+    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum()
+
+
 def test_a_reply_that_streams_survives_losing_its_widget(page: Transcript) -> None:
     streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
     messages = [*talk(300), streaming]
