@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from kvchat.chat.attachments import prompt_content
 from kvchat.chat.branching import branch_of_copies, words_of_nobody_yet
@@ -47,12 +48,38 @@ class NoSummary(KvchatError):
         super().__init__("The model wrote no summary", "", "Try again, or leave the middle out instead.")
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A conversation, and the engine that answers in it."""
+
+    engine: ReadyEngine
+    sampling: Sampling
+    branch: list[Message]
+
+    @property
+    def reserve(self) -> int:
+        """Tokens kept for a reply."""
+        return reply_reserve(self.engine.context_size, self.sampling.max_tokens)
+
+    async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
+        """The prompt that these messages make."""
+        return await self.engine.engine.prompt_tokens(messages)
+
+    def fits(self, prompt: Tokens) -> bool:
+        """Whether there is room for a reply after it."""
+        return len(prompt) + self.reserve <= self.engine.context_size
+
+    async def sizes(self) -> list[int]:
+        """Each message's tokens, roughly."""
+        count = self.engine.engine.count_tokens
+        return [await count(prompt_content(message)) + TEMPLATE_TOKENS for message in self.branch]
+
+
 class ContextDesk:
     """Counts with the engine's own tokenizer, and makes the branches that need less context."""
 
-    def __init__(self, parts: TurnParts, sampling: Callable[[], Sampling], is_answering: Callable[[str], bool]) -> None:
+    def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
         self._parts = parts
-        self._sampling = sampling
         self._is_answering = is_answering
         self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
         self._documents: dict[tuple[str, str], int] = {}  # tokens, by model and the file's hash
@@ -72,7 +99,8 @@ class ContextDesk:
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
         for attachment in attachments:
             waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
-        return ContextUse(used, waiting, self._reserve(engine), engine.context_size)
+        reserve = reply_reserve(engine.context_size, self._parts.drawn(None, manner.options).max_tokens)
+        return ContextUse(used, waiting, reserve, engine.context_size)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
         """A document's tokens, and whether they were counted: without a ready engine they are estimated."""
@@ -91,13 +119,14 @@ class ContextDesk:
 
         The branch as it was stays in the tree. Raises KvchatError.
         """
-        engine, branch = await self._begin(conversation_id)
-        sizes = await self._sizes(engine, branch)
-        for share in BUDGET_SHARES:
-            split = split_branch(branch, sizes, engine.context_size // share if share else 0)
-            if await self._fits(engine, [*split.opening, *split.recent]):
-                await self._branch_off(split, ())
-                return len(split.middle)
+        async with self._parts.slot.lock:  # it may be another model than the one in use
+            case = await self._begin(conversation_id)
+            sizes = await case.sizes()
+            for share in BUDGET_SHARES:
+                split = split_branch(case.branch, sizes, case.engine.context_size // share if share else 0)
+                if case.fits(await case.tokens(prompt_messages([*split.opening, *split.recent]))):
+                    await self._branch_off(split, ())
+                    return len(split.middle)
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
@@ -106,34 +135,28 @@ class ContextDesk:
         Returns how many messages it stands for. It reads on from what is in the slot, under the slot's lock.
         May be cancelled. Raises KvchatError.
         """
-        engine, branch = await self._begin(conversation_id)
-        sizes = await self._sizes(engine, branch)
-        split = split_branch(branch, sizes, engine.context_size // 4)
         async with self._parts.slot.lock:
-            split, prompt = await self._summarisable(engine, split)
+            case = await self._begin(conversation_id)
+            split = split_branch(case.branch, await case.sizes(), case.engine.context_size // 4)
+            split, messages = await self._summarisable(case, split)
             try:
-                summary = await self._say(engine, conversation_id, split, prompt)
+                summary = await self._say(case, conversation_id, messages)
             except EngineGone as loss:
                 self._parts.slot.forget()
                 raise await self._parts.room.explain_loss(loss) from loss
-        if not summary:
-            raise NoSummary
-        like = branch[0]
-        said = (
-            words_of_nobody_yet(like, Role.USER, SUMMARY_REQUEST),
-            words_of_nobody_yet(like, Role.ASSISTANT, summary),
-        )
-        await self._branch_off(split, said)
-        return len(split.middle)
+            if not summary:
+                raise NoSummary
+            asked = words_of_nobody_yet(case.branch[0], Role.USER, SUMMARY_REQUEST)
+            await self._branch_off(split, (asked, words_of_nobody_yet(case.branch[0], Role.ASSISTANT, summary)))
+            return len(split.middle)
 
-    async def _begin(self, conversation_id: str) -> tuple[ReadyEngine, list[Message]]:
+    async def _begin(self, conversation_id: str) -> _Case:
         if self._is_answering(conversation_id):
             raise StillAnswering
+        manner = await self._manner(conversation_id)
+        engine = (await self._parts.room.ready(manner.model)).rendering(manner.options.template)
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
-        async with self._parts.slot.lock:  # it may be another model than the one in use
-            manner = await self._manner(conversation_id)
-            engine = await self._parts.room.ready(manner.model)
-            return engine.rendering(manner.options.template), branch
+        return _Case(engine, self._parts.drawn(None, manner.options), branch)
 
     async def _manner(self, conversation_id: str) -> Manner:
         return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
@@ -143,9 +166,6 @@ class ContextDesk:
         if key not in self._documents:
             self._documents[key] = await engine.engine.count_tokens(attachment.text)
         return self._documents[key]
-
-    async def _sizes(self, engine: ReadyEngine, branch: Sequence[Message]) -> list[int]:
-        return [await engine.engine.count_tokens(prompt_content(message)) + TEMPLATE_TOKENS for message in branch]
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
@@ -157,29 +177,23 @@ class ContextDesk:
             self._counted = (key, len(await engine.engine.prompt_tokens(messages)))
         return self._counted[1]
 
-    async def _fits(self, engine: ReadyEngine, branch: Sequence[Message]) -> bool:
-        tokens = await engine.engine.prompt_tokens(prompt_messages(branch))
-        return len(tokens) + self._reserve(engine) <= engine.context_size
-
-    async def _summarisable(self, engine: ReadyEngine, split: Split) -> tuple[Split, list[ChatMessage]]:
+    async def _summarisable(self, case: _Case, split: Split) -> tuple[Split, list[ChatMessage]]:
         """As much of the middle as can be read with room for the summary. Raises NothingToDrop."""
         middle, recent = split.middle, split.recent
         while middle:
             messages = [*prompt_messages([*split.opening, *middle]), ChatMessage("user", SUMMARY_REQUEST)]
-            tokens = await engine.engine.prompt_tokens(messages)
-            if len(tokens) + self._reserve(engine) <= engine.context_size:
+            if case.fits(await case.tokens(messages)):
                 return Split(split.opening, middle, recent), messages
             last = max(i for i, message in enumerate(middle) if message.role is Role.USER)
             middle, recent = middle[:last], middle[last:] + recent
         raise NothingToDrop
 
-    async def _say(self, engine: ReadyEngine, conversation_id: str, split: Split, messages: list[ChatMessage]) -> str:
-        """The model's answer. The slot afterwards holds at least what was read of the prompt."""
-        slot = self._parts.slot
-        prompt: Tokens = await engine.engine.prompt_tokens(messages)
+    async def _say(self, case: _Case, conversation_id: str, messages: list[ChatMessage]) -> str:
+        """The model's summary, in no other form than words. The slot then holds at least the prompt."""
+        slot, engine, prompt = self._parts.slot, case.engine, await case.tokens(messages)
         loaded = await slot.load(engine, conversation_id, prompt)
         slot.note(engine, conversation_id, prompt[: loaded.expected_cached])
-        sampling = Sampling(self._reserve(engine), self._sampling().temperature, self._sampling().seed)
+        sampling = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
         said: list[str] = []
         timings = None
         async with contextlib.aclosing(engine.engine.chat(messages, sampling)) as chunks:
@@ -198,6 +212,3 @@ class ContextDesk:
         await parts.worker.run(branch_of_copies, parts.database, parent, [*said, *split.recent])
         parts.events.publish(MessagesChanged(conversation_id))
         parts.events.publish(ConversationsChanged())
-
-    def _reserve(self, engine: ReadyEngine) -> int:
-        return reply_reserve(engine.context_size, self._sampling().max_tokens)

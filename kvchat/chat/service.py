@@ -67,7 +67,7 @@ class ChatService:
         self._used_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.drafts = Drafts(database, worker)
-        self.context = ContextDesk(self._parts(), sampling, self.is_answering)
+        self.context = ContextDesk(self._parts(), self.is_answering)
         self.options = OptionsDesk(self._parts(), self.is_answering)
         self.finder = Finder(database, worker)
         self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._spawn)
