@@ -18,7 +18,7 @@ from kvchat.engine.running_server import RunningServer, find_server, reachable_s
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine.wire import ServerFacts
-from kvchat.engine_choice import promised_strategy
+from kvchat.engine_choice import promised_strategy, with_file_stamps
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf_facts import GgufFacts, read_facts
@@ -256,6 +256,7 @@ def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> _S
     type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
     type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
     # Everything it was started with may change what a state means; what certainly does not is left out.
+    started_with = extra_arguments.meaning_of_server(process.arguments)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)
     fingerprint = Fingerprint(
         model=model_identity(model),
@@ -264,7 +265,7 @@ def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> _S
         flash_attention="auto",
         streams=facts.total_slots,
         rope="",
-        options=f"attached {extra_arguments.meaning_of_server(process.arguments)} {variables}".strip(),
+        options=f"attached {with_file_stamps(started_with, process.folder)} {variables}".strip(),
         build=facts.build,
     )
     return _States(folder, gguf, fingerprint, kv_bytes_per_token(gguf, type_k, type_v))

@@ -152,7 +152,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         flash_attention="auto",
         streams=1,
         rope=rope_factors(facts, plan.context_size),
-        options=extra_arguments.meaning(extra),
+        options=with_file_stamps(extra_arguments.meaning(extra), Path()),
         build="" if promised_strategy(facts, swa_full=is_swa_full(extra)) is Strategy.PLAIN else build,
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
@@ -192,6 +192,16 @@ def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
     if facts.sliding_window is not None:
         return Strategy.FULL_WINDOW if swa_full and not facts.is_recurrent else Strategy.COMPLETE
     return Strategy.SETTLE if facts.is_recurrent else Strategy.PLAIN
+
+
+def with_file_stamps(meaning: str, folder: Path) -> str:
+    """The arguments that change what a state means, with the stamps of files they name: a LoRA adapter may be replaced.
+
+    `folder` is the one the engine runs in. Looks at the disk.
+    """
+    files = [folder / name for name in extra_arguments.named_files(meaning)]
+    stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
+    return " ".join((meaning, *stamps))
 
 
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:

@@ -146,7 +146,9 @@ class EngineRooms:
         return await self._now.explain_loss(error)
 
     async def _change_models(self, model: str) -> None:
-        """Make `model` the one in use. Raises ModelMissing."""
+        """Make `model` the one in use. One that runs is left as it is, whatever the settings say. Raises ModelMissing."""
+        if self._running_model == model:
+            return
         if model != self._settings().model_path:
             if not await asyncio.to_thread(Path(model).exists):
                 raise ModelMissing(model)
@@ -156,10 +158,15 @@ class EngineRooms:
 
     def _runs_another(self, model: str) -> bool:
         """Whether kvchat's own engine runs, or was asked to run, with another model than this."""
+        return self._running_model not in (None, model)
+
+    @property
+    def _running_model(self) -> str | None:
+        """The model that kvchat's own engine runs with, or was asked to run with; None where none runs."""
         started = self.own.started_with
         if self.is_attached or started is None or self.own.status.state in _AT_REST:
-            return False
-        return started.model_path != model
+            return None
+        return started.model_path
 
     async def _change_rooms(self) -> None:
         wanted = self.attached if self._settings().engine_url else self.own

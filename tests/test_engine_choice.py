@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,14 @@ def test_a_build_without_a_backend_for_workers_is_said(tmp_path: Path, real_llam
     settings = Settings(model_path=str(model), engine_path=str(real_llama_server.path), rpc_workers="den:1")
     with pytest.raises(BadWorkers, match="RPC not supported"):
         choose_engine(settings, tmp_path)
+
+
+def test_a_file_named_in_the_arguments_counts_by_what_is_in_it(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    adapter = tmp_path / "x.gguf"
+    adapter.write_bytes(b"one")
+    before = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
+    again = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
+    adapter.write_bytes(b"another")
+    after = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
+    assert before.fingerprint == again.fingerprint
+    assert before.fingerprint.differences(after.fingerprint) == ["extra engine arguments"]

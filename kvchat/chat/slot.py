@@ -120,7 +120,7 @@ class SlotKeeper:
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
         point = loaded.restore.save_point
         hollow = f"hollow restore: the engine accepted {point.n_tokens:,} tokens and then reused {cached:,} of them"
-        await asyncio.to_thread(self._store.set_aside, point, hollow)
+        await self._set_aside(point, hollow)
         self._events.publish(RestoreFailed(conversation_id, hollow))
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
 
@@ -248,14 +248,14 @@ class SlotKeeper:
                 answer = await room.engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
                 reason = f"the engine refused the save point: {refusal.message}"
-                await asyncio.to_thread(self._store.set_aside, point, reason)
+                await self._set_aside(point, reason)
                 return Miss(reason)
             except EngineGone:
-                await asyncio.to_thread(self._store.set_aside, point, DIED_OVER_RESTORE)
+                await self._set_aside(point, DIED_OVER_RESTORE)
                 raise
         if answer.n_restored != staged.n_tokens:
             reason = f"the engine restored {answer.n_restored:,} of {staged.n_tokens:,} tokens"
-            await asyncio.to_thread(self._store.set_aside, point, reason)
+            await self._set_aside(point, reason)
             await room.engine.erase_slot()
             return Miss(reason)
         finished = time.perf_counter()
@@ -266,6 +266,11 @@ class SlotKeeper:
         self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=record)
         self._events.publish(Restored(conversation_id, answer.n_read, staged.n_tokens, elapsed))
         return record
+
+    async def _set_aside(self, point: SavePoint, reason: str) -> None:
+        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
+        with contextlib.suppress(StoreRefused):
+            await asyncio.to_thread(self._store.set_aside, point, reason)
 
     @contextlib.asynccontextmanager
     async def _staged(self, room: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:

@@ -113,6 +113,12 @@ def meaning_of_server(arguments: Sequence[str]) -> str:
     return _without(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
 
 
+def named_files(meaning: str) -> tuple[str, ...]:
+    """What may be a file in it: a LoRA adapter is written `path`, `path,path` or `path:scale`."""
+    words = [part for word in shlex.split(meaning) for part in {word, *word.split(",")}]
+    return tuple(sorted({name for word in words for name in (word, word.rpartition(":")[0]) if name}))
+
+
 def parse_workers(text: str) -> tuple[str, ...]:
     """The RPC workers in a list parted by commas, spaces or line ends. Raises BadWorkers for one that is no host:port.
 

@@ -6,6 +6,7 @@ the database. What it replaces is kept in a folder beside it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -156,8 +157,21 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
         if journal.exists():
             journal.replace(aside.with_name(aside.name + suffix))
     if place.exists() and not aside.exists():
-        place.replace(aside)
-    new.replace(place)
+        _move(place, aside)
+    _move(new, place)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename; where settings and data lie on two file systems, copy first. `target` is there whole or not at all."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(f".{target.name}.part")
+        shutil.copy2(source, copy)
+        copy.replace(target)
+        source.unlink()
 
 
 def _nobody_uses(database: Path) -> bool:

@@ -94,3 +94,14 @@ async def test_the_app_starts_with_the_model_of_the_newest_conversation(stage: S
     await stage.runtime.begin()
     await stage.until(lambda: len(stage.fake.launches()) == 2)
     assert models_launched(stage)[-1] == str(other_model)
+
+
+async def test_looking_at_a_conversation_does_not_undo_the_model_just_chosen(stage: Stage, other_model: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)  # with the starter model, which goes on running
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(other_model)))
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    await stage.runtime.chat.context.use(chat)
+    assert stage.runtime.settings.model_path == str(other_model)
+    assert stage.runtime.restart_pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sqlite3
 from dataclasses import replace
@@ -23,6 +24,7 @@ from kvchat.chat.events import (
     TurnFailed,
 )
 from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.errors import KvchatError
 from kvchat.engine.status import EngineState
 from tests.chat.stage import QUESTION, Stage
 
@@ -279,3 +281,19 @@ async def test_the_reply_is_on_disk_when_it_is_said_to_be_finished(stage: Stage)
     assert stored.id == finished.message_id
     assert stored.state is MessageState.COMPLETE
     assert not stage.of(SaveSkipped)
+
+
+async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(stage: Stage) -> None:
+    chat = await stage.chat()
+    for text in ("one", "two", "three"):
+        await stage.answered(chat, f"{text} {'word ' * 100}")
+    stage.fake.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="it was about this and that")
+    summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
+    await stage.until(lambda: stage.runtime.chat.slot.lock.locked() or summing.done())
+    assert not summing.done()
+    sent = stage.runtime.chat.send(chat, "four")
+    with contextlib.suppress(KvchatError):
+        await summing
+    assert await sent is not None
+    await stage.runtime.chat.idle()
+    assert "four" in [message.content for message in await stage.runtime.chat.messages(chat)]

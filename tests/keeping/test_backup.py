@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import zipfile
 from pathlib import Path
 
@@ -165,3 +167,21 @@ def test_a_place_that_cannot_be_written(paths, tmp_path):
     add_talk(paths)
     with pytest.raises(BackupFailed):
         make_backup(paths, tmp_path / "no folder" / "x.zip")
+
+
+def test_settings_on_another_file_system_come_back_too(kept, paths, monkeypatch):
+    """A rename cannot leave a file system: ~/.config may lie on another than ~/.local/share."""
+    real = Path.replace
+
+    def replace(self, target):
+        if self.is_relative_to(paths.config) != Path(target).is_relative_to(paths.config):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+        return real(self, target)
+
+    lay_ready(paths, kept[0])
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(Path, "rename", replace)
+    replaced = finish_restore(paths)
+    assert paths.settings_file.read_text("utf-8") == '{"theme": "dark"}'
+    assert (replaced / "config" / "settings.json").read_text("utf-8") == "{}"
+    assert contents(paths) == kept[1]
