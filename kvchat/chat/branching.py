@@ -9,17 +9,31 @@ from collections.abc import Sequence
 from kvchat.chat.attachments import insert_attachments
 from kvchat.chat.database import ConversationGone, Database
 from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.errors import KvchatError
 
 
-def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message]) -> None:
+class WentOn(KvchatError):
+    """The conversation has another end than the one a branch was made for."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The chat has gone on meanwhile", "Nothing was left out of it.", "Try again if it is still full."
+        )
+
+
+def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
     """Put copies of the messages, one after the other, under `parent_id` and make the last one the leaf.
 
-    The originals stay where they are. A copy has no receipt: it cost nothing. Raises ConversationGone, StorageFailed.
+    The originals stay where they are. A copy has no receipt: it cost nothing. `leaf_id` is the end of the branch they
+    were taken from: what was said after it must not vanish from the page. Raises WentOn, ConversationGone, StorageFailed.
     """
     conversation_id = messages[0].conversation_id
     with database.transaction() as db:
-        if not db.execute("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)).fetchone():
+        row = db.execute("SELECT leaf_id FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        if row is None:
             raise ConversationGone
+        if row["leaf_id"] != leaf_id:
+            raise WentOn
         for message in messages:
             copy_id, now = uuid.uuid4().hex, time.time()
             db.execute(

@@ -209,6 +209,7 @@ class ContextDesk:
     async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
         parts, conversation_id = self._parts, split.recent[0].conversation_id
         parent = split.opening[-1].id if split.opening else None
-        await parts.worker.run(branch_of_copies, parts.database, parent, [*said, *split.recent])
+        copies = [*said, *split.recent]
+        await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
         parts.events.publish(MessagesChanged(conversation_id))
         parts.events.publish(ConversationsChanged())

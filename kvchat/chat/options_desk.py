@@ -74,7 +74,7 @@ class OptionsDesk:
         said = branch[1:] if before else branch
         if said:
             system = [words_of_nobody_yet(said[0], Role.SYSTEM, text)] if text else []
-            await parts.worker.run(branch_of_copies, parts.database, None, [*system, *said])
+            await parts.worker.run(branch_of_copies, parts.database, None, [*system, *said], said[-1].id)
         else:
             if before:
                 await parts.worker.run(parts.database.remove_leaf, before)

@@ -24,8 +24,8 @@ from kvchat.chat.events import (
     TurnFailed,
 )
 from kvchat.chat.messages import MessageState, Role, Source
-from kvchat.errors import KvchatError
 from kvchat.engine.status import EngineState
+from kvchat.errors import KvchatError
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
