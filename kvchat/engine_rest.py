@@ -38,9 +38,11 @@ class EngineRest:
         """Look no more."""
         self._ended.set()
 
-    async def _stop(self) -> None:
-        if self._is_due():  # a message may have come meanwhile
+    async def _stop(self) -> bool:
+        due = self._is_due()  # a message may have come meanwhile
+        if due:
             await self._room.rest()
+        return due
 
     def _is_due(self) -> bool:
         minutes = self._minutes()

@@ -146,7 +146,7 @@ class EngineRooms:
         return await self._now.explain_loss(error)
 
     async def _change_models(self, model: str) -> None:
-        """Make `model` the one in use. One that runs is left as it is, whatever the settings say. Raises ModelMissing."""
+        """Make `model` the one in use; where it runs, the settings may wish for another next. Raises ModelMissing."""
         if self._running_model == model:
             return
         if model != self._settings().model_path:

@@ -84,3 +84,19 @@ async def test_messages_that_come_while_it_stops_are_answered(tmp_path: Path, fa
             for turn in range(3):
                 assert (await ask(runtime, chat, f"Message {turn}")).content == f"You said: Message {turn}"
                 await until(lambda: runtime.engine_status.state is RESTING)
+
+
+async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    async with running(tmp_path, fake_engine) as runtime:
+        chat = (await runtime.chat.new_conversation()).id
+        await ask(runtime, chat, LONG)
+
+        async def not_any_more() -> bool:
+            return False
+
+        await runtime.chat.rest(not_any_more)
+        second = await ask(runtime, chat, "And then?")
+        assert second.receipt is not None
+        assert second.receipt.source is Source.HOT

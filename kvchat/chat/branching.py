@@ -25,7 +25,8 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
     """Put copies of the messages, one after the other, under `parent_id` and make the last one the leaf.
 
     The originals stay where they are. A copy has no receipt: it cost nothing. `leaf_id` is the end of the branch they
-    were taken from: what was said after it must not vanish from the page. Raises WentOn, ConversationGone, StorageFailed.
+    were taken from: what was said after it must not vanish from the page. Raises WentOn, ConversationGone and
+    StorageFailed.
     """
     conversation_id = messages[0].conversation_id
     with database.transaction() as db:

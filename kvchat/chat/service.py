@@ -228,12 +228,15 @@ class ChatService:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def rest(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """Stop the engine with everything saved, and between turns: one that comes meanwhile waits, then starts it."""
+    async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
+        """Stop the engine with everything saved, and between turns: one that comes meanwhile waits, then starts it.
+
+        `stop` answers whether it did.
+        """
         async with self.slot.lock:
             await self.slot.absorb()
-            await stop()
-            self.slot.forget()
+            if await stop():
+                self.slot.forget()
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
