@@ -143,9 +143,14 @@ class Bridge(QObject):
         if self.current is not None:
             self._runtime.chat.stop(self.current)
 
-    def delete(self, conversation_id: str) -> None:
-        """Delete a conversation; the one below it is opened if it was on the page."""
-        self._wishes.start(self._delete(conversation_id))
+    def step_away(self, ids: Sequence[str]) -> None:
+        """These conversations leave the list: if the open one is among them, open the one below it."""
+        if self.current not in ids:
+            return
+        shown = self.list.ids
+        position = shown.index(self.current) if self.current in shown else 0
+        rest = [id for id in shown[position:] + shown[:position][::-1] if id not in ids]
+        self.open(rest[0] if rest else None)
 
     def show_engine(self) -> None:
         """Engine, model and context, wherever they are shown."""
@@ -194,17 +199,6 @@ class Bridge(QObject):
         self._talk(conversation_id).awaiting = False
         if conversation_id == self.current:
             self._show_turn()
-
-    async def _delete(self, conversation_id: str) -> None:
-        ids = self.list.ids
-        await self._runtime.chat.delete(conversation_id)
-        self._talks.pop(conversation_id, None)
-        if conversation_id == self.current and conversation_id in ids:
-            position = ids.index(conversation_id)
-            rest = ids[:position] + ids[position + 1 :]
-            self.current = None
-            self.open(rest[min(position, len(rest) - 1)] if rest else None)
-        await self.list.reload()
 
     def _leave(self) -> None:
         self._talk().attachments = self._views.composer.chips.attachments

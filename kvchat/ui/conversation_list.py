@@ -60,11 +60,17 @@ class Row:
     busy: bool = False
     pinned: bool = False  # what is saved of it is never pruned
     never_save: bool = False
+    on_top: bool = False
+    folder: str | None = None
 
     @property
     def marks(self) -> tuple[tuple[str, str], ...]:
         """What was wished for it: each an icon's name, and the words for it."""
-        marks = ((self.pinned, "pin", "pinned"), (self.never_save, "disk-off", "never saved"))
+        marks = (
+            (self.on_top, "on-top", "kept on top"),
+            (self.pinned, "pin", "pinned"),
+            (self.never_save, "disk-off", "never saved"),
+        )
         return tuple((name, words) for on, name, words in marks if on)
 
     @property
@@ -116,7 +122,7 @@ class ConversationModel(QAbstractListModel):
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return f"{row.title}, {row.state}"
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"{row.title}\n{row.state}"
+            return "\n".join(filter(None, (row.title, row.folder and f"In {row.folder}", row.state)))
         return None
 
     def setData(self, index: _Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:

@@ -78,7 +78,7 @@ class Header(QWidget):
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)
         self._rename = menu.addAction("Rename", self.rename_requested.emit)
-        self._delete = menu.addAction("Delete conversation…", self.delete_requested.emit)
+        self._delete = menu.addAction("Delete conversation", self.delete_requested.emit)
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()

@@ -11,6 +11,7 @@ from kvchat.chat.messages import Conversation
 from kvchat.engine.status import EngineState
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
+from kvchat.ui.arrangement import arranged, folders_of
 from kvchat.ui.conversation_list import Row, Warmth
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.tasks import Wishes
@@ -39,13 +40,14 @@ class ListBridge(QObject):
         self._gather.setInterval(_GATHER_MS)
         self._gather.timeout.connect(lambda: wishes.start(self.reload()))
         sidebar.rename_requested.connect(lambda id, title: wishes.start(runtime.chat.rename(id, title)))
+        sidebar.arranged.connect(self.show_list)
         sidebar.pin_requested.connect(self.pin)
         sidebar.never_save_requested.connect(self.never_save)
 
     @property
     def ids(self) -> list[str]:
         """The conversations in the order of the list."""
-        return [conversation.id for conversation in self._conversations]
+        return [conversation.id for conversation in arranged(self._conversations, self._sidebar.arrangement)]
 
     @property
     def titles(self) -> dict[str, str]:
@@ -89,7 +91,9 @@ class ListBridge(QObject):
     def show_list(self) -> None:
         """Show what is known."""
         slot, busy = self._runtime.slot_conversation, self._runtime.chat.busy
-        self._sidebar.show_rows([self._row(c, slot, busy) for c in self._conversations], self._current())
+        chats = arranged(self._conversations, self._sidebar.arrangement)
+        rows = [self._row(chat, slot, busy) for chat in chats]
+        self._sidebar.show_rows(rows, self._current(), folders_of(self._conversations))
         self.shown.emit()
 
     def close(self) -> None:
@@ -105,6 +109,8 @@ class ListBridge(QObject):
             busy=conversation.id == busy,
             pinned=usage is not None and usage.pinned,
             never_save=usage is not None and usage.never_save,
+            on_top=conversation.on_top,
+            folder=conversation.folder,
         )
 
     def _warmth(self, conversation_id: str, slot: str | None, usage: ConversationUsage | None) -> Warmth:

@@ -25,7 +25,6 @@ from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.chat_settings import Subject
 from kvchat.ui.composer import Composer
-from kvchat.ui.confirm import confirm
 from kvchat.ui.context_bridge import ContextBridge
 from kvchat.ui.context_card import ContextCard
 from kvchat.ui.context_meter import ContextMeter
@@ -36,6 +35,7 @@ from kvchat.ui.icons import app_icon
 from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
 from kvchat.ui.search_bridge import SearchBridge
+from kvchat.ui.shelf import Shelf
 from kvchat.ui.side_windows import SideWindows
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.status_strip import StatusStrip
@@ -77,6 +77,7 @@ class MainWindow(QMainWindow):
             runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
         )
         self.search = SearchBridge(runtime, self.sidebar.search, self.find_bar, self.bridge, self.wishes)
+        self.shelf = Shelf(runtime, self.sidebar, self.bridge, self.notices, self.wishes, self)
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
         self.models = ModelChoices(runtime, self.bridge, self.transcript.tail.failure, self.wishes, self)
         self._connect()
@@ -184,7 +185,6 @@ class MainWindow(QMainWindow):
         self.find_bar.closed.connect(self.composer.focus)
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
-        self.sidebar.delete_requested.connect(self._ask_delete)
         self.sidebar.typed.connect(self.composer.take)
         self.sidebar.disk_requested.connect(self.beside.open_disk_panel)
         self.header.rename_requested.connect(self.sidebar.begin_rename)
@@ -244,16 +244,6 @@ class MainWindow(QMainWindow):
             self.show_first_start()
         else:
             self._pages.setCurrentWidget(self._chat_page)
-
-    def _ask_delete(self, conversation_id: str, title: str) -> None:
-        shown = title if len(title) <= 60 else title[:59] + "…"
-        confirm(
-            self,
-            f"Delete “{shown}”?",
-            "Its messages and everything saved of it are deleted. This cannot be undone.",
-            "Delete",
-            lambda: self.bridge.delete(conversation_id),
-        )
 
     async def use_model(self, path: Path) -> None:
         """Use another model; the chat page opens once it is accepted. Raises KvchatError."""

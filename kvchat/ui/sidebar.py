@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QModelIndex, QPoint, QSize, Qt, Signal
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -17,12 +21,15 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.kvstore.savepoint import StoreUsage
-from kvchat.ui.conversation_list import ID, ROW, TITLE, ConversationDelegate, ConversationModel, Row
+from kvchat.ui.arrangement import Arrangement, Order
+from kvchat.ui.conversation_list import ID, ROW, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.icons import icon
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.search_panel import SearchPanel
 from kvchat.ui.theme import Look
 from kvchat.ui.wording import size_of
+
+_ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
 
 
 class _List(QListView):
@@ -48,7 +55,12 @@ class Sidebar(QFrame):
     new_requested = Signal()
     selected = Signal(str)  # conversation id
     rename_requested = Signal(str, str)  # conversation id, title
-    delete_requested = Signal(str, str)  # conversation id, title
+    delete_requested = Signal(list)  # conversation ids
+    archive_requested = Signal(list, bool)  # conversation ids, archived from now on
+    top_requested = Signal(list, bool)  # conversation ids, on top from now on
+    move_requested = Signal(list, object)  # conversation ids, folder or None
+    new_folder_requested = Signal(list)  # conversation ids
+    arranged = Signal()  # another arrangement was chosen
     pin_requested = Signal(str, bool)  # conversation id, pinned from now on
     never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
     disk_requested = Signal()
@@ -65,6 +77,14 @@ class Sidebar(QFrame):
         self.new_button.clicked.connect(self.new_requested)
         self.model = ConversationModel(self)
         self.model.renamed.connect(self.rename_requested)
+        self.arrangement = Arrangement()
+        self._folders: list[str] = []
+        self.view_button = QPushButton()
+        self.view_button.setProperty("kind", "quiet")
+        self.view_button.setToolTip("Which chats are shown, and in what order")
+        self.view_menu = QMenu(self)
+        self.view_menu.aboutToShow.connect(self._fill_view_menu)
+        self.view_button.setMenu(self.view_menu)
         self.list = self._build_list()
         self.empty = QLabel("Nothing here yet.\nWhat you talk about will be kept here.")
         self.empty.setProperty("kind", "small")
@@ -86,6 +106,8 @@ class Sidebar(QFrame):
         chats = QWidget()
         inside = QVBoxLayout(chats)
         inside.setContentsMargins(0, 0, 0, 0)
+        inside.setSpacing(2)
+        inside.addWidget(self.view_button)
         inside.addWidget(self.empty)
         inside.addWidget(self.list, 1)
         self.search = SearchPanel(look, chats)
@@ -95,11 +117,22 @@ class Sidebar(QFrame):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_rows(self, rows: list[Row], current: str | None) -> None:
+    @property
+    def chosen(self) -> list[str]:
+        """The conversations that are selected, in the order of the list."""
+        return [index.data(ID) for index in sorted(self.list.selectedIndexes(), key=QModelIndex.row)]
+
+    def show_rows(self, rows: list[Row], current: str | None, folders: Sequence[str] = ()) -> None:
         """Show the conversations; `current` is selected without being announced."""
+        chosen = self.chosen
+        self._folders = list(folders)
         self.model.set_rows(rows)
-        self.empty.setVisible(not rows)
-        self.mark(current)
+        self.empty.setVisible(not rows and self.arrangement == Arrangement())
+        self._name_view()
+        if len(chosen) < 2:
+            self.mark(current)
+        elif len(self.chosen) != len(chosen):
+            self._select(chosen)
 
     def mark(self, conversation_id: str | None) -> None:
         """Select a row without announcing it; None selects nothing."""
@@ -107,7 +140,7 @@ class Sidebar(QFrame):
         selection.blockSignals(True)
         index = self.model.index_of(conversation_id)
         if index.isValid():
-            self.list.setCurrentIndex(index)
+            selection.setCurrentIndex(index, _ALONE)
             self.list.scrollTo(index)
         else:
             self.list.clearSelection()
@@ -120,7 +153,7 @@ class Sidebar(QFrame):
         row = self.list.currentIndex().row()
         target = 0 if row < 0 else min(max(row + by, 0), self.model.rowCount() - 1)
         if target != row and self.model.rowCount():
-            self.list.setCurrentIndex(self.model.index(target))
+            self.list.selectionModel().setCurrentIndex(self.model.index(target), _ALONE)
 
     def begin_rename(self) -> None:
         """Edit the selected title in place."""
@@ -129,10 +162,15 @@ class Sidebar(QFrame):
             self.list.edit(self.list.currentIndex())
 
     def ask_delete(self) -> None:
-        """Ask for the selected conversation to be deleted."""
-        index = self.list.currentIndex()
-        if index.isValid():
-            self.delete_requested.emit(index.data(ID), index.data(TITLE))
+        """Ask for the selected conversations to be deleted."""
+        if self.chosen:
+            self.delete_requested.emit(self.chosen)
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Show other chats, or in another order."""
+        self.arrangement = arrangement
+        self._name_view()
+        self.arranged.emit()
 
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
@@ -153,14 +191,45 @@ class Sidebar(QFrame):
         view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         view.customContextMenuRequested.connect(self._show_menu)
         view.setMouseTracking(True)
+        view.setUniformItemSizes(True)  # or else each of thousands is measured
+        view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self.ask_delete)
         view.typed.connect(self.typed)
-        view.selectionModel().currentChanged.connect(self._announce)
+        view.selectionModel().selectionChanged.connect(self._announce)
         return view
 
-    def _announce(self, index: QModelIndex) -> None:
-        if index.isValid():
-            self.selected.emit(index.data(ID))
+    def _announce(self) -> None:
+        """One that is selected is opened; several are only selected."""
+        if len(self.chosen) == 1:
+            self.selected.emit(self.chosen[0])
+
+    def _select(self, ids: Sequence[str]) -> None:
+        selection = self.list.selectionModel()
+        selection.blockSignals(True)
+        for id in ids:
+            selection.select(self.model.index_of(id), QItemSelectionModel.SelectionFlag.Select)
+        selection.blockSignals(False)
+
+    def _name_view(self) -> None:
+        words = " ".join(self.arrangement.words.split())
+        shown = self.view_button.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, 150)
+        self.view_button.setText(shown.replace("&", "&&"))
+        self.view_button.setAccessibleName(f"Shown: {words}")
+
+    def _fill_view_menu(self) -> None:
+        menu, now = self.view_menu, self.arrangement
+        menu.clear()
+        views = [("All chats", replace(now, folder=None, archive=False))]
+        views += [(folder, replace(now, folder=folder, archive=False)) for folder in self._folders]
+        views += [("Archive", replace(now, folder=None, archive=True))]
+        orders = [(order.value, replace(now, order=order)) for order in Order]
+        for group in (views, orders):
+            for words, arrangement in group:
+                action = menu.addAction(words.replace("&", "&&"))
+                action.setCheckable(True)
+                action.setChecked(arrangement == now)
+                action.triggered.connect(lambda _, wanted=arrangement: self.arrange(wanted))
+            menu.addSeparator()
 
     def _show_menu(self, where: QPoint) -> None:
         if not self.list.indexAt(where).isValid():
@@ -168,7 +237,19 @@ class Sidebar(QFrame):
         menu = QMenu(self.list)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         row: Row = self.list.indexAt(where).data(ROW)
-        menu.addAction("Rename", self.begin_rename)
+        ids = self.chosen
+        menu.addAction("Rename", self.begin_rename).setEnabled(len(ids) == 1)
+        top = menu.addAction("Keep on top", lambda: self.top_requested.emit(ids, not row.on_top))
+        top.setCheckable(True)
+        top.setChecked(row.on_top)
+        folders = menu.addMenu("Move to folder")
+        for folder in self._folders:
+            folders.addAction(folder.replace("&", "&&"), partial(self.move_requested.emit, ids, folder))
+        folders.addAction("New folder…", lambda: self.new_folder_requested.emit(ids))
+        folders.addAction("No folder", lambda: self.move_requested.emit(ids, None))
+        away = "Take out of the archive" if self.arrangement.archive else "Archive"
+        menu.addAction(away, lambda: self.archive_requested.emit(ids, not self.arrangement.archive))
+        menu.addSeparator()
         pin, never = add_keep_actions(
             menu,
             lambda on: self.pin_requested.emit(row.id, on),
@@ -177,10 +258,11 @@ class Sidebar(QFrame):
         pin.setChecked(row.pinned)
         never.setChecked(row.never_save)
         menu.addSeparator()
-        menu.addAction("Delete…", self.ask_delete)
+        menu.addAction("Delete" if len(ids) == 1 else f"Delete {len(ids):,} chats", self.ask_delete)
         menu.popup(self.list.viewport().mapToGlobal(where))
 
     def _restyle(self) -> None:
+        self.view_button.setIcon(icon("chevron-down", self._look.theme.muted))
         self.new_button.setIcon(icon("plus", self._look.theme.accent))
         self.new_button.setIconSize(QSize(18, 18))
         self.usage_button.setIcon(icon("disk", self._look.theme.muted))

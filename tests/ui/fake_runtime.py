@@ -25,6 +25,7 @@ from kvchat.chat.folding import spans, terms_of
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.options import ChatOptions, Manner, check
 from kvchat.chat.options_desk import OptionsDesk
+from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.search import Finder, Found, FoundChat
@@ -179,6 +180,37 @@ class FakeDrafts(Drafts):
         self.kept |= drafts
 
 
+class FakeOrganiser(Organiser):
+    """Moves the conversations in memory."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self._chat = chat
+        self.deleted: dict[str, Conversation] = {}
+
+    async def move(self, ids: Sequence[str], folder: str | None) -> None:
+        self._change(ids, folder=folder)
+
+    async def keep_on_top(self, ids: Sequence[str], on_top: bool) -> None:
+        self._change(ids, on_top=on_top)
+
+    async def archive(self, ids: Sequence[str], archived: bool) -> None:
+        self._change(ids, archived=archived)
+
+    async def delete(self, ids: Sequence[str]) -> None:
+        self._chat.calls.append(("delete", *ids))
+        self.deleted |= {id: self._chat.talks.pop(id) for id in ids}
+        self._chat.events.publish(ConversationsChanged())
+
+    async def undo_delete(self, ids: Sequence[str]) -> None:
+        self._chat.talks |= {id: self.deleted.pop(id) for id in ids}
+        self._chat.events.publish(ConversationsChanged())
+
+    def _change(self, ids: Sequence[str], **changes: object) -> None:
+        for id in ids:
+            self._chat.talks[id] = replace(self._chat.talks[id], **changes)  # type: ignore[arg-type]
+        self._chat.events.publish(ConversationsChanged())
+
+
 class FakeChat(ChatService):
     """Conversations in memory. A sent message waits until the test plays the reply."""
 
@@ -192,6 +224,7 @@ class FakeChat(ChatService):
         self.drafts: FakeDrafts = FakeDrafts()
         self.context: FakeContext = FakeContext(self.calls)
         self.finder: FakeFinder = FakeFinder(self)
+        self.organiser: FakeOrganiser = FakeOrganiser(self)
         self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation

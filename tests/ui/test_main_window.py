@@ -254,17 +254,6 @@ async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot
     assert window.header.title.whole == "The lemma"
 
 
-async def test_delete_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    await settled(window, furnished)
-    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-    qtbot.mouseClick(dialog(window).keep, Qt.MouseButton.LeftButton)
-    assert ("delete", "thesis") not in furnished.chat.calls
-    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-    qtbot.mouseClick(dialog(window).yes, Qt.MouseButton.LeftButton)
-    await until(lambda: titles(window) == ["Trip to Jeju"])
-    await until(lambda: window.bridge.current == "jeju")
-
-
 async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
     assert warmth(window) == [Warmth.COLD, Warmth.COLD]
     furnished.slot = "thesis"

@@ -1,0 +1,50 @@
+"""Which chats the sidebar shows, and in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kvchat.chat.messages import Conversation
+
+
+class Order(Enum):
+    """What comes first; what is kept on top stands above it."""
+
+    USED = "Last used first"
+    CREATED = "Newest first"
+    NAME = "By name"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A view of the chats: all that are not archived, one folder's, or the archive."""
+
+    order: Order = Order.USED
+    folder: str | None = None
+    archive: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is shown."""
+        return "Archive" if self.archive else self.folder or "All chats"
+
+
+_KEYS: dict[Order, Callable[[Conversation], Any]] = {
+    Order.USED: lambda chat: -chat.updated_at.timestamp(),
+    Order.CREATED: lambda chat: -chat.created_at.timestamp(),
+    Order.NAME: lambda chat: chat.title.casefold(),
+}
+
+
+def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversation]:
+    """The chats that are shown, in order."""
+    shown = [c for c in chats if c.archived == by.archive and by.folder in (None, c.folder)]
+    return sorted(sorted(shown, key=_KEYS[by.order]), key=lambda chat: not chat.on_top)
+
+
+def folders_of(chats: Sequence[Conversation]) -> list[str]:
+    """The folders there are: those with a chat in them."""
+    return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)

@@ -1,0 +1,63 @@
+"""Between the sidebar and the organiser: chats are moved, archived and deleted, and had back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QInputDialog
+
+from kvchat.runtime import Runtime
+from kvchat.ui.bridge import Bridge
+from kvchat.ui.notices import Notices
+from kvchat.ui.sidebar import Sidebar
+from kvchat.ui.tasks import Wishes
+
+
+class Shelf(QObject):
+    """Grants what the sidebar's menu asks for."""
+
+    def __init__(
+        self, runtime: Runtime, sidebar: Sidebar, bridge: Bridge, notices: Notices, wishes: Wishes, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._chat, self._sidebar, self._bridge = runtime.chat, sidebar, bridge
+        self._notices, self._wishes = notices, wishes
+        sidebar.delete_requested.connect(lambda ids: wishes.start(self._delete(ids)))
+        sidebar.archive_requested.connect(lambda ids, on: wishes.start(self._archive(ids, on)))
+        sidebar.top_requested.connect(lambda ids, on: wishes.start(self._chat.organiser.keep_on_top(ids, on)))
+        sidebar.move_requested.connect(lambda ids, to: wishes.start(self._chat.organiser.move(ids, to)))
+        sidebar.new_folder_requested.connect(self._ask_folder)
+
+    async def _delete(self, ids: list[str]) -> None:
+        self._bridge.step_away(ids)
+        await self._chat.organiser.delete(ids)
+        self._offer_undo(ids, "Deleted", self._chat.organiser.undo_delete)
+
+    async def _archive(self, ids: list[str], archived: bool) -> None:
+        if archived:
+            self._bridge.step_away(ids)
+        await self._chat.organiser.archive(ids, archived)
+        self._offer_undo(
+            ids,
+            "Archived" if archived else "Taken out of the archive",
+            lambda ids: self._chat.organiser.archive(ids, not archived),
+        )
+
+    def _offer_undo(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> None:
+        async def undo_all() -> None:
+            await undo(ids)
+            self._bridge.open(ids[0])
+
+        what = "the chat" if len(ids) == 1 else f"{len(ids):,} chats"
+        self._notices.offer(f"{done}: {what}", "Undo", lambda: self._wishes.start(undo_all()))
+
+    def _ask_folder(self, ids: list[str]) -> None:
+        dialog = QInputDialog(self._sidebar)
+        dialog.setWindowTitle("New folder")
+        dialog.setLabelText("Name of the folder")
+        dialog.textValueSelected.connect(
+            lambda name: name.strip() and self._wishes.start(self._chat.organiser.move(ids, name))
+        )
+        dialog.open()

@@ -1,0 +1,124 @@
+"""Order among the chats: several at once, folders, the archive, the top of the list, and what was done undone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QInputDialog, QMenu, QPushButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Conversation, Role
+from kvchat.ui.arrangement import Arrangement, Order, arranged
+from kvchat.ui.main_window import MainWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Chats a to d; d is the newest, and open."""
+    for id in "abcd":
+        runtime.chat.add(f"Chat {id}", id=id)
+        runtime.chat.write(id, Role.USER, f"Hello {id}")
+    return runtime
+
+
+def listed(window: MainWindow) -> str:
+    """The ids in the list, in order."""
+    return "".join(window.bridge.list.ids) if window.sidebar.model.rowCount() == len(window.bridge.list.ids) else "?"
+
+
+def click(window: MainWindow, qtbot: QtBot, id: str, modifier: Qt.KeyboardModifier) -> None:
+    view = window.sidebar.list
+    place = view.visualRect(window.sidebar.model.index_of(id)).center()
+    qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, modifier, place)
+
+
+def choose(window: MainWindow, id: str, *path: str) -> None:
+    """Choose an entry of the context menu."""
+    view = window.sidebar.list
+    view.customContextMenuRequested.emit(view.visualRect(window.sidebar.model.index_of(id)).center())
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    shown = menu
+    for words in path:
+        action = next(action for action in shown.actions() if action.text() == words)
+        if (submenu := action.menu()) is not None:
+            shown = submenu
+    action.trigger()
+    menu.close()
+
+
+def undo(window: MainWindow, qtbot: QtBot) -> None:
+    (button,) = [button for notice in window.notices.on_show for button in notice.findChildren(QPushButton)]
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+
+
+async def test_delete_is_undone(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+    await until(lambda: listed(window) == "cba", "the deletion")
+    assert window.bridge.current == "c"
+    undo(window, qtbot)
+    await until(lambda: listed(window) == "dcba", "the undo")
+    await until(lambda: window.bridge.current == "d", "the chat")
+
+
+async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    click(window, qtbot, "c", CTRL)
+    click(window, qtbot, "a", CTRL)
+    assert window.sidebar.chosen == ["d", "c", "a"]
+    assert window.bridge.current == "d", "choosing several opens none of them"
+    choose(window, "a", "Delete 3 chats")
+    await until(lambda: listed(window) == "b", "the deletion")
+    assert ("delete", "d", "c", "a") in furnished.chat.calls
+    assert window.bridge.current == "b"
+    undo(window, qtbot)
+    await until(lambda: listed(window) == "dcba", "the undo")
+
+
+async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    choose(window, "d", "Archive")
+    await until(lambda: listed(window) == "cba", "the archiving")
+    window.sidebar.arrange(Arrangement(archive=True))
+    assert listed(window) == "d"
+    assert window.sidebar.view_button.text() == "Archive"
+    click(window, qtbot, "d", Qt.KeyboardModifier.NoModifier)
+    choose(window, "d", "Take out of the archive")
+    await until(lambda: listed(window) == "", "the way back")
+    window.sidebar.arrange(Arrangement())
+    assert listed(window) == "dcba"
+
+
+async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    choose(window, "d", "Move to folder", "New folder…")
+    (dialog,) = window.findChildren(QInputDialog)
+    dialog.setTextValue("R&D 旅行")
+    dialog.accept()
+    await until(lambda: furnished.chat.talks["d"].folder == "R&D 旅行", "the folder")
+    await until(lambda: window.sidebar._folders == ["R&D 旅行"], "the list")
+    window.sidebar.view_menu.aboutToShow.emit()
+    next(a for a in window.sidebar.view_menu.actions() if a.text() == "R&&D 旅行").trigger()
+    assert listed(window) == "d"
+    choose(window, "d", "Move to folder", "No folder")
+    await until(lambda: listed(window) == "", "the way out")
+
+
+async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    click(window, qtbot, "a", Qt.KeyboardModifier.NoModifier)
+    choose(window, "a", "Keep on top")
+    await until(lambda: listed(window) == "adcb", "the top")
+    choose(window, "a", "Keep on top")
+    await until(lambda: listed(window) == "dcba", "its old place")
+
+
+def test_orders() -> None:
+    def chat(id: str, title: str, created: int, used: int, *, on_top: bool = False) -> Conversation:
+        times = datetime.fromtimestamp(created, UTC), datetime.fromtimestamp(used, UTC)
+        return Conversation(id, title, False, *times, None, on_top=on_top)
+
+    chats = [chat("1", "beta", 1, 9), chat("2", "Alpha", 2, 8), chat("3", "gamma", 3, 1, on_top=True)]
+    assert ["".join(c.id for c in arranged(chats, Arrangement(order))) for order in Order] == ["312", "321", "321"]
