@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from typing import Any
@@ -22,6 +23,8 @@ from kvchat.ui.main_window import MainWindow
 from kvchat.ui.single_instance import SingleInstance
 from kvchat.ui.theme import Look
 from kvchat.ui.tray import Tray
+
+_AGAIN = -1  # not an exit code: start once more
 
 
 def run(*, starter: bool, hidden: bool) -> int:
@@ -44,9 +47,12 @@ def run(*, starter: bool, hidden: bool) -> int:
     if not instance.claim():
         return 0
     try:
-        return int(qasync.run(_run(qt, instance, paths, starter=starter, hidden=hidden)))
+        code = int(qasync.run(_run(qt, instance, paths, starter=starter, hidden=hidden)))
     finally:
         instance.release()
+    if code == _AGAIN:
+        os.execv(sys.executable, [argument for argument in sys.orig_argv if argument != "--hidden"])
+    return code
 
 
 async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, starter: bool, hidden: bool) -> int:
@@ -56,6 +62,7 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
         await _say(error)
     settings = load_settings(paths.settings_file)
     look = Look(qt, settings.theme)
+    look.follow(settings)
     try:
         runtime = await open_runtime(paths, settings)
     except KvchatError as error:
@@ -67,7 +74,7 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
         await app.quitting.wait()
     finally:
         await app.close()
-    return 0
+    return _AGAIN if app.again else 0
 
 
 class _Application:
@@ -75,12 +82,14 @@ class _Application:
 
     def __init__(self, runtime: Runtime, look: Look, instance: SingleInstance) -> None:
         self.quitting = asyncio.Event()
+        self.again = False  # whether to start anew after the end
         self._runtime = runtime
         self._fetch: asyncio.Task[None] | None = None
         self._window = MainWindow(runtime, look)
         self._tray = Tray(runtime, self._window)
         self._window.quit_requested.connect(self.quitting.set)
         self._tray.quit_requested.connect(self.quitting.set)
+        self._window.keeping.restart_requested.connect(self._restart)
         self._window.first_start.starter_requested.connect(self._fetch_starter)
         self._window.first_start.cancel_requested.connect(self._cancel_fetch)
         instance.raise_requested.connect(self._window.raise_window)
@@ -108,6 +117,10 @@ class _Application:
         self._tray.close()
         await self._window.finish()
         await self._runtime.close()
+
+    def _restart(self) -> None:
+        self.again = True
+        self.quitting.set()
 
     def _fetch_starter(self) -> None:
         self._fetch = self._window.wishes.start(self._fetch_and_use())

@@ -32,6 +32,7 @@ from kvchat.engine_rest import EngineRest
 from kvchat.engine_room import SupervisedRoom
 from kvchat.engine_rooms import EngineRooms
 from kvchat.errors import KvchatError
+from kvchat.keeping.desk import KeepingDesk
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
@@ -88,6 +89,7 @@ class Runtime:
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
         self.engines = EngineDesk(paths, lambda: self.settings)
+        self.keeping = KeepingDesk(paths, database, worker, self.events)
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
         self._storing_settings = asyncio.Lock()

@@ -18,6 +18,7 @@ from kvchat.wording import size
 GB = 1_000_000_000
 MB = 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
+LEAST_ZOOM, MOST_ZOOM = 60, 250  # percent
 THEMES = frozenset(("system", "light", "dark"))
 ENGINE_STARTS = frozenset(("app", "message"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
@@ -45,6 +46,8 @@ class Settings:
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
     max_age_days: int | None = None  # save points not used for so long are deleted; None: kept until the quota is full
     theme: str = "system"  # system, light or dark
+    zoom: int = 100  # the size of all text, in percent
+    show_numbers: bool = True  # receipts under replies, and figures in the strip
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
     seed: int | None = None
@@ -122,6 +125,10 @@ def _one_of(choices: frozenset[str]) -> _Rule:
     )
 
 
+def _switch(value: Any) -> str:
+    return "" if isinstance(value, bool) else "This must be true or false."
+
+
 def _path(value: Any) -> str:
     return "" if isinstance(value, str) and "\0" not in value else "This must be a path."
 
@@ -160,6 +167,8 @@ _RULES: dict[str, _Rule] = {
     "free_floor_bytes": _whole(0, words=size),
     "max_age_days": _whole(1, MOST_DAYS, "{:,.0f} days".format),
     "theme": _one_of(THEMES),
+    "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
+    "show_numbers": _switch,
     "temperature": _temperature,
     "max_tokens": _whole(1, words=_tokens),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one

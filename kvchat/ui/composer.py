@@ -26,6 +26,7 @@ class _Editor(QPlainTextEdit):
     files_given = Signal(list)  # of paths
     picture_given = Signal()
     long_pasted = Signal(str)
+    up_from_empty = Signal()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
         """Files and pictures are taken as well as text."""
@@ -44,10 +45,12 @@ class _Editor(QPlainTextEdit):
                 self.long_pasted.emit(source.text())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter sends; with Shift (or Alt) it is a new line."""
+        """Enter sends; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
         enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if enter and not event.modifiers() & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier):
             self.send_pressed.emit()
+        elif event.key() == Qt.Key.Key_Up and self.document().isEmpty():
+            self.up_from_empty.emit()
         else:
             super().keyPressEvent(event)
 
@@ -61,6 +64,7 @@ class Composer(QWidget):
     picture_given = Signal()
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
+    edit_last_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -70,7 +74,6 @@ class Composer(QWidget):
         self.editor.setAccessibleName("Message")
         self.editor.setPlaceholderText("Message…")
         self.editor.setTabChangesFocus(True)
-        self.editor.setFont(page_font(look.type.family, look.type.body))
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.editor.send_pressed.connect(self._send)
         self.editor.textChanged.connect(self._text_changed)
@@ -96,6 +99,7 @@ class Composer(QWidget):
         self.editor.files_given.connect(self.files_given)
         self.editor.picture_given.connect(self.picture_given)
         self.editor.long_pasted.connect(self._offer)
+        self.editor.up_from_empty.connect(self.edit_last_requested)
         self._frame = QFrame()
         self._frame.setProperty("kind", "composer")
         inside = QVBoxLayout(self._frame)
@@ -114,9 +118,8 @@ class Composer(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addWidget(self._frame)
-        look.changed.connect(self._show_button)
-        self._fit()
-        self._show_button()
+        look.changed.connect(self._restyle)
+        self._restyle()
 
     @property
     def draft(self) -> str:
@@ -200,6 +203,13 @@ class Composer(QWidget):
         words = "Stop" if self._busy else "Send"
         self.button.setAccessibleName(words)
         self.button.setToolTip("Stop the reply (Esc)" if self._busy else "Send (Enter)")
+
+    def _restyle(self) -> None:
+        font = page_font(self._look.type.family, self._look.type.body)
+        self.editor.setFont(font)
+        self.editor.viewport().setFont(font)  # the placeholder is drawn in it
+        self._fit()
+        self._show_button()
 
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLa
 class ConfirmDialog(QDialog):
     """A question with two answers; keeping things is the default one."""
 
-    def __init__(self, parent: QWidget, title: str, text: str, action: str) -> None:
+    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "Keep") -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
@@ -27,7 +27,7 @@ class ConfirmDialog(QDialog):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
             column.addWidget(label)
-        self.yes, self.keep = QPushButton(action), QPushButton("Keep")
+        self.yes, self.keep = QPushButton(action), QPushButton(keep)
         self.yes.setProperty("kind", "danger")
         self.keep.setDefault(True)
         row = QHBoxLayout()
@@ -41,9 +41,11 @@ class ConfirmDialog(QDialog):
         self.keep.clicked.connect(self.reject)
 
 
-def confirm(parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object]) -> ConfirmDialog:
+def confirm(
+    parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = "Keep"
+) -> ConfirmDialog:
     """Open a question over `parent`; `on_yes` runs if the button `action` is pressed. Returns at once."""
-    dialog = ConfirmDialog(parent, title, text, action)
+    dialog = ConfirmDialog(parent, title, text, action, keep)
     dialog.accepted.connect(on_yes)
     dialog.open()
     return dialog

@@ -20,7 +20,14 @@ class Header(QWidget):
     never_save_requested = Signal(bool)  # never saved from now on
     disk_requested = Signal()
     engine_requested = Signal()
+    export_requested = Signal()
+    export_all_requested = Signal()
+    import_requested = Signal()
+    import_folder_requested = Signal()
+    back_up_requested = Signal()
+    restore_requested = Signal()
     restart_requested = Signal()
+    shortcuts_requested = Signal()
     model_requested = Signal()
     chat_settings_requested = Signal()
     settings_requested = Signal()
@@ -58,7 +65,7 @@ class Header(QWidget):
     def show_conversation(self, title: str, *, exists: bool, pinned: bool, never_save: bool) -> None:
         """The open conversation. One that does not exist yet cannot be renamed, deleted, pinned."""
         self.title.set_text(title)
-        for action in (self._rename, self._delete, self.pin, self.never_save):
+        for action in (self._rename, self._delete, self._export, self.pin, self.never_save):
             action.setEnabled(exists)
         self.pin.setChecked(pinned)
         self.never_save.setChecked(never_save)
@@ -83,11 +90,22 @@ class Header(QWidget):
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()
         menu.addAction("Chat settings…", self.chat_settings_requested.emit)
+        menu.addSeparator()
+        self._export = menu.addAction("Export this chat…", self.export_requested.emit)
+        keeping = menu.addMenu("Import, export, back up")
+        keeping.addAction("Export all chats…", self.export_all_requested.emit)
+        keeping.addAction("Import chats…", self.import_requested.emit)
+        keeping.addAction("Import a folder of chats…", self.import_folder_requested.emit)
+        keeping.addSeparator()
+        keeping.addAction("Back up…", self.back_up_requested.emit)
+        keeping.addAction("Restore from a backup…", self.restore_requested.emit)
+        menu.addSeparator()
         menu.addAction("Disk usage…", self.disk_requested.emit)
         menu.addAction("Engine…", self.engine_requested.emit)
         menu.addAction("Restart engine", self.restart_requested.emit)
         menu.addSeparator()
         menu.addAction("Settings…\tCtrl+,", self.settings_requested.emit)
+        menu.addAction("Keyboard shortcuts\tF1", self.shortcuts_requested.emit)
         menu.addAction("Quit", self.quit_requested.emit)
         return menu
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QSettings, QSize, Qt, Signal
-from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
     QApplication,
     QMainWindow,
@@ -32,6 +33,8 @@ from kvchat.ui.find_bar import FindBar
 from kvchat.ui.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
+from kvchat.ui.keep_bridge import KeepBridge
+from kvchat.ui.keyboard import Keyboard
 from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
 from kvchat.ui.search_bridge import SearchBridge
@@ -80,8 +83,10 @@ class MainWindow(QMainWindow):
         self.shelf = Shelf(runtime, self.sidebar, self.bridge, self.notices, self.wishes, self)
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
         self.models = ModelChoices(runtime, self.bridge, self.transcript.tail.failure, self.wishes, self)
+        self.keeping = KeepBridge(runtime, look, self.bridge.list, self.notices, self.wishes, self)
         self._connect()
-        self._add_keys()
+        self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self._doings())
+        self.header.shortcuts_requested.connect(self.keyboard.open_sheet)
         self._restore_place()
         self._show_right_page()
 
@@ -181,7 +186,7 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         self.bridge.opened.connect(self._chat_page.show_messages)
         self.bridge.model_changed.connect(self._show_right_page)
-        self.bridge.settings_changed.connect(lambda: self._look.choose(self._runtime.settings.theme))
+        self.bridge.settings_changed.connect(lambda: self._look.follow(self._runtime.settings))
         self.find_bar.closed.connect(self.composer.focus)
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
@@ -198,6 +203,14 @@ class MainWindow(QMainWindow):
         self.header.chat_settings_requested.connect(self.open_chat_settings)
         self.beside.begun.connect(self.bridge.open)
         self.header.settings_requested.connect(self.beside.open_settings)
+        self.header.export_requested.connect(self._export)
+        self.header.export_all_requested.connect(self.keeping.export_all)
+        self.header.import_requested.connect(self.keeping.take_in)
+        self.header.import_folder_requested.connect(self.keeping.take_in_folder)
+        self.header.back_up_requested.connect(self.keeping.back_up)
+        self.header.restore_requested.connect(self.keeping.restore)
+        self.sidebar.export_requested.connect(self.keeping.export)
+        self.composer.edit_last_requested.connect(self.bridge.steering.edit_last)
         self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
@@ -211,26 +224,41 @@ class MainWindow(QMainWindow):
         self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
         self.first_start.back_requested.connect(self._show_right_page)
 
-    def _add_keys(self) -> None:
-        for keys, wish in (
-            ("Ctrl+N", self.new_conversation),
-            ("Ctrl+Up", lambda: self.sidebar.step(-1)),
-            ("Ctrl+Down", lambda: self.sidebar.step(1)),
-            ("Ctrl+L", self.composer.focus),
-            ("Ctrl+O", self.attaching.choose),
-            ("Ctrl+Shift+F", self.sidebar.search.focus),
-            ("Ctrl+F", self.find_bar.begin),
-            ("F3", lambda: self.find_bar.step(1)),
-            ("Shift+F3", lambda: self.find_bar.step(-1)),
-            ("Esc", self._escape),
-            ("Ctrl+Q", self.quit_requested.emit),
-            ("Ctrl+E", self.bridge.steering.edit_last),
-            ("Ctrl+R", self.bridge.steering.regenerate_last),
-            ("F2", self.sidebar.begin_rename),
-            ("Ctrl+,", self.beside.open_settings),
-        ):
-            shortcut = QShortcut(QKeySequence(keys), self)
-            shortcut.activated.connect(wish)
+    def _doings(self) -> dict[str, Callable[[], object]]:
+        """What the table of shortcuts can ask of the window."""
+        return {
+            "new": self.new_conversation,
+            "previous": lambda: self.sidebar.step(-1),
+            "next": lambda: self.sidebar.step(1),
+            "list": self.sidebar.list.setFocus,
+            "rename": self.sidebar.begin_rename,
+            "delete": self.sidebar.ask_delete,
+            "compose": self.composer.focus,
+            "stop": self._escape,
+            "regenerate": self.bridge.steering.regenerate_last,
+            "edit": self.bridge.steering.edit_last,
+            "attach": self.attaching.choose,
+            "find": self.find_bar.begin,
+            "find-next": lambda: self.find_bar.step(1),
+            "find-previous": lambda: self.find_bar.step(-1),
+            "search": self.sidebar.search.focus,
+            "chat-settings": self.open_chat_settings,
+            "settings": self.beside.open_settings,
+            "models": self.beside.open_models,
+            "engine": self.beside.open_engine,
+            "disk": self.beside.open_disk_panel,
+            "quit": self.quit_requested.emit,
+            "export": self._export,
+            "export-all": self.keeping.export_all,
+            "import": self.keeping.take_in,
+            "import-folder": self.keeping.take_in_folder,
+            "back-up": self.keeping.back_up,
+            "restore": self.keeping.restore,
+        }
+
+    def _export(self) -> None:
+        if self.bridge.current is not None:
+            self.keeping.export([self.bridge.current])
 
     def _escape(self) -> None:
         """Esc closes what is on top, or else stops the reply."""

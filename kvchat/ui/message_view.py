@@ -355,7 +355,7 @@ class ReplyView(MessageView):
             self.footer = None
         self.action_row.setVisible(not self.streaming)
         if not self.streaming:
-            self.footer = ReplyFooter(self.message, self.action_row)
+            self.footer = ReplyFooter(self.message, self.action_row, numbers=self.style_in_use.look.numbers)
             self.footer.setParent(self)
             self.footer.retry_requested.connect(self.retry_requested)
             self.footer.go_on_requested.connect(lambda: self._wish(Wish.CONTINUE))

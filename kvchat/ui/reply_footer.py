@@ -21,7 +21,7 @@ class ReplyFooter(QWidget):
     retry_requested = Signal()
     go_on_requested = Signal()
 
-    def __init__(self, message: Message, actions: QWidget) -> None:
+    def __init__(self, message: Message, actions: QWidget, *, numbers: bool) -> None:
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._go_on = _link("Continue", "Continue this reply", self.go_on_requested)
@@ -30,7 +30,7 @@ class ReplyFooter(QWidget):
         lines.setSpacing(2)
         if message.state in _STATE_WORDS:
             lines.addLayout(self._ending(message.state))
-        if message.receipt is not None:
+        if message.receipt is not None and numbers:
             self.receipt = ReceiptView(message.receipt)
             lines.addWidget(self.receipt)
         self._row = QHBoxLayout(self)

@@ -79,7 +79,7 @@ class ChoiceEntry(Entry):
     """A setting with a few values to choose from."""
 
     def __init__(
-        self, look: Look, name: str, title: str, words: str, choices: Sequence[tuple[str, str]], change: Change
+        self, look: Look, name: str, title: str, words: str, choices: Sequence[tuple[Any, str]], change: Change
     ) -> None:
         """`choices`: each value with its words."""
         self.box = ChoiceBox(look)

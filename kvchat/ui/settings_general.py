@@ -5,8 +5,11 @@ from __future__ import annotations
 from kvchat.ui.settings_entries import ChoiceEntry, NumberEntry
 from kvchat.ui.settings_numbers import MINUTES
 from kvchat.ui.settings_page import Desk, SettingsPage
+from kvchat.ui.theme import ZOOMS
 
 _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
+_SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
+_NUMBERS = ((True, "Show"), (False, "Hide"))
 _STARTS = (("app", "With kvchat"), ("message", "With the first message"))
 
 
@@ -19,6 +22,10 @@ class GeneralPage(SettingsPage):
         super().__init__(desk)
         words = "Light or dark, or whatever your desktop uses right now."
         self.theme = self.add(ChoiceEntry(desk.look, "theme", "Theme", words, _THEMES, desk.change))
+        words = "Of all text. Ctrl++ and Ctrl+− change it from anywhere, Ctrl+0 sets it back."
+        self.zoom = self.add(ChoiceEntry(desk.look, "zoom", "Text size", words, _SIZES, desk.change))
+        words = "Time, speed and tokens under each reply and in the line at the bottom."
+        self.numbers = self.add(ChoiceEntry(desk.look, "show_numbers", "Numbers", words, _NUMBERS, desk.change))
         words = "With the first message saves memory until you need it; that message waits until the model is loaded."
         self.start = self.add(ChoiceEntry(desk.look, "engine_start", "Start the engine", words, _STARTS, desk.change))
         self.idle = self.add(

@@ -61,6 +61,7 @@ class Sidebar(QFrame):
     move_requested = Signal(list, object)  # conversation ids, folder or None
     new_folder_requested = Signal(list)  # conversation ids
     arranged = Signal()  # another arrangement was chosen
+    export_requested = Signal(list)  # conversation ids
     pin_requested = Signal(str, bool)  # conversation id, pinned from now on
     never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
     disk_requested = Signal()
@@ -258,6 +259,7 @@ class Sidebar(QFrame):
         pin.setChecked(row.pinned)
         never.setChecked(row.never_save)
         menu.addSeparator()
+        menu.addAction("Export…", lambda: self.export_requested.emit(ids))
         menu.addAction("Delete" if len(ids) == 1 else f"Delete {len(ids):,} chats", self.ask_delete)
         menu.popup(self.list.viewport().mapToGlobal(where))
 

@@ -137,6 +137,7 @@ class StatusStrip(QFrame):
         for label in (self.state, self.context):
             label.setProperty("kind", "small")
         self._look = look
+        self._pieces: tuple[Piece, ...] = ()
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -156,14 +157,22 @@ class StatusStrip(QFrame):
 
     def show_turn(self, pieces: tuple[Piece, ...], fraction: float | None) -> None:
         """The current turn's remarks, and how much of the prompt has been read."""
-        self.remarks.show_pieces(pieces)
+        self._pieces = pieces
+        self._show_remarks()
         self.progress.setVisible(fraction is not None)
         self.progress.setValue(int(1000 * (fraction or 0.0)))
+
+    def _show_remarks(self) -> None:
+        """Without the numbers only what went wrong is told."""
+        wanted = self._pieces if self._look.numbers else tuple(p for p in self._pieces if p.tone in ("warn", "bad"))
+        self.remarks.show_pieces(wanted)
+        self.context.setVisible(self._look.numbers)
 
     def _restyle(self) -> None:
         font = self.font()
         font.setPointSizeF(self._look.type.small)
         self.remarks.setFont(font)
+        self._show_remarks()
         self.dot.update()
         self.remarks.update()
 

@@ -36,6 +36,11 @@ def _frames(t: Theme) -> str:
     QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}
     QFrame[kind="card"][tone="bad"] {{ background: {t.bad_soft}; border: 1px solid {t.bad_soft}; }}
     QFrame[kind="quote"] {{ border: none; border-left: 2px solid {t.line}; border-radius: 0; background: transparent; }}
+    #palette {{ background: {t.raised}; border: 1px solid {t.line}; }}
+    #palette QLineEdit {{ padding: 8px 10px; }}
+    #paletteList::item {{ border-radius: 8px; }}
+    #paletteList::item:hover {{ background: {t.hover}; }}
+    #paletteList::item:selected {{ background: {t.selected}; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
     """
 
@@ -49,6 +54,8 @@ def _words(t: Theme, base: float, small: float) -> str:
     QLabel[kind="hero"] {{ font-size: {base + 9}pt; font-weight: 600; }}
     QLabel[kind="strong"] {{ font-weight: 600; }}
     QLabel[kind="refusal"] {{ color: {t.bad}; font-size: {small}pt; }}
+    QLabel[kind="key"] {{ color: {t.text}; background: {t.hover}; border: 1px solid {t.line}; border-radius: 6px;
+                   padding: 1px 7px; font-size: {small}pt; }}
     QLabel[tone="bad"] {{ color: {t.bad}; }}
     QLabel[tone="warn"] {{ color: {t.warn}; }}
     QLabel[tone="good"] {{ color: {t.accent}; }}

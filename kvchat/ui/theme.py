@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
 from PySide6.QtWidgets import QApplication
 
+from kvchat.settings import Settings
 from kvchat.ui.style_sheet import style_sheet
 from kvchat.ui.tokens import DARK, LIGHT, Theme
 
@@ -15,6 +16,9 @@ from kvchat.ui.tokens import DARK, LIGHT, Theme
 _BETTER_FONTS = ("Inter", "Adwaita Sans", "Noto Sans", "Cantarell", "Source Sans 3", "Open Sans", "Ubuntu")
 _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-serif")
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
+
+
+ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,14 @@ class Type:
     body: float  # the transcript
     small: float  # receipts, strip, captions
 
+    def scaled(self, percent: int) -> Type:
+        """The same, larger or smaller."""
+        by = percent / 100
+        return replace(self, base=self.base * by, body=self.body * by, small=self.small * by)
+
 
 class Look(QObject):
-    """Which theme is in force: the user's choice, else the system's. Applies it to the application."""
+    """How kvchat looks: theme (the user's choice, else the system's), type, numbers. Applies it to the application."""
 
     changed = Signal()
 
@@ -37,7 +46,10 @@ class Look(QObject):
         super().__init__(app)
         self._app = app
         self._choice = choice
-        self.type = _pick_type()
+        self._type = _pick_type()
+        self.type = self._type
+        self.numbers = True  # whether receipts and figures are shown
+        self._zoom = 100
         self.theme: Theme = LIGHT
         app.setStyle("Fusion")
         self._system = app.styleHints().colorScheme()
@@ -49,10 +61,12 @@ class Look(QObject):
         """What the user chose: system, light or dark."""
         return self._choice
 
-    def choose(self, choice: str) -> None:
-        """Use `choice` (system, light or dark) from now on."""
-        if choice != self._choice:
-            self._choice = choice
+    def follow(self, settings: Settings) -> None:
+        """Look as these settings say from now on."""
+        wanted = settings.theme, settings.zoom, settings.show_numbers
+        if wanted != (self._choice, self._zoom, self.numbers):
+            self._choice, self._zoom, self.numbers = wanted
+            self.type = self._type.scaled(self._zoom)
             self._apply()
 
     def _system_changed(self, scheme: Qt.ColorScheme) -> None:

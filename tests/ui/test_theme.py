@@ -6,6 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
+from kvchat.settings import Settings
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import DARK, LIGHT, Theme, contrast
 
@@ -58,7 +59,7 @@ def test_a_choice_overrides_the_system(qapp: QApplication) -> None:
     look = Look(qapp, "dark")
     assert look.theme is DARK
     assert qapp.palette().window().color().name() == DARK.page
-    look.choose("light")
+    look.follow(Settings(theme="light"))
     assert look.theme is LIGHT
     look.deleteLater()
 

@@ -1,0 +1,181 @@
+"""Conversations in and out of the window: which files, how far it is, what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QFileDialog, QProgressDialog, QWidget
+
+from kvchat.keeping.backup import BackupFacts
+from kvchat.runtime import Runtime
+from kvchat.ui.confirm import confirm
+from kvchat.ui.import_report import ImportReportDialog
+from kvchat.ui.list_bridge import ListBridge
+from kvchat.ui.notices import Notices
+from kvchat.ui.tasks import Wishes
+from kvchat.ui.theme import Look
+from kvchat.wording import size
+
+_FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
+_EXPORTS = "Exported conversations (*.json *.zip);;All files (*)"
+_BACKUPS = "Backups (*.zip);;All files (*)"
+_NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
+_PATIENCE_MS = 600  # what takes no longer shows no progress
+_STEPS = 1000
+
+
+class KeepBridge(QObject):
+    """Each method is a menu entry."""
+
+    restart_requested = Signal()
+
+    def __init__(
+        self, runtime: Runtime, look: Look, conversations: ListBridge, notices: Notices, wishes: Wishes, window: QWidget
+    ) -> None:
+        super().__init__(window)
+        self._runtime, self._look, self._list = runtime, look, conversations
+        self._notices, self._wishes, self._window = notices, wishes, window
+        self._loop = asyncio.get_running_loop()
+
+    def export(self, ids: list[str]) -> None:
+        """These chats, into a file named after the one, or after none."""
+        title = self._list.title(ids[0]) if len(ids) == 1 else "Chats"
+        name = " ".join(title.translate(_NO_NAME).split())[:80].strip(". ") or "Chat"
+        self._pick_target("Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
+
+    def export_all(self) -> None:
+        """Every chat, into one file."""
+        self._pick_target(
+            "Export all chats", "Chats.json", _FORMS, lambda path: self._export(list(self._list.titles), path)
+        )
+
+    def take_in(self) -> None:
+        """Chats from files, of kvchat or another application."""
+        dialog = self._dialog("Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS)
+        dialog.filesSelected.connect(lambda names: self._wishes.start(self._take_in([Path(name) for name in names])))
+        dialog.open()
+
+    def take_in_folder(self) -> None:
+        """Chats from all files in a folder."""
+        dialog = self._dialog("Import a folder of chats", QFileDialog.FileMode.Directory, "")
+        dialog.fileSelected.connect(lambda name: self._wishes.start(self._take_in([Path(name)])))
+        dialog.open()
+
+    def back_up(self) -> None:
+        """All chats and the settings, into one file."""
+        self._pick_target("Back up", "kvchat backup.zip", _BACKUPS, lambda path: self._wishes.start(self._save(path)))
+
+    def restore(self) -> None:
+        """Everything as it was in a backup."""
+        dialog = self._dialog("Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS)
+        dialog.fileSelected.connect(lambda name: self._wishes.start(self._look_at(Path(name))))
+        dialog.open()
+
+    def _export(self, ids: list[str], target: Path) -> None:
+        async def export() -> None:
+            with _Progress(self._window, "Exporting…", self._loop) as progress:
+                count = await self._runtime.keeping.export(ids, target, lambda done: progress.tell(done, len(ids)))
+            self._notices.tell(f"Exported {_chats(count)}", str(target))
+
+        self._wishes.start(export())
+
+    async def _take_in(self, paths: list[Path]) -> None:
+        with _Progress(self._window, "Importing…", self._loop) as progress:
+            report = await self._runtime.keeping.take_in(paths, lambda done: progress.tell(0, 0))
+        title = f"Imported {_chats(len(report.imported))}"
+        known = f"{_chats(report.known)} {'was' if report.known == 1 else 'were'} here already." if report.known else ""
+        if report.problems:
+            ImportReportDialog(self._look, title, known, report.problems, self._window).open()
+        else:
+            self._notices.tell(title, known)
+
+    async def _save(self, target: Path) -> None:
+        with _Progress(self._window, "Backing up…", self._loop) as progress:
+            facts = await self._runtime.keeping.back_up(target, progress.tell)
+        self._notices.tell(f"Backed up {_contents(facts)}", str(target))
+
+    async def _look_at(self, source: Path) -> None:
+        facts = await self._runtime.keeping.check(source)
+        made = facts.made_at.astimezone()
+        confirm(
+            self._window,
+            f"Restore the backup of {made.day} {made:%B %Y, %H:%M}?",
+            f"It holds {_contents(facts)}. It takes the place of the chats and settings you have now, which are kept "
+            "in a folder beside it.",
+            "Restore",
+            lambda: self._wishes.start(self._lay_ready(source)),
+            keep="Keep what is here",
+        )
+
+    async def _lay_ready(self, source: Path) -> None:
+        with _Progress(self._window, "Checking the backup…", self._loop) as progress:
+            await self._runtime.keeping.lay_ready(source, progress.tell)
+        confirm(
+            self._window,
+            "Restart kvchat to finish?",
+            "The backup is complete and laid ready. It takes its place when kvchat starts next.",
+            "Restart kvchat",
+            self.restart_requested.emit,
+            keep="Later",
+        )
+
+    def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
+        dialog = self._dialog(title, QFileDialog.FileMode.AnyFile, forms)
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.selectFile(str(Path.home() / name))
+        dialog.setDefaultSuffix(Path(name).suffix[1:])
+        dialog.filterSelected.connect(
+            lambda form: dialog.setDefaultSuffix(form.partition("(*.")[2].rstrip(")").split()[0])
+        )
+        dialog.fileSelected.connect(lambda picked: on_pick(Path(picked)))
+        dialog.open()
+
+    def _dialog(self, title: str, mode: QFileDialog.FileMode, kinds: str) -> QFileDialog:
+        dialog = QFileDialog(self._window, title, str(Path.home()), kinds)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setFileMode(mode)
+        return dialog
+
+
+class _Progress:
+    """How far it is, once it takes a while; `tell` may be called on any thread."""
+
+    def __init__(self, window: QWidget, words: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._ended, self._last = loop, False, -1
+        self._dialog = QProgressDialog(words, "", 0, 0, window)
+        self._dialog.setCancelButton(None)
+        self._dialog.setWindowTitle("kvchat")
+        self._dialog.setMinimumDuration(_PATIENCE_MS)
+        self._dialog.setAutoReset(False)
+
+    def __enter__(self) -> _Progress:
+        self._dialog.setValue(0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._dialog.close()
+        self._dialog.deleteLater()
+
+    def tell(self, done: int, total: int) -> None:
+        """So much of so much is done."""
+        step = _STEPS * done // total if total else 0
+        if step != self._last:
+            self._last = step
+            self._loop.call_soon_threadsafe(self._show, step)
+
+    def _show(self, step: int) -> None:
+        if not self._ended:
+            self._dialog.setMaximum(_STEPS if step else 0)
+            self._dialog.setValue(step)
+
+
+def _chats(count: int) -> str:
+    return f"{count:,} chat{'' if count == 1 else 's'}"
+
+
+def _contents(facts: BackupFacts) -> str:
+    return f"{_chats(facts.conversations)}, {size(facts.size)}"

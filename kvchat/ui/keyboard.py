@@ -1,0 +1,82 @@
+"""Joins the table of shortcuts with what the window can do; opens the palette and the sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QWidget
+
+from kvchat.runtime import Runtime
+from kvchat.ui.bridge import Bridge
+from kvchat.ui.palette import Entry, Palette
+from kvchat.ui.shortcut_sheet import ShortcutSheet
+from kvchat.ui.shortcuts import SHORTCUTS, install_shortcuts, shown_keys
+from kvchat.ui.tasks import Wishes
+from kvchat.ui.theme import ZOOMS
+
+
+class Keyboard(QObject):
+    """`doings`: what the window does for each action of the table, save those of this class."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        bridge: Bridge,
+        wishes: Wishes,
+        window: QWidget,
+        doings: Mapping[str, Callable[[], object]],
+    ) -> None:
+        super().__init__(window)
+        self._runtime, self._bridge, self._wishes, self._window = runtime, bridge, wishes, window
+        self._doings = {
+            **doings,
+            "palette": self.open_palette,
+            "shortcuts": self.open_sheet,
+            "larger": lambda: self._zoom(1),
+            "smaller": lambda: self._zoom(-1),
+            "normal": lambda: self._change("zoom", 100),
+            "numbers": lambda: self._change("show_numbers", not runtime.settings.show_numbers),
+        }
+        self.actions = install_shortcuts(window, self._doings)
+
+    def open_palette(self) -> Palette:
+        """Go to a chat by a few letters of its title, or do something."""
+        palette = Palette(self._window, self._chats(), self._actions())
+        palette.open_over(self._window)
+        return palette
+
+    def open_sheet(self) -> ShortcutSheet:
+        """Every key there is."""
+        sheet = ShortcutSheet(self._window)
+        sheet.open()
+        return sheet
+
+    def _chats(self) -> Sequence[Entry]:
+        """The open one last: who looks for a chat is not there yet."""
+        titles = self._bridge.list.titles
+        current = self._bridge.current
+        order = [id for id in titles if id != current] + [id for id in titles if id == current]
+        return [Entry(titles[id], "chat", partial(self._bridge.open, id)) for id in order]
+
+    def _actions(self) -> Sequence[Entry]:
+        return [
+            Entry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action])
+            for shortcut in SHORTCUTS
+            if shortcut.own and shortcut.in_palette
+        ]
+
+    def _zoom(self, by: int) -> None:
+        """The next size in that direction."""
+        now = self._runtime.settings.zoom
+        beyond = [size for size in ZOOMS if (size > now if by > 0 else size < now)]
+        if beyond:
+            self._change("zoom", min(beyond) if by > 0 else max(beyond))
+
+    def _change(self, name: str, value: Any) -> None:
+        settings = replace(self._runtime.settings, **{name: value})
+        if settings != self._runtime.settings:
+            self._wishes.start(self._runtime.apply_settings(settings))

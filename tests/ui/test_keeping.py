@@ -1,0 +1,125 @@
+"""Export, import, backup and restore from the menus, over a real database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog, QMenu
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.database import Database
+from kvchat.chat.worker import Worker
+from kvchat.keeping.backup import finish_restore
+from kvchat.keeping.desk import KeepingDesk
+from kvchat.ui.confirm import ConfirmDialog
+from kvchat.ui.import_report import ImportReportDialog
+from kvchat.ui.main_window import MainWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+
+@pytest.fixture
+def kept(runtime: FakeRuntime) -> Iterator[FakeRuntime]:
+    """Two chats, in a real database as well."""
+    database, worker = Database(runtime.paths.database), Worker("test")
+    for title in ("Trip to Jeju", "Thesis: chapter 3/4"):
+        conversation = database.create_conversation(title)
+        runtime.chat.add(title, id=conversation.id)
+    runtime.keeping = KeepingDesk(runtime.paths, database, worker, runtime.events)
+    yield runtime
+    worker.close()
+    database.close()
+
+
+def choose(window: MainWindow, words: str) -> None:
+    """Click a menu entry behind the three dots."""
+    menus = [window.header.menu, *window.header.menu.findChildren(QMenu)]
+    next(action for menu in menus for action in menu.actions() if action.text() == words).trigger()
+
+
+def pick(window: MainWindow, *paths: Path) -> QFileDialog:
+    """Choose files in the dialog that is open."""
+    dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
+    if len(paths) == 1:
+        dialog.fileSelected.emit(str(paths[0]))
+    dialog.filesSelected.emit([str(path) for path in paths])
+    dialog.close()
+    return dialog
+
+
+def notices(window: MainWindow) -> list[str]:
+    return [notice.words[0] for notice in window.notices.on_show]
+
+
+async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    choose(window, "Export this chat…")
+    dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
+    assert Path(dialog.selectedFiles()[0]).name == "Thesis chapter 3 4.json"
+    pick(window, tmp_path / "one.md")
+    await until(lambda: notices(window) == ["Exported 1 chat"])
+    assert "Thesis: chapter 3/4" in (tmp_path / "one.md").read_text("utf-8")
+
+
+async def test_all_chats_go_out_and_come_in_again(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    choose(window, "Export all chats…")
+    pick(window, tmp_path / "all.json")
+    await until(lambda: notices(window) == ["Exported 2 chats"])
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "all.json")
+    await until(lambda: "Imported 0 chats" in notices(window))
+    assert window.notices.on_show[-1].words[1] == "2 chats were here already."
+
+
+async def test_what_cannot_be_imported_is_told_line_by_line(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+) -> None:
+    (tmp_path / "a.json").write_text("{", "utf-8")
+    (tmp_path / "b.json").write_text(json.dumps([{"no": "chat"}]), "utf-8")
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "a.json", tmp_path / "b.json")
+    await until(lambda: window.findChildren(ImportReportDialog), "the report")
+    report = window.findChild(ImportReportDialog)
+    assert isinstance(report, ImportReportDialog)
+    qtbot.mouseClick(report.copy, Qt.MouseButton.LeftButton)
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["a.json", "b.json"]
+    report.close()
+
+
+async def test_a_backup_is_made_checked_and_laid_ready(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+) -> None:
+    restarts: list[bool] = []
+    window.keeping.restart_requested.connect(lambda: restarts.append(True))
+    choose(window, "Back up…")
+    pick(window, tmp_path / "backup.zip")
+    await until(lambda: any(words.startswith("Backed up 2 chats") for words in notices(window)))
+    for expected in ("Restore the backup of", "Restart kvchat to finish?"):
+        if not expected.startswith("Restart"):
+            choose(window, "Restore from a backup…")
+            pick(window, tmp_path / "backup.zip")
+        await until(
+            lambda expected=expected: any(
+                d.isVisible() and d.accessibleName().startswith(expected) for d in window.findChildren(ConfirmDialog)
+            ),
+            expected,
+        )
+        question = next(d for d in window.findChildren(ConfirmDialog) if d.accessibleName().startswith(expected))
+        qtbot.mouseClick(question.yes, Qt.MouseButton.LeftButton)
+    assert restarts == [True]
+    assert (kept.paths.data / "restore" / "ready").exists()
+
+
+async def test_a_file_that_is_no_backup_is_refused(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    (tmp_path / "no.zip").write_text("no", "utf-8")
+    choose(window, "Restore from a backup…")
+    pick(window, tmp_path / "no.zip")
+    await until(lambda: notices(window) == ["This backup cannot be used"])
+    assert finish_restore(kept.paths) is None
