@@ -1,0 +1,96 @@
+"""Options and models with the real engine: replies that follow a schema, no loops by default, a model's chat warm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import Event, TurnFailed
+from kvchat.chat.messages import Source
+from kvchat.chat.options import BadOptions, ChatOptions
+from kvchat.engine.discovery import EngineLocation
+from kvchat.engine.wire import Sampling
+from kvchat.paths import resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+QUESTIONS = (
+    "What is a river?",
+    "How do I cook rice?",
+    "Tell me a short story about a dog.",
+    "Explain why the sky is blue.",
+    "Give me tips for learning to play the guitar.",
+)
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10
+
+
+async def opened(home: Path, model: Path, engine: EngineLocation) -> Runtime:
+    settings = Settings(model_path=str(model), engine_path=str(engine.path), context_size=2048, free_floor_bytes=0)
+    return await open_runtime(resolve_paths({"KVCHAT_HOME": str(home)}), settings)
+
+
+def repeated(text: str, length: int = 6) -> float:
+    """The share of word runs of that length that were said before."""
+    words = text.split()
+    runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+async def test_the_starter_does_not_loop_and_formats_are_followed(
+    tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation
+) -> None:
+    runtime = await opened(tmp_path, smollm2, real_llama_server)
+    told: list[Event] = []
+    runtime.events.subscribe(told.append)
+    chat = runtime.chat
+    try:
+        for question in QUESTIONS:
+            talk = (await chat.new_conversation()).id
+            reply = await chat.send(talk, question, Sampling(max_tokens=200, seed=1), keep=False)
+            assert reply is not None
+            assert repeated(reply.content) < 0.2, reply.content
+
+        talk = (await chat.new_conversation()).id
+        await chat.options.change(talk, ChatOptions(Sampling(json_schema=json.dumps(SCHEMA), max_tokens=40)))
+        reply = await chat.send(talk, "How old is the heron?")
+        assert reply is not None
+        assert isinstance(json.loads(reply.content)["age"], int)
+        with pytest.raises(BadOptions, match="unrecognized type nonsense"):
+            await chat.options.change(talk, ChatOptions(Sampling(json_schema='{"type": "nonsense"}')))
+        await chat.options.change(talk, ChatOptions(Sampling(grammar='root ::= "heron" | "crane"')))
+        reply = await chat.send(talk, "Which bird?")
+        assert reply is not None
+        assert reply.content in ("heron", "crane")
+        await chat.options.change(talk, ChatOptions(Sampling(grammar="root ::= (")))
+        assert await chat.send(talk, "Which bird?") is None
+        assert [event for event in told if isinstance(event, TurnFailed)]
+    finally:
+        await runtime.close()
+
+
+async def test_a_chat_comes_back_to_its_model_warm(
+    tmp_path: Path, smollm2: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> None:
+    runtime = await opened(tmp_path, smollm2, real_llama_server)
+    chat, short = runtime.chat, Sampling(max_tokens=8, temperature=0.0)
+    try:
+        first = (await chat.new_conversation()).id
+        assert await chat.send(first, WORDS, short)
+        await chat.idle()
+        second = (await chat.new_conversation()).id
+        await chat.use_model(second, str(tiny_model("llama")))
+        assert await chat.send(second, "Hello", short)
+        await chat.idle()
+        reply = await chat.send(first, "And then?", short)
+        assert reply is not None
+        assert reply.receipt is not None
+        assert reply.receipt.source in (Source.WARM, Source.DISK)
+        assert reply.receipt.cached_tokens > 150
+    finally:
+        await runtime.close()
