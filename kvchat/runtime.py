@@ -77,6 +77,7 @@ class Runtime:
     def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: BlockStore):
         self.paths = paths
         self.settings = settings
+        self._chosen_model = settings.model_path  # the user's, to begin with next time; a conversation may use another
         self.events = EventBus()
         self._worker = worker
         self._database = database
@@ -256,6 +257,7 @@ class Runtime:
     async def use_model(self, path: Path) -> None:
         """Check that it is a GGUF, remember it in the settings and run the engine with it. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
+        self._chosen_model = str(path)
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
         if self.engine_status.state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED):
             await self.start_engine()
@@ -287,10 +289,13 @@ class Runtime:
         Those in RESTART_SETTINGS wait for the engine's next start; see `restart_pending`.
         """
         before, self.settings = self.settings, settings
+        if settings.model_path != before.model_path:
+            self._chosen_model = settings.model_path
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # two changes at once: what is written last is what is in force
             try:
-                await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
+                stored = dataclasses.replace(self.settings, model_path=self._chosen_model)
+                await asyncio.to_thread(save_settings, self.paths.settings_file, stored)
             finally:
                 if _differ(before, settings, BOUND_SETTINGS):
                     await asyncio.to_thread(self._store.set_bounds, store_bounds(self.paths, self.settings))
@@ -445,18 +450,14 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     await worker.run(purge_left_behind, database)
     bounds = store_bounds(paths, settings)
     store = await asyncio.to_thread(BlockStore, paths.save_points, bounds, warm_budget())
+    kept = [usage.conversation_id for usage in (await asyncio.to_thread(store.usage)).conversations]
+    # Read after that: what another process began and saved in between is known then.
     known = {conversation.id for conversation in await worker.run(database.conversations)}
     known |= await worker.run(deleted_ids, database)
-    await asyncio.to_thread(_drop_strangers, store, known)
+    for stranger in set(kept) - known:  # another process may have saved one just after its deletion
+        await asyncio.to_thread(store.delete_conversation, stranger)
     await asyncio.to_thread(store.set_bounds, bounds)  # what has grown too old since the last run goes
     return Runtime(paths, settings, database, worker, store)
-
-
-def _drop_strangers(store: BlockStore, known: set[str]) -> None:
-    """Save points of conversations that are gone: another process may have saved one just after its deletion."""
-    for usage in store.usage().conversations:
-        if usage.conversation_id not in known:
-            store.delete_conversation(usage.conversation_id)
 
 
 def _differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:

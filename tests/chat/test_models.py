@@ -11,6 +11,7 @@ import pytest
 from kvchat.chat.events import TurnFailed, WaitingForEngine
 from kvchat.chat.messages import Source
 from kvchat.engine_choice import ModelMissing
+from kvchat.settings import load_settings
 from tests.chat.stage import Stage
 
 
@@ -94,6 +95,21 @@ async def test_the_app_starts_with_the_model_of_the_newest_conversation(stage: S
     await stage.runtime.begin()
     await stage.until(lambda: len(stage.fake.launches()) == 2)
     assert models_launched(stage)[-1] == str(other_model)
+
+
+async def test_a_conversations_model_does_not_become_the_users_by_another_change(
+    stage: Stage, other_model: Path
+) -> None:
+    chosen = stage.runtime.settings.model_path
+    newest = await stage.chat()
+    await stage.runtime.chat.use_model(newest, str(other_model))
+    await stage.runtime.begin()
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, theme="dark"))
+    stored = load_settings(stage.runtime.paths.settings_file)
+    assert (stored.model_path, stored.theme) == (chosen, "dark")
+    assert stage.runtime.settings.model_path == str(other_model)
+    await stage.runtime.use_model(other_model)
+    assert load_settings(stage.runtime.paths.settings_file).model_path == str(other_model)
 
 
 async def test_looking_at_a_conversation_does_not_undo_the_model_just_chosen(stage: Stage, other_model: Path) -> None:
