@@ -22,7 +22,7 @@ class GeneralPage(SettingsPage):
         super().__init__(desk)
         words = "Light or dark, or whatever your desktop uses right now."
         self.theme = self.add(ChoiceEntry(desk.look, "theme", "Theme", words, _THEMES, desk.change))
-        words = "Of all text. Ctrl++ and Ctrl+− change it from anywhere, Ctrl+0 sets it back."
+        words = "Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."
         self.zoom = self.add(ChoiceEntry(desk.look, "zoom", "Text size", words, _SIZES, desk.change))
         words = "Time, speed and tokens under each reply and in the line at the bottom."
         self.numbers = self.add(ChoiceEntry(desk.look, "show_numbers", "Numbers", words, _NUMBERS, desk.change))

@@ -1,0 +1,59 @@
+"""The restart that finishes a restore: the real application in a process of its own, which begins anew in its place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.database import Database
+from kvchat.keeping.backup import make_backup
+from kvchat.paths import resolve_paths
+
+pytestmark = pytest.mark.e2e
+
+# Says at each start which process it is and how many chats there are; the first start asks for a second one.
+_TWICE = """
+import os, sys
+from pathlib import Path
+from kvchat import app
+from kvchat.keeping.backup import lay_ready
+from kvchat.ui.main_window import MainWindow
+
+async def start(self, begin=MainWindow.start):
+    await begin(self)
+    chats = len(await self._runtime.chat.conversations())
+    print("start", os.getpid(), chats, flush=True)
+    if not chats:
+        lay_ready(self._runtime.paths, Path(os.environ["BACKUP"]))
+    (self.quit_requested if chats else self.keeping.restart_requested).emit()
+
+MainWindow.start = start
+sys.exit(app.run(starter=False, hidden=False))
+"""
+
+
+def test_a_restore_is_finished_by_the_restart(tmp_path: Path) -> None:
+    before = resolve_paths({"KVCHAT_HOME": str(tmp_path / "before")})
+    before.ensure()
+    database = Database(before.database)
+    for title in ("one", "two", "three"):
+        database.create_conversation(title)
+    make_backup(before, tmp_path / "backup.zip")
+    database.close()
+    home = tmp_path / "home"
+    driver = tmp_path / "twice.py"
+    driver.write_text(_TWICE, "utf-8")
+    environment = os.environ | {
+        "KVCHAT_HOME": str(home),
+        "BACKUP": str(tmp_path / "backup.zip"),
+        "QT_QPA_PLATFORM": "offscreen",
+    }
+    ended = subprocess.run(
+        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    starts = [line.split()[1:] for line in ended.stdout.splitlines() if line.startswith("start")]
+    assert [chats for _, chats in starts] == ["0", "3"]
