@@ -315,12 +315,15 @@ class Turn:
     async def _settle_and_save(self, path: list[Message]) -> None:
         engine, slot = self._engine, self._parts.slot
         assert engine is not None
+        end: Tokens = ()
         if engine.saves:
             self._parts.events.publish(Saving(self.conversation_id))
             if path[-1].state in UNFINISHED and not engine.can_cut:
-                await self._save_where_it_goes_on(engine, path)
+                end = await self._save_where_it_goes_on(engine, path)
         boundary = await self._unless_superseded(slot.boundary(engine, prompt_messages(path)))
         early = slot.early_boundary(engine, boundary) if boundary else None
+        if early and len(early) <= len(end) < len(boundary or ()):
+            early = None  # the save at the reply's end serves: the slot need not go back
         if early and await self._settled(engine, early):
             await slot.save(engine, self.conversation_id, early, tell=False)
         settled = await self._settled(engine, boundary) if boundary else False
@@ -329,14 +332,15 @@ class Turn:
         elif engine.saves:
             self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
 
-    async def _save_where_it_goes_on(self, engine: ReadyEngine, path: list[Message]) -> None:
-        """Also save at the very end of a reply that may be continued: the turn boundary lies behind it."""
+    async def _save_where_it_goes_on(self, engine: ReadyEngine, path: list[Message]) -> Tokens:
+        """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""
         slot = self._parts.slot
         end = await self._unless_superseded(engine.engine.prompt_tokens(prompt_messages(path, going_on=True)))
         early = slot.early_boundary(engine, end) if end else None
         for tokens in (early, end):
             if tokens and await self._settled(engine, tokens):
                 await slot.save(engine, self.conversation_id, tokens, tell=False)
+        return end or ()
 
     async def _settled(self, engine: ReadyEngine, tokens: Tokens) -> bool:
         """Whether the slot now holds exactly these tokens."""
