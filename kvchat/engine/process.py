@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,6 @@ class EngineProcess:
         self._transport = transport
         self._events = events
         self._log = log
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._rung: StopRung | None = None
         self._oom_kills_before = _oom_kills()
         self._memory_ran_out = False
@@ -84,7 +83,8 @@ class EngineProcess:
     async def wait(self) -> Outcome:
         """Wait until it ended and its output is read. May be called by many, and cancelled, without harm."""
         await asyncio.shield(self._life)
-        return Outcome(self._transport.get_returncode() or 0, tuple(self._last), self._rung, self._memory_ran_out)
+        code, said = self._transport.get_returncode() or 0, tuple(self._events.last_lines)
+        return Outcome(code, said, self._rung, self._memory_ran_out)
 
     async def ended_within(self, seconds: float) -> bool:
         """Wait so long at most; whether it has ended."""
@@ -135,7 +135,6 @@ class EngineProcess:
 
     async def _live(self) -> None:
         """Until the process is gone and its output is read."""
-        unsubscribe = self._log.subscribe(self._last.append)
         try:
             await self._events.exited.wait()
             with contextlib.suppress(TimeoutError):
@@ -147,7 +146,7 @@ class EngineProcess:
                 self._kill()
             self._transport.close()
             self._log.end_line()
-            unsubscribe()
+            self._events.unsubscribe()
 
 
 class _Events(asyncio.SubprocessProtocol):
@@ -156,7 +155,13 @@ class _Events(asyncio.SubprocessProtocol):
     def __init__(self, log: EngineLog) -> None:
         self.exited = asyncio.Event()
         self.output_ended = asyncio.Event()
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.unsubscribe: Callable[[], None] = lambda: None
         self._log = log
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Before any output: a process may have said its last word before anybody waits for it."""
+        self.unsubscribe = self._log.subscribe(self.last_lines.append)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self._log.feed(data)
