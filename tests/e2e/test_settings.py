@@ -34,7 +34,7 @@ def test_choose_a_context_size_by_keys_and_restart_the_engine(tmp_path: Path, sm
         desktop.type("2K")
         desktop.key("Return")
         desktop.find("push button", "Restart engine now").press()
-        window.strip_says("of 2K")
+        window.strip_says("context 2K")
         assert json.loads((home.folder / "config" / "settings.json").read_text())["context_size"] == 2048
         desktop.key("Escape")
         wait_until(lambda: len(desktop.windows()) == 1, what="the settings' closing")
