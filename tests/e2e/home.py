@@ -54,9 +54,10 @@ class Home:
             connection.close()
         return [dict(row) | {"receipt": json.loads(row["receipt"]) if row["receipt"] else None} for row in rows]
 
-    def replies(self, state: str = "complete") -> list[dict[str, Any]]:
-        """The replies in that state."""
-        return [m for m in self.messages() if m["role"] == "assistant" and m["state"] == state]
+    def replies(self, *states: str) -> list[dict[str, Any]]:
+        """The replies in these states; without any, those that came to an end, be it at their limit."""
+        wanted = states or ("complete", "limited")
+        return [m for m in self.messages() if m["role"] == "assistant" and m["state"] in wanted]
 
     @property
     def kept(self) -> Kept:
