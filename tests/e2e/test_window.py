@@ -101,6 +101,7 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(
         assert interrupted[0]["content"] == partial
         desktop.find("push button", "Try this reply again")
         second.strip_says("ready")
+        desktop.key("ctrl+n")
         second.send("Count from one to five hundred, in words, one number per line.")
         wait_until(lambda: [m for m in home.replies("streaming") if m["content"]], seconds=LONG, what="a new reply")
         desktop.key("Escape")
