@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from kvchat import __version__
 from kvchat.engine.status import EngineStatus
 from kvchat.engine.vitals import Vitals
-from kvchat.engine_choice import EngineChoice
 from kvchat.redaction import Person, redact
+from kvchat.rooms.choice import EngineChoice
 from kvchat.settings import Settings
 from kvchat.wording import size
 

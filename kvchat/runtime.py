@@ -10,7 +10,6 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from kvchat.attached_room import AttachedRoom
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
@@ -25,12 +24,6 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.engine_choice import free_memory
-from kvchat.engine_desk import EngineDesk, server_key
-from kvchat.engine_memory import EngineMemory
-from kvchat.engine_rest import EngineRest
-from kvchat.engine_room import SupervisedRoom
-from kvchat.engine_rooms import EngineRooms
 from kvchat.errors import KvchatError
 from kvchat.keeping.desk import KeepingDesk
 from kvchat.kvstore.block_store import BlockStore
@@ -53,6 +46,13 @@ from kvchat.library.sampling_defaults import recommended_sampling
 from kvchat.library.template_options import TemplateOption, known_options
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
+from kvchat.rooms.attached import AttachedRoom
+from kvchat.rooms.both import EngineRooms
+from kvchat.rooms.choice import free_memory
+from kvchat.rooms.desk import EngineDesk, server_key
+from kvchat.rooms.memory import EngineMemory
+from kvchat.rooms.rest import EngineRest
+from kvchat.rooms.supervised import SupervisedRoom
 from kvchat.settings import Settings, save_settings
 
 MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory

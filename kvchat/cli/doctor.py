@@ -18,7 +18,6 @@ from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.engine.discovery import Device, find_engine, list_devices
 from kvchat.engine.probe import build_identity, usable_engine
-from kvchat.engine_choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.corrections import Circumstances, CorrectionBook
@@ -27,6 +26,7 @@ from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.library.model_identity import model_identity
 from kvchat.paths import Paths, resolve_paths
+from kvchat.rooms.choice import memory_for
 from kvchat.settings import Settings, load_settings
 from kvchat.wording import size as size_in_words
 

@@ -13,8 +13,8 @@ from kvchat.engine.graphics import find_graphics, install_advice
 from kvchat.engine.inventory import EngineEntry, take_inventory
 from kvchat.engine.probe import usable_engine
 from kvchat.engine.trial import Trial, TrialStep, try_engine
-from kvchat.engine_desk import trial_model
 from kvchat.paths import Paths, resolve_paths
+from kvchat.rooms.desk import trial_model
 from kvchat.settings import Settings, load_settings
 from kvchat.wording import size
 

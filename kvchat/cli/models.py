@@ -12,7 +12,6 @@ from typing import Any
 from kvchat.cli.columns import columns
 from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.cli.session import run_until_interrupted
-from kvchat.engine_choice import free_memory
 from kvchat.errors import KvchatError
 from kvchat.library.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.gguf_facts import read_facts
@@ -24,6 +23,7 @@ from kvchat.library.model_finder import FoundModel, UnreadableFolder
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.verdict import Judgement, judge_size
 from kvchat.paths import Paths, resolve_paths
+from kvchat.rooms.choice import free_memory
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.wording import size, tokens_short
 

@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.engine.status import EngineState, EngineStatus
-from kvchat.engine_choice import ModelMissing
 from kvchat.errors import KvchatError
+from kvchat.rooms.choice import ModelMissing
 
 
 class PendingLine(QLabel):

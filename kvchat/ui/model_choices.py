@@ -7,7 +7,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
-from kvchat.engine_choice import ModelMissing
+from kvchat.rooms.choice import ModelMissing
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge
 from kvchat.ui.cards import FailureCard

@@ -18,7 +18,7 @@ def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(room: ReadyEngine, window: int | None) -> Finding:
         return Finding(Strategy.PLAIN, proved=True)
 
-    monkeypatch.setattr("kvchat.engine_room.self_test", found)
+    monkeypatch.setattr("kvchat.rooms.supervised.self_test", found)
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.trial import Trial, TrialStep
 from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.engine_desk import EngineDesk
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.memory import MemoryFacts
@@ -48,6 +47,7 @@ from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.proposals import Proposal
 from kvchat.library.verdict import judge
 from kvchat.paths import Paths, resolve_paths
+from kvchat.rooms.desk import EngineDesk
 from kvchat.runtime import RESTART_SETTINGS, Runtime
 from kvchat.secret_store import Keeper
 from kvchat.settings import GB, Settings

@@ -9,7 +9,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
-from kvchat.engine_choice import ModelMissing
+from kvchat.rooms.choice import ModelMissing
 from kvchat.ui.main_window import MainWindow
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.chat.messages import Source
 from kvchat.engine.status import EngineState
-from kvchat.engine_rest import EngineRest
+from kvchat.rooms.rest import EngineRest
 from kvchat.runtime import Runtime
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine

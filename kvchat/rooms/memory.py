@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from kvchat.engine.allocations import read_allocations
-from kvchat.engine_choice import EngineChoice
 from kvchat.library.corrections import CorrectionBook
 from kvchat.library.measured import learn, measured_bars
 from kvchat.library.memory_bar import MemoryBar
+from kvchat.rooms.choice import EngineChoice
 
 
 class EngineMemory:

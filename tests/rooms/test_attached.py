@@ -16,9 +16,9 @@ from kvchat.chat.strategy import Strategy
 from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineState
-from kvchat.engine_desk import server_key
 from kvchat.library.model_files import display_name
 from kvchat.paths import resolve_paths
+from kvchat.rooms.desk import server_key
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from tests.engine.waiting import until

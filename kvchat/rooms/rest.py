@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from kvchat.chat.service import ChatService
-from kvchat.engine_rooms import EngineRooms
+from kvchat.rooms.both import EngineRooms
 
 LOOK_S = 10.0  # how often to look
 

@@ -18,12 +18,12 @@ from kvchat.engine.running_server import RunningServer, find_server, reachable_s
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine.wire import ServerFacts
-from kvchat.engine_choice import promised_strategy, with_file_stamps
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.model_identity import model_identity
+from kvchat.rooms.choice import promised_strategy, with_file_stamps
 from kvchat.secret_store import SecretStore
 from kvchat.settings import Settings
 

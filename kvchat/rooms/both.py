@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.attached_room import AttachedRoom
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.strategy import Finding
 from kvchat.engine.client import EngineError
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.vitals import Vitals
-from kvchat.engine_choice import EngineChoice, ModelMissing
-from kvchat.engine_room import SupervisedRoom
 from kvchat.library.memory_bar import MemoryBar
+from kvchat.rooms.attached import AttachedRoom
+from kvchat.rooms.choice import EngineChoice, ModelMissing
+from kvchat.rooms.supervised import SupervisedRoom
 from kvchat.settings import Settings
 
 _AT_REST = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)

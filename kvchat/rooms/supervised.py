@@ -17,9 +17,9 @@ from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
-from kvchat.engine_choice import EngineChoice, choose_engine
-from kvchat.engine_memory import EngineMemory
 from kvchat.errors import KvchatError
+from kvchat.rooms.choice import EngineChoice, choose_engine
+from kvchat.rooms.memory import EngineMemory
 from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0  # how long the supervisor may take to see that a process died

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat import engine_desk
 from kvchat.engine.trial import TrialStep
-from kvchat.engine_desk import EngineDesk
 from kvchat.paths import Paths, resolve_paths
+from kvchat.rooms.desk import EngineDesk
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 
@@ -47,7 +46,7 @@ async def test_a_broken_engine_is_the_reason_itself(paths: Paths) -> None:
 async def test_an_engine_is_tried_with_the_smallest_model_there_is(
     paths: Paths, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_desk, "installed_starter", lambda: None)
+    monkeypatch.setattr("kvchat.rooms.desk.installed_starter", lambda: None)
     settings = Settings(engine_path=str(fake_engine.path))
     heard: list[TrialStep] = []
     await EngineDesk(paths, lambda: settings).try_out(fake_engine.location, heard.append)

@@ -13,10 +13,10 @@ from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.inventory import EngineEntry, take_inventory
 from kvchat.engine.probe import usable_engine
 from kvchat.engine.trial import Trial, TrialStep, try_engine
-from kvchat.engine_choice import wished_arguments
 from kvchat.errors import KvchatError
 from kvchat.library.starter import installed_starter, starter_path
 from kvchat.paths import Paths
+from kvchat.rooms.choice import wished_arguments
 from kvchat.secret_store import Keeper, SecretStore
 from kvchat.settings import Settings
 

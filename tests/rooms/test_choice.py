@@ -9,8 +9,8 @@ from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.extra_arguments import BadWorkers
 from kvchat.engine.options import KnownOptions, Option
 from kvchat.engine.probe import EngineProbe
-from kvchat.engine_choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.errors import KvchatError
+from kvchat.rooms.choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
