@@ -69,7 +69,7 @@ def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
 
 def _load(database: Database, subject: Subject) -> Finding | None:
     query = "SELECT strategy, proved, reason, hollow FROM restore_findings WHERE fingerprint = ? AND build = ?"
-    with database.transaction() as db:
+    with database.reading() as db:
         row = db.execute(query, subject.key).fetchone()
     return _finding(tuple(row)) if row else None
 

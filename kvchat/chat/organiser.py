@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from kvchat.chat.database import Database
+from kvchat.chat.database import Database, StorageFailed
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.worker import Worker
 
@@ -79,9 +80,13 @@ class Organiser:
 
 
 def purge_left_behind(database: Database) -> None:
-    """Delete for good what was deleted in a run that had no time to do so. Raises StorageFailed."""
-    with database.transaction() as db:
-        db.execute("DELETE FROM conversations WHERE deleted_at < ?", (time.time() - _LEFT_BEHIND_S,))
+    """Delete for good what was deleted in a run that had no time to do so. What cannot go now goes at a later start."""
+    with contextlib.suppress(StorageFailed):
+        with database.reading() as db:
+            left = db.execute("SELECT id FROM conversations WHERE deleted_at < ?", (time.time() - _LEFT_BEHIND_S,))
+            ids = [row["id"] for row in left]
+        for id in ids:
+            database.delete(id)
 
 
 def deleted_ids(database: Database) -> set[str]:

@@ -32,14 +32,14 @@ class PresetExists(KvchatError):
 
 def presets(database: Database) -> list[Preset]:
     """All presets, by name. Raises StorageFailed."""
-    with database.transaction() as db:
+    with database.reading() as db:
         rows = db.execute("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name").fetchall()
     return [_preset(row) for row in rows]
 
 
 def default_preset(database: Database) -> Preset | None:
     """The preset that new chats begin with, if there is one. Raises StorageFailed."""
-    with database.transaction() as db:
+    with database.reading() as db:
         row = db.execute("SELECT * FROM presets WHERE is_default").fetchone()
     return _preset(row) if row else None
 
@@ -77,7 +77,7 @@ def copy_name(name: str, taken: set[str]) -> str:
 
 def manner_of(database: Database, conversation_id: str) -> Manner:
     """How a conversation is answered; as by default if it is gone. Raises StorageFailed."""
-    with database.transaction() as db:
+    with database.reading() as db:
         row = db.execute("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
     return Manner(row["model"], options_from(row["options"])) if row else Manner()
 

@@ -1,7 +1,8 @@
-"""A generated library: so many chats of ten messages each, in several languages, always the same."""
+"""Generated chats: a library of ten messages each, in several languages, always the same; and one long chat."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from kvchat.chat.database import Database
@@ -42,3 +43,16 @@ def fill(database: Database, chats: int) -> None:
                         chat + number / 100,
                     ),
                 )
+
+
+def fill_chat(database: Database, conversation_id: str, messages: int, parent_id: str | None = None) -> str:
+    """So many messages in a row, at once; returns the last one's id."""
+    ids = [parent_id, *(f"{conversation_id}.{number}" for number in range(messages))]
+    rows = [(id, conversation_id, parent, number) for number, (parent, id) in enumerate(itertools.pairwise(ids))]
+    with database.transaction() as db:
+        db.executemany(
+            "INSERT INTO messages (id, conversation_id, parent_id, role, content, state, created_at)"
+            " VALUES (?, ?, ?, 'user', 'x', 'complete', ?)",
+            rows,
+        )
+    return str(ids[-1])

@@ -19,6 +19,7 @@ from kvchat.chat.drafts import Drafts
 from kvchat.chat.messages import Message, MessageState, Receipt, Role, Source
 from kvchat.chat.worker import Worker
 from kvchat.migrations import DatabaseTooNew
+from tests.chat.library import fill_chat
 
 RECEIPT = Receipt(
     ttft_ms=310.0,
@@ -95,10 +96,7 @@ def test_delete_takes_the_messages_along(database: Database) -> None:
 def test_a_long_conversation_is_deleted(database: Database) -> None:
     """SQLite follows a cascade no more than 1,000 messages deep."""
     chat = database.create_conversation("x")
-    rows = [(f"m{n}", chat.id, f"m{n - 1}" if n else None, "user", "x", "complete", n) for n in range(1500)]
-    insert = "INSERT INTO messages (id, conversation_id, parent_id, role, content, state, created_at) VALUES"
-    with database.transaction() as db:
-        db.executemany(f"{insert} (?, ?, ?, ?, ?, ?, ?)", rows)
+    fill_chat(database, chat.id, 1500)
     database.delete(chat.id)
     assert database.conversations() == []
 

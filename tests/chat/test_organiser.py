@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from kvchat.chat import organiser
+from kvchat.chat.database import Database
 from kvchat.chat.messages import Conversation
 from kvchat.chat.organiser import deleted_ids, purge_left_behind
 from kvchat.chat.search import find
+from kvchat.paths import resolve_paths
+from kvchat.runtime import open_runtime
+from kvchat.settings import Settings
+from tests.chat.library import fill_chat
 from tests.chat.stage import Stage
 
 
@@ -68,3 +76,32 @@ async def test_a_run_that_was_killed_leaves_nothing_behind(stage: Stage) -> None
         db.execute("UPDATE conversations SET deleted_at = deleted_at - 3600 WHERE id = ?", (old,))
     purge_left_behind(stage.runtime._database)
     assert deleted_ids(stage.runtime._database) == {new}
+
+
+async def test_a_long_chat_that_was_left_behind_goes_when_kvchat_starts(tmp_path: Path) -> None:
+    """SQLite follows a cascade no more than 1,000 messages deep."""
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
+    with closing(Database(paths.database)) as database:
+        chat = database.create_conversation("x")
+        fill_chat(database, chat.id, 1500)
+        delete_long_ago(database, chat.id)
+    runtime = await open_runtime(paths, Settings())
+    assert deleted_ids(runtime._database) == set()
+    await runtime.close()
+
+
+async def test_kvchat_starts_where_what_was_left_behind_cannot_go(tmp_path: Path) -> None:
+    """Here because its messages go on in another chat, deeper than SQLite follows."""
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
+    with closing(Database(paths.database)) as database:
+        chat, other = (database.create_conversation("x") for _ in range(2))
+        fill_chat(database, other.id, 1500, fill_chat(database, chat.id, 1))
+        delete_long_ago(database, chat.id)
+    runtime = await open_runtime(paths, Settings())
+    assert deleted_ids(runtime._database) == {chat.id}
+    await runtime.close()
+
+
+def delete_long_ago(database: Database, conversation_id: str) -> None:
+    with database.transaction() as db:
+        db.execute("UPDATE conversations SET deleted_at = 1 WHERE id = ?", (conversation_id,))
