@@ -9,7 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import EventBus, Notice
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.chat.worker import Worker

@@ -8,7 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.worker import Worker
 

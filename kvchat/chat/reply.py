@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from kvchat.chat.continuation import Echo
-from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
 from kvchat.chat.messages import Message, MessageState, Receipt
 from kvchat.chat.slot_state import Loaded, Verdict

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.folding import Term, spans, spread, terms_of
 from kvchat.chat.worker import Worker
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kvchat.chat.continuation import Echo
-from kvchat.chat.database import ConversationGone, Database, StorageFailed
+from kvchat.chat.database import ConversationGone, Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import (
     EventBus,
     MessagesChanged,

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat import migrations
-from kvchat.chat.database import Database, StorageFailed
+from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.messages import Message, MessageState, Receipt, Role, Source
 from kvchat.chat.worker import Worker
