@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 def size(count: float) -> str:
     """Bytes in decimal units, as a file manager shows them: "136 MB", "3.1 GB"."""
@@ -30,6 +32,12 @@ def rough_duration(seconds: float) -> str:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return " ".join(part for part in (f"{hours} h" if hours else "", f"{minutes} min" if minutes else "") if part)
+
+
+def day(when: float) -> str:
+    """The day of a moment in seconds since 1970, where this computer is: "22 November"."""
+    local = datetime.fromtimestamp(when)
+    return f"{local.day} {local:%B}"
 
 
 def tokens_short(count: int) -> str:

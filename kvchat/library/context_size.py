@@ -15,6 +15,7 @@ from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.memory_bar import MemoryBar, bars
 from kvchat.library.placement import Demand, Placement
+from kvchat.wording import day
 from kvchat.wording import size as size_in_words
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
@@ -37,6 +38,7 @@ class ContextChoice:
     bars: tuple[MemoryBar, ...]
     placement: Placement | None = None  # None: there is no GPU
     warning: str = ""  # one sentence, when the user's own wish is unwise
+    wished: bool = False  # the user's own size
 
     @property
     def beside_gpu(self) -> bool:
@@ -105,13 +107,14 @@ class _Chooser:
         elif self._memory.devices and not placement.whole:
             length = "a good length" if tokens >= min(self._trained, ENOUGH_ON_DEVICE) else "what fits"
             reason = f"{tokens:,} tokens: {length} where {placement.in_words}. {self._share(tokens, placement)}"
+            reason += self._ran_out(placement)
         elif tokens >= self._trained:
             reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
         else:
             trained = self._facts.trained_context
             reason = (
                 f"{tokens:,} tokens: what fits into memory; the model was trained for {trained:,}. "
-                f"{self._share(tokens, placement)}"
+                f"{self._share(tokens, placement)}{self._ran_out(placement)}"
             )
         return self._choice(tokens, placement, reason)
 
@@ -129,7 +132,7 @@ class _Chooser:
             trained = self._facts.trained_context
             # b11434 caps the slot at the trained context, and allocates the rest in vain
             warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
-        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning)
+        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, wished=True)
 
     def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
@@ -204,7 +207,7 @@ class _Chooser:
 
     def _spendable(self, free: int) -> float:
         """What may be spent where the model computes: the margin is kept, and what did not fit before is not tried."""
-        return min(free - margin(free), self._demand.corrections.share * free)
+        return min(free - margin(free), self._demand.corrections.limit * free)
 
     def _compared(self, tokens: int, placement: Placement) -> tuple[int, int]:
         """What is needed and what is free, in the place or places that decide."""
@@ -235,6 +238,13 @@ class _Chooser:
             f"Its KV cache takes {hedge}{kv} of the {size_in_words(free)} {self._place(placement)}; "
             f"{size_in_words(margin(free))} of it is left alone."
         )
+
+    def _ran_out(self, placement: Placement) -> str:
+        """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""
+        free, learned = self._compared(self._least, placement)[1], self._demand.corrections
+        if learned.limit * free >= free - margin(free):
+            return ""
+        return f" More ran out of memory when it was tried; it is tried again from {day(learned.until)} on."
 
     def _make_bars(self, tokens: int, placement: Placement) -> tuple[MemoryBar, ...]:
         needs = self._demand.needs(tokens, placement)

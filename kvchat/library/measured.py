@@ -25,11 +25,9 @@ def measured_bars(estimated: tuple[MemoryBar, ...], actual: Allocations) -> tupl
     )
 
 
-def learn(
-    choice: ContextChoice, used: Corrections, actual: Allocations, ran_out: ContextChoice | None = None
-) -> Corrections:
-    """What a load taught. `used`: the corrections `choice` was made with; `ran_out`: what did not fit before it."""
-    if actual.context_size != padded(choice.tokens):  # the engine had other ideas, or the user's own arguments
+def learn(choice: ContextChoice, used: Corrections, actual: Allocations | None) -> Corrections:
+    """What the sizes that an engine reported (None: none) teach. `used`: the corrections `choice` was made with."""
+    if actual is None or actual.context_size != padded(choice.tokens):  # the engine, or the user, had other ideas
         return used
     measured = measured_bars(choice.bars, actual)
     computing = slice(-1) if len(measured) > 1 else slice(None)  # the GPUs, or the computer where there is none
@@ -39,14 +37,22 @@ def learn(
         return factor(sum(getattr(bar, part) for bar in measured[where]), before / used_factor)
 
     learned = dataclasses.replace(
-        used,
-        weights=found("weights", computing, used.weights),
-        kv=found("kv", slice(None), used.kv),
-        share=_share(choice, used, ran_out),
+        used, weights=found("weights", computing, used.weights), kv=found("kv", slice(None), used.kv)
     )
     if actual.flash_attention_refused and used.flash_attention:  # the estimate of the compute buffer was another one
         return dataclasses.replace(learned, flash_attention=False)
     return dataclasses.replace(learned, compute=found("compute", computing, used.compute))
+
+
+def learn_share(choice: ContextChoice, used: Corrections, ran_out_at: float | None) -> Corrections:
+    """What it teaches that a load succeeded with `choice`.
+
+    `ran_out_at`: when a larger one ran out of memory just before, in seconds since 1970; None if none did.
+    """
+    taken = share_taken(choice)
+    if ran_out_at is not None:
+        return used.after_running_out(taken, ran_out_at)
+    return used.after_more_did_fit() if taken > used.share else used
 
 
 def _weights(bar: MemoryBar, actual: Allocations, *, beside_gpu: bool) -> int:
@@ -57,14 +63,6 @@ def _weights(bar: MemoryBar, actual: Allocations, *, beside_gpu: bool) -> int:
 
 def _taken(actual: Allocations, place: str, purpose: Purpose) -> int:
     return actual.bytes(purpose, on_host=True) if place == COMPUTER else actual.on(place, purpose)
-
-
-def _share(choice: ContextChoice, used: Corrections, ran_out: ContextChoice | None) -> float:
-    """The share of free memory known to suffice, after a load that ran out; 1 if none has, or if more did suffice."""
-    taken = share_taken(choice)
-    if ran_out is not None:
-        return min(taken, 1.0)
-    return 1.0 if taken > used.share else used.share
 
 
 def share_taken(choice: ContextChoice) -> float:

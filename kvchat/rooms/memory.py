@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvchat.engine.allocations import read_allocations
 from kvchat.library.corrections import CorrectionBook
-from kvchat.library.measured import learn, measured_bars
+from kvchat.library.measured import learn, learn_share, measured_bars
 from kvchat.library.memory_bar import MemoryBar
 from kvchat.rooms.choice import EngineChoice
+from kvchat.wording import day
 
 
 class EngineMemory:
@@ -22,6 +23,7 @@ class EngineMemory:
         self._notify = notify
         self._smaller: Iterator[EngineChoice] = iter(())
         self._ran_out: EngineChoice | None = None  # the first choice that did not fit
+        self._taught: EngineChoice | None = None  # the choice that was learned from
         self._learning: asyncio.Task[None] | None = None
 
     def starts(self, choice: EngineChoice) -> None:
@@ -38,13 +40,18 @@ class EngineMemory:
     def loaded(self, choice: EngineChoice, log: Sequence[str]) -> None:
         """A load succeeded: look at what it took, learn from it, and say so if it was not the one that was planned."""
         ran_out, self._ran_out = self._ran_out, None
-        if ran_out:
-            self._notify("Memory ran out while the model loaded", f"It runs with less now. {choice.context.reason}")
         actual = read_allocations(log)
-        if actual is None:
+        if actual is not None:
+            self.bars = measured_bars(choice.context.bars, actual)
+        if choice is self._taught:  # an engine that was started again says what it said before
             return
-        self.bars = measured_bars(choice.context.bars, actual)
-        learned = learn(choice.context, choice.corrections, actual, ran_out.context if ran_out else None)
+        self._taught = choice
+        learned = learn_share(choice.context, choice.corrections, self.book.clock() if ran_out else None)
+        if ran_out:
+            again = "" if ran_out.context.wished else f" More is tried again from {day(learned.until)} on."
+            detail = f"It runs with less now. {choice.context.reason}{again}"
+            self._notify("Memory ran out while the model loaded", detail)
+        learned = learn(choice.context, learned, actual)
         if learned != choice.corrections:
             write = asyncio.to_thread(self.book.learn, choice.circumstances, learned)
             self._learning = asyncio.create_task(write, name="memory corrections")

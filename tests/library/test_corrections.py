@@ -8,12 +8,14 @@ import pytest
 from kvchat.engine.allocations import Allocations, Buffer, Purpose
 from kvchat.library import corrections
 from kvchat.library.context_size import ContextChoice, choose_context_size
-from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
-from kvchat.library.measured import learn, measured_bars, share_taken
+from kvchat.library.corrections import DAY_S, NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
+from kvchat.library.measured import learn, learn_share, measured_bars, share_taken
 from kvchat.library.memory import DeviceMemory, MemoryFacts
+from kvchat.wording import day
 from tests.library.gguf_files import llama_8b
 
 GB = 1_000_000_000
+NOW = 1_800_000_000.0
 HERE = Circumstances("model", "version: 1", "CUDA")
 
 
@@ -82,16 +84,52 @@ def test_refused_flash_attention_is_learned_before_its_buffer(tmp_path: Path) ->
     assert (learned.flash_attention, learned.compute) == (False, 1.0)
 
 
-def test_what_did_not_fit_is_not_tried_again(tmp_path: Path) -> None:
+def test_what_did_not_fit_is_not_tried_at_once(tmp_path: Path) -> None:
     large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB)
-    ran_out = choose_context_size(large, memory)
     worked = choose_context_size(large, memory, wanted=20_480)
-    learned = learn(worked, NOTHING_LEARNED, allocated(worked), ran_out)
+    learned = learn_share(worked, NOTHING_LEARNED, NOW)
     assert learned.share == share_taken(worked)
-    assert choose_context_size(large, memory, corrections=learned).tokens == 20_480
-    assert learn(worked, learned, allocated(worked)).share == learned.share
+    bounded = choose_context_size(large, memory, corrections=learned)
+    assert bounded.tokens == 20_480
+    assert bounded.reason.endswith(f"it is tried again from {day(NOW + DAY_S)} on.")
+    assert learn_share(worked, learned, None) == learned
     more = choose_context_size(large, memory, wanted=40_960, corrections=learned)
-    assert learn(more, learned, allocated(more)).share == 1.0  # more did fit this time
+    assert learn_share(more, learned, None) == NOTHING_LEARNED  # more did fit this time
+
+
+def test_what_did_not_fit_is_tried_again_after_a_time_that_doubles(tmp_path: Path) -> None:
+    """One that never fits is tried on day 1, 3, 7, 15, 31, and then once in 32 days."""
+    now = NOW
+    book = CorrectionBook(tmp_path / "memory.json", lambda: now)
+    large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB)
+    least = choose_context_size(large, memory, wanted=2048)
+    book.learn(HERE, learn_share(least, NOTHING_LEARNED, now))
+    trials = []
+    for number in range(1, 100):
+        now = NOW + number * DAY_S
+        known = book.find(HERE)
+        tried = choose_context_size(large, memory, corrections=known)
+        if tried.tokens > least.tokens:
+            trials.append(number)
+            assert "ran out" not in tried.reason
+            book.learn(HERE, learn_share(least, known, now))
+    assert trials == [1, 3, 7, 15, 31, 63, 95]
+    # Another failure on the day of one is no reason to wait for longer, and a load that succeeds ends the waiting.
+    once_more = book.find(HERE).after_running_out(0.3, now)
+    assert once_more.ran_out == book.find(HERE).ran_out
+    book.learn(HERE, learn_share(choose_context_size(large, memory), once_more, None))
+    assert book.find(HERE) == NOTHING_LEARNED
+
+
+def test_a_clock_that_was_wrong_holds_nothing_back(tmp_path: Path) -> None:
+    book = CorrectionBook(tmp_path / "memory.json", lambda: NOW)
+    book.learn(HERE, Corrections(share=0.5, ran_out=1, ran_out_at=NOW + 400 * DAY_S))
+    assert book.find(HERE).limit == 1.0
+
+
+def test_an_engine_that_tells_no_sizes_teaches_what_suffices(tmp_path: Path) -> None:
+    worked = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB), wanted=20_480)
+    assert learn(worked, learn_share(worked, NOTHING_LEARNED, NOW), None).share == share_taken(worked)
 
 
 def test_a_load_with_another_context_teaches_nothing(tmp_path: Path) -> None:

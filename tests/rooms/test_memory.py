@@ -7,6 +7,7 @@ import shlex
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvchat.chat.events import Notice
@@ -53,13 +54,16 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         (notice,) = heard
         assert notice.title == "Memory ran out while the model loaded"
         assert "65,536" in notice.detail
+        assert "More is tried again from" in notice.detail
         retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
         assert "32,768 tokens" in retried[0].advice
+        psutil.Process(runtime.room.engine_pid).kill()
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # started again, not chosen
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
         heard = notices(runtime)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello again")
-        assert len(fake_engine.launches()) == 4
+        assert contexts(fake_engine)[3:] == [16_384, 16_384]
         assert heard == []
 
 
