@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,11 @@ def save_settings(path: Path, settings: Settings) -> None:
 def why_not(name: str, value: Any) -> str:
     """Why the setting `name` cannot have this value, as a sentence; empty where it can."""
     return _RULES[name](value)
+
+
+def differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
+    """Whether any of the settings `names` is not the same in both."""
+    return any(getattr(one, name) != getattr(other, name) for name in names)
 
 
 def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:

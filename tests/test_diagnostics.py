@@ -8,7 +8,7 @@ from tests.running import ask, running
 
 async def test_diagnostics_tell_the_engine_and_nothing_private(tmp_path: Path, fake_engine: FakeEngine) -> None:
     async with running(tmp_path, fake_engine, kv_type="q8_0") as runtime:
-        assert await runtime.engine_vitals() is None
+        assert await runtime.engine.vitals() is None
         await ask(runtime, (await runtime.chat.new_conversation()).id, "A question of mine")
         (key,) = runtime.room.secrets
         runtime._log.note(f"0.00.000.001 I a line with {key} and {Path.home()}/model.gguf")

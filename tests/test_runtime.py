@@ -37,24 +37,24 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 
 async def kept(runtime: Runtime) -> set[str]:
-    return {entry.conversation_id for entry in (await runtime.store_usage()).conversations}
+    return {entry.conversation_id for entry in (await runtime.save_points.usage()).conversations}
 
 
 async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime: Runtime) -> None:
-    before = (await runtime.store_usage()).conversations
-    plan = await runtime.plan_prune(0)
+    before = (await runtime.save_points.usage()).conversations
+    plan = await runtime.save_points.plan_prune(0)
     assert {one.conversation_id: one.save_points for one in plan.conversations} == {"a": 2, "b": 1}
-    assert (await runtime.store_usage()).conversations == before
-    assert await runtime.prune(plan) == plan.bytes_freed > 0
+    assert (await runtime.save_points.usage()).conversations == before
+    assert await runtime.save_points.prune(plan) == plan.bytes_freed > 0
     assert await kept(runtime) == set()
 
 
 async def test_what_is_pinned_is_in_no_plan(runtime: Runtime) -> None:
-    await runtime.pin("a", True)
-    plan = await runtime.plan_prune(0)
+    await runtime.save_points.pin("a", True)
+    plan = await runtime.save_points.plan_prune(0)
     assert {one.conversation_id for one in plan.conversations} == {"b"}
-    await runtime.pin("a", False)
-    assert {one.conversation_id for one in (await runtime.plan_prune(0)).conversations} == {"a", "b"}
+    await runtime.save_points.pin("a", False)
+    assert {one.conversation_id for one in (await runtime.save_points.plan_prune(0)).conversations} == {"a", "b"}
 
 
 async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime: Runtime) -> None:
@@ -70,7 +70,7 @@ async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime: Runtime
     runtime.paths.settings_file.with_suffix(".json.new").mkdir()
     with pytest.raises(SettingsNotSaved):
         await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
-    assert (await runtime.store_usage()).quota_bytes == GB
+    assert (await runtime.save_points.usage()).quota_bytes == GB
 
 
 async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_path: Path) -> None:
@@ -93,18 +93,19 @@ async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runti
     runtime._store._parts.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     assert await kept(runtime) == {"a", "b"}
-    await runtime.pin("b", True)
+    await runtime.save_points.pin("b", True)
     await runtime.apply_settings(replace(runtime.settings, max_age_days=4))
     assert await kept(runtime) == {"a", "b"}
     await runtime.apply_settings(replace(runtime.settings, max_age_days=2))
-    assert {one.conversation_id for one in (await runtime.store_usage()).conversations if one.save_points} == {"b"}
+    left = (await runtime.save_points.usage()).conversations
+    assert {one.conversation_id for one in left if one.save_points} == {"b"}
 
 
 async def test_never_saving_one(runtime: Runtime) -> None:
-    await runtime.never_save("a", True)
+    await runtime.save_points.never_save("a", True)
     with pytest.raises(StoreRefused, match="never to save"):
         runtime._store.check_room(1000, "a")
     runtime._store.check_room(1000, "b")
-    await runtime.never_save("a", False)
+    await runtime.save_points.never_save("a", False)
     runtime._store.check_room(1000, "a")
     assert await kept(runtime) == {"a", "b"}

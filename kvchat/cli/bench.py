@@ -105,10 +105,10 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
     if len(home.saved) != 1 + len(QUESTIONS):
         raise BenchFailed("The conversation could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
-    rebuild = await home.runtime.measure_rebuild()
+    rebuild = await home.runtime.save_points.measure_rebuild()
 
     say("Cold: after a restart, without save points …")
-    await home.runtime.delete_save_points(chat_id)
+    await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, GREEDY, keep=False)
     row = (await home.runtime.room.ready()).kv_bytes_per_token
@@ -122,9 +122,9 @@ async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
     await home.restart_engine()
     warm = await home.ask(chat_id, None, GREEDY, keep=False)
     await home.restart()
-    before = await home.runtime.store_usage()
+    before = await home.runtime.save_points.usage()
     restored = await home.ask(chat_id, None, GREEDY)
-    return _Round(hot, warm, restored, before, await home.runtime.store_usage())
+    return _Round(hot, warm, restored, before, await home.runtime.save_points.usage())
 
 
 def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebuild_ratio: float | None) -> BenchResult:

@@ -49,7 +49,7 @@ async def _measure(home: BenchHome, system_tokens: int, turns: int) -> Growth:
         await home.ask(chat.id, _question(turn), SHORT)
         if len(home.saved) != turn:
             raise BenchFailed("A turn could not be saved", "", "See `kvchat doctor` for the free disk space.")
-        usage = await home.runtime.store_usage()
+        usage = await home.runtime.save_points.usage()
         disk.append(usage.physical_bytes)
         written.append(usage.bytes_written)
     files = [saved.bytes for saved in home.saved]

@@ -61,7 +61,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         await _new_chat(home, system, f"{number}. {text}", keep=True)
         if len(home.saved) != number:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
-    usage = await home.runtime.store_usage()
+    usage = await home.runtime.save_points.usage()
 
     hot, restored, ahead = [], [], []
     for number in range(ROUNDS):
@@ -73,7 +73,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         hot.append(await _new_chat(home, system, _question(3 * number + 2), keep=False))
 
     say("A new chat without save points …")
-    await home.runtime.delete_save_points(None)
+    await home.runtime.save_points.delete(None)
     await home.restart()
     cold = await _new_chat(home, system, _question(3 * ROUNDS), keep=False)
 

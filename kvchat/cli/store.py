@@ -17,8 +17,8 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
 from kvchat.paths import Paths, resolve_paths
-from kvchat.runtime import store_bounds, warm_budget
 from kvchat.settings import load_settings
+from kvchat.store_desk import open_store
 from kvchat.wording import duration, size
 
 Titles = Mapping[str, str]  # by conversation id
@@ -46,9 +46,7 @@ def run(options: StoreOptions) -> int:
     paths = resolve_paths()
     paths.ensure()
     # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
-    with closing(
-        BlockStore(paths.save_points, store_bounds(paths, load_settings(paths.settings_file)), warm_budget())
-    ) as store:
+    with closing(open_store(paths, load_settings(paths.settings_file))) as store:
         match options.action:
             case StoreAction.SHOW:
                 return _show(store, _titles(paths), options.as_json)

@@ -156,14 +156,14 @@ class Bridge(QObject):
         """Engine, model and context, wherever they are shown."""
         runtime, views = self._runtime, self._views
         views.engine_card.show_status(
-            runtime.engine_status,
-            runtime.model_name,
-            missing=runtime.model_missing,
-            fetchable=runtime.repository_of_model is not None,
+            runtime.engine.status,
+            runtime.model.name,
+            missing=runtime.model.is_missing,
+            fetchable=runtime.model.repository is not None,
         )
-        views.strip.show_engine(runtime.engine_status.state, runtime.model_name)
+        views.strip.show_engine(runtime.engine.status.state, runtime.model.name)
         self._show_model()
-        views.strip.show_context(runtime.context_size, runtime.context_reason)
+        views.strip.show_context(runtime.engine.context_size, runtime.engine.context_reason)
         if self._had_model != runtime.settings.model_path:
             self._had_model = runtime.settings.model_path
             self.model_changed.emit()
@@ -288,7 +288,7 @@ class Bridge(QObject):
         """The model that answers in the open conversation, and why the context of the one in use is that large."""
         runtime = self._runtime
         self._views.header.show_model(
-            runtime.model_name_in(self.list.conversation(self.current)), runtime.context_reason
+            runtime.model.name_in(self.list.conversation(self.current)), runtime.engine.context_reason
         )
 
     def _show_header(self) -> None:
@@ -309,7 +309,7 @@ class Bridge(QObject):
         views.strip.show_turn(talk.story.pieces, talk.story.fraction)
         views.transcript.show_pending(talk.story.pending if talk.awaiting else "")
         failure = None if self._told_by_engine(talk.failure) else talk.failure
-        views.transcript.show_failure(failure, self._runtime.model_name)
+        views.transcript.show_failure(failure, self._runtime.model.name)
         last = self._messages[-1] if self._messages else None
         stranded = last is not None and last.role is Role.USER and not running and failure is None
         views.transcript.show_unanswered(stranded)
@@ -317,5 +317,5 @@ class Bridge(QObject):
 
     def _told_by_engine(self, failure: KvchatError | None) -> bool:
         """Whether the engine's card says the same already: one card is enough."""
-        engine = self._runtime.engine_status.failure
+        engine = self._runtime.engine.status.failure
         return failure is not None and engine is not None and engine.title == failure.title

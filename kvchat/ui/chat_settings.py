@@ -80,13 +80,13 @@ class ChatSettings(Panel):
             preset = await chat.default_preset()
             filling, self._said = (Filling(preset.system, preset.options) if preset else Filling()), False
         model = subject.model or runtime.settings.model_path
-        offered, defaults = await runtime.template_options(model), await runtime.default_sampling(model)
+        offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
         if subject != self._subject:
             return  # another conversation was opened meanwhile
         self.form.offer(offered, defaults, begun=self._said)
         self.form.fill(filling)
         self._before = filling
-        self.words.setText(f"Answered by {runtime.name_of(model)}. {_WORDS}" if model else _WORDS)
+        self.words.setText(f"Answered by {runtime.model.name_of(model)}. {_WORDS}" if model else _WORDS)
         self.preset.clear()
         self.preset.addItem("Take from a preset…" if self._presets else "No presets yet")
         self.preset.addItems([preset.name for preset in self._presets])

@@ -91,7 +91,7 @@ class ContextBridge(QObject):
             self._card.show_summarising()
         elif use is not None and use.tight and here not in self._put_off and not self._answering():
             turns = sum(1 for message in self._bridge.messages if message.role is Role.USER)
-            self._card.show_choice(use, self._runtime.larger_context, can_shorten=turns > 1)
+            self._card.show_choice(use, self._runtime.engine.larger_context, can_shorten=turns > 1)
         else:
             self._card.hide()
 

@@ -111,8 +111,8 @@ class DiskPanel(Panel):
 
     def _connect(self) -> None:
         self.list.delete_wanted.connect(lambda id: self.wish(self._delete(id)))
-        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.pin(id, on)))
-        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.never_save(id, on)))
+        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
+        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
         self.prune.plan_wanted.connect(lambda: self.wish(self._preview()))
         self.prune.plan_dropped.connect(self._fill)
         self.prune.prune_wanted.connect(lambda plan: self.wish(self._prune(plan)))
@@ -210,7 +210,7 @@ class DiskPanel(Panel):
             self.changed.emit()
 
     async def _load(self) -> None:
-        usage = await self._runtime.store_usage()
+        usage = await self._runtime.save_points.usage()
         titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
         self.show_usage(usage, titles)
 
@@ -222,15 +222,15 @@ class DiskPanel(Panel):
         try:
             while self.prune.waits and not self._changing:
                 version = self.prune.version
-                self.prune.show_plan(await self._runtime.plan_prune(self.prune.target), version)
+                self.prune.show_plan(await self._runtime.save_points.plan_prune(self.prune.target), version)
         finally:
             self._planning = False
         self._fill()
 
     async def _prune(self, plan: PrunePlan) -> None:
         self.prune.to_rest()
-        await self._then_load(self._runtime.prune(plan))
+        await self._then_load(self._runtime.save_points.prune(plan))
 
     async def _delete(self, conversation_id: str | None) -> None:
         self.prune.drop_plan()
-        await self._then_load(self._runtime.delete_save_points(conversation_id))
+        await self._then_load(self._runtime.save_points.delete(conversation_id))

@@ -67,15 +67,15 @@ class EngineWindow(Panel):
     def refresh(self) -> None:
         """Show what is now. A slow engine is not asked again before it has answered."""
         runtime = self._runtime
-        self.log.show_lines(runtime.engine_log())
-        self.live.show_engine(runtime.engine_status, runtime.engine_location, runtime.model_name)
+        self.log.show_lines(runtime.engine.log_lines)
+        self.live.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
         if not self._looking:
             self._looking = True
             self.wish(self._look_up())
 
     async def _look_up(self) -> None:
         try:
-            self.live.show_vitals(await self._runtime.engine_vitals())
+            self.live.show_vitals(await self._runtime.engine.vitals())
         finally:
             self._looking = False
 

@@ -68,11 +68,11 @@ class ListBridge(QObject):
 
     def pin(self, conversation_id: str, pinned: bool) -> None:
         """Never prune what is saved of a conversation, or allow it again."""
-        self._wishes.start(self._then_reload(self._runtime.pin(conversation_id, pinned)))
+        self._wishes.start(self._then_reload(self._runtime.save_points.pin(conversation_id, pinned)))
 
     def never_save(self, conversation_id: str, never: bool) -> None:
         """Never save a conversation, or allow it again."""
-        self._wishes.start(self._then_reload(self._runtime.never_save(conversation_id, never)))
+        self._wishes.start(self._then_reload(self._runtime.save_points.never_save(conversation_id, never)))
 
     def reload_soon(self) -> None:
         """Something in the list has changed."""
@@ -82,7 +82,7 @@ class ListBridge(QObject):
         """Ask for the conversations, then for what is kept of them, and show each as soon as it is known."""
         self._conversations = await self._runtime.chat.conversations()
         self.show_list()
-        self.usage = await self._runtime.store_usage()
+        self.usage = await self._runtime.save_points.usage()
         self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
         self._sidebar.show_usage(self.usage)
         self.show_list()
@@ -114,7 +114,7 @@ class ListBridge(QObject):
         )
 
     def _warmth(self, conversation_id: str, slot: str | None, usage: ConversationUsage | None) -> Warmth:
-        if conversation_id == slot and self._runtime.engine_status.state is EngineState.READY:
+        if conversation_id == slot and self._runtime.engine.status.state is EngineState.READY:
             return Warmth.HOT
         return Warmth.DISK if usage is not None and usage.save_points else Warmth.COLD
 

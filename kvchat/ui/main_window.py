@@ -123,7 +123,7 @@ class MainWindow(QMainWindow):
 
     def show_first_start(self) -> None:
         """The page that leads to a model."""
-        self.first_start.show_choices(can_go_back=self._runtime.has_model)
+        self.first_start.show_choices(can_go_back=self._runtime.model.is_there)
         self._pages.setCurrentWidget(self.first_start)
 
     def closeEvent(self, event: QCloseEvent) -> None:
@@ -268,7 +268,7 @@ class MainWindow(QMainWindow):
             self.bridge.stop()
 
     def _show_right_page(self) -> None:
-        if not self._runtime.has_model:
+        if not self._runtime.model.is_there:
             self.show_first_start()
         else:
             self._pages.setCurrentWidget(self._chat_page)
@@ -300,7 +300,7 @@ class MainWindow(QMainWindow):
 
     def _fetch_again(self) -> None:
         """The files of the repository the missing model came from, to choose one."""
-        repository = self._runtime.repository_of_model
+        repository = self._runtime.model.repository
         if repository is not None:
             self.beside.open_models().open_repository(repository)
 

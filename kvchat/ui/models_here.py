@@ -126,7 +126,7 @@ class ModelsHere(QWidget):
 
         try:
             self._say(())
-            memory = await self._runtime.free_memory()
+            memory = await self._runtime.engine.free_memory()
             unreadable = await self._runtime.models.find(memory, self._runtime.settings.kv_type, found)
         finally:
             self._looking = False

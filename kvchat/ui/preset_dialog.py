@@ -44,7 +44,7 @@ class PresetDialog(Panel):
         self.with_model.clear()
         self.with_model.addItem("Answered by whichever model is in use", None)
         if model is not None:
-            self.with_model.addItem(f"Always answered by {self._runtime.name_of(model)}", model)
+            self.with_model.addItem(f"Always answered by {self._runtime.model.name_of(model)}", model)
         self.with_model.setCurrentIndex(1 if preset.model else 0)
         self.save.setEnabled(False)
         self.show()
@@ -54,8 +54,8 @@ class PresetDialog(Panel):
         self.wish(self._load(preset, model))
 
     async def _load(self, preset: Preset, model: str | None) -> None:
-        offered = await self._runtime.template_options(model)
-        defaults = await self._runtime.default_sampling(model)
+        offered = await self._runtime.model.template_options(model)
+        defaults = await self._runtime.model.default_sampling(model)
         if preset == self._preset:
             self.form.offer(offered, defaults, begun=False)
             self.form.fill(Filling(preset.system, preset.options))

@@ -59,10 +59,11 @@ class ModelPage(SettingsPage):
         """Model and context are the runtime's to say."""
         super().refresh()
         runtime = self.desk.runtime
-        model = breakable(runtime.model_name or "None is chosen yet.")
-        self.model.say("\n\n".join(part for part in (model, runtime.restoring) if part))
+        engine = runtime.engine
+        model = breakable(runtime.model.name or "None is chosen yet.")
+        self.model.say("\n\n".join(part for part in (model, engine.restoring) if part))
         words = "How much of a conversation the model has in view at once. More takes more memory."
-        known = " ".join(part for part in (runtime.context_reason, runtime.context_warning) if part)
+        known = " ".join(part for part in (engine.context_reason, engine.context_warning) if part)
         self.context.say("\n\n".join(part for part in (words, known) if part))
-        offers = () if runtime.restart_pending else runtime.memory_proposals  # they are about the engine that runs
-        self.memory.show_memory(runtime.memory_bars, offers)
+        offers = () if engine.restart_pending else engine.memory_proposals  # they are about the engine that runs
+        self.memory.show_memory(engine.memory_bars, offers)

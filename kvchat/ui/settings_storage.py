@@ -12,8 +12,8 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QPushButton
 
 from kvchat.errors import KvchatError
-from kvchat.runtime import store_bounds
 from kvchat.settings import Settings
+from kvchat.store_desk import store_bounds
 from kvchat.ui.confirm import confirm
 from kvchat.ui.elided import breakable
 from kvchat.ui.settings_entries import Entry, NumberEntry
@@ -102,7 +102,7 @@ class StoragePage(SettingsPage):
         """A lower quota takes save points away at once: only after they were shown."""
         quota = self._quota(chosen)
         if quota < self._quota(self.desk.runtime.settings.quota_bytes):
-            plan = await self.desk.runtime.plan_prune(quota)
+            plan = await self.desk.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 words = f"{plan_in_words(plan, quota)} Messages stay."
                 self._ask(self.quota, f"Lower the quota to {size(quota)}?", words, "Lower the quota", chosen)
@@ -115,7 +115,7 @@ class StoragePage(SettingsPage):
         if days is None or (before is not None and days >= before):
             self.desk.change("max_age_days", days)
             return
-        words = expiry_in_words(await self.desk.runtime.store_usage(), days, datetime.now(UTC))
+        words = expiry_in_words(await self.desk.runtime.save_points.usage(), days, datetime.now(UTC))
         self._ask(self.age, f"Delete what was not used for {days:,} days?", words, "Delete", days)
 
     def _ask(self, entry: NumberEntry, title: str, words: str, action: str, value: int | None) -> None:

@@ -95,7 +95,7 @@ class SettingsWindow(Panel):
     def _refresh(self) -> None:
         for page in self.pages:
             page.refresh()
-        self.pending.setVisible(self._runtime.restart_pending)
+        self.pending.setVisible(self._runtime.engine.restart_pending)
 
     def _build(self) -> None:
         close = QPushButton("Close")

@@ -75,13 +75,13 @@ class Tray(QObject):
     @property
     def mark(self) -> MarkState:
         """What the icon shows."""
-        return mark_state(self._runtime.engine_status.state, self._runtime.chat.busy is not None)
+        return mark_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
 
     def refresh(self) -> None:
         """Write icon, tooltip and menu anew from what is."""
-        state = self._runtime.engine_status.state
+        state = self._runtime.engine.status.state
         mark = self.mark
-        tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model_name) if part)
+        tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model.name) if part)
         if (mark, tooltip) != self._shown:
             self._shown = (mark, tooltip)
             self.icon.setIcon(mark_icon(mark))

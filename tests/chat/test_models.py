@@ -120,4 +120,4 @@ async def test_looking_at_a_conversation_does_not_undo_the_model_just_chosen(sta
     await stage.runtime.chat.idle()
     await stage.runtime.chat.context.use(chat)
     assert stage.runtime.settings.model_path == str(other_model)
-    assert stage.runtime.restart_pending
+    assert stage.runtime.engine.restart_pending

@@ -79,7 +79,7 @@ async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeyp
     future = stage.runtime.chat.send(chat, QUESTION)
     await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
     await asyncio.wait_for(stage.runtime.stop_engine(), 20)
-    assert stage.runtime.engine_status.state is EngineState.STOPPED
+    assert stage.runtime.engine.status.state is EngineState.STOPPED
     await future
     await stage.runtime.chat.idle()
     stage.fake.set(FAKE_HANG_DURING=None)
@@ -248,10 +248,10 @@ async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(s
     model.write_bytes(b"half a model")
     await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
     await stage.runtime.start_engine()
-    await stage.until(lambda: stage.runtime.engine_status.state is EngineState.FAILED)
+    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.FAILED)
     shutil.copyfile(str(stage.settings.model_path), model)
     await stage.runtime.use_model(model)
-    await stage.until(lambda: stage.runtime.engine_status.state is EngineState.READY)
+    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
 
 
 async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
@@ -259,18 +259,18 @@ async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: S
     await stage.answered(await stage.chat())
     first = runtime.room.engine_pid
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
-    assert runtime.restart_pending
+    assert runtime.engine.restart_pending
     assert runtime.room.engine_pid == first
     await runtime.apply_settings(replace(runtime.settings, context_size=4096))
-    assert not runtime.restart_pending, "what it was started with is back"
+    assert not runtime.engine.restart_pending, "what it was started with is back"
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     await runtime.restart_engine()
-    await stage.until(lambda: runtime.engine_status.state is EngineState.READY)
+    await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
     assert runtime.room.engine_pid != first
     assert runtime.room.choice is not None
     assert runtime.room.choice.plan.context_size == 2048
-    assert runtime.context_size == 2048, "not what the engine before it had reported"
-    assert not runtime.restart_pending
+    assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
+    assert not runtime.engine.restart_pending
 
 
 async def test_the_reply_is_on_disk_when_it_is_said_to_be_finished(stage: Stage) -> None:

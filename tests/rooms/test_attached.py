@@ -63,22 +63,22 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
 ) -> None:
     with serving(fake) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
-            assert runtime.has_model
+            assert runtime.model.is_there
             chat = (await runtime.chat.new_conversation()).id
             first = await ask(runtime, chat, LONG)
             assert first.receipt is not None
             assert first.receipt.source is Source.COLD
-            assert runtime.model_name == display_name(fake.plan.model)
+            assert runtime.model.name == display_name(fake.plan.model)
             assert runtime.room.engine_pid == theirs.process.pid
             await runtime.chat.idle()
             theirs.end()
-            await until(lambda: runtime.engine_status.state is not EngineState.READY)
+            await until(lambda: runtime.engine.status.state is not EngineState.READY)
             theirs.start()
             second = await ask(runtime, chat, "And then?")
             assert second.receipt is not None
             assert second.receipt.source in (Source.WARM, Source.DISK)
             assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
-            vitals = await runtime.engine_vitals()
+            vitals = await runtime.engine.vitals()
             assert vitals is not None
             assert vitals.memory is not None
             assert KEY not in await runtime.diagnostics()
@@ -96,7 +96,7 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
             assert hot.receipt.source is Source.HOT  # the server's own slot still has it
             assert runtime.room.finding is not None
             assert runtime.room.finding.strategy is Strategy.NONE
-            assert (await runtime.store_usage()).save_points == 0
+            assert (await runtime.save_points.usage()).save_points == 0
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
             own_pid = runtime.room.engine_pid
             assert own_pid not in (None, theirs.process.pid)
             await runtime.apply_settings(server)
-            assert runtime.restart_pending
+            assert runtime.engine.restart_pending
             await runtime.restart_engine()
-            await until(lambda: runtime.engine_status.state is EngineState.READY)
+            await until(lambda: runtime.engine.status.state is EngineState.READY)
             assert runtime.room.is_attached
             await ask(runtime, chat, "Hello again")
             assert not runtime.room.may_rest()
@@ -157,7 +157,7 @@ async def test_the_real_server(tmp_path: Path, smollm2: Path, real_llama_server:
             await ask(runtime, chat, LONG[:1500])
             await runtime.chat.idle()
             theirs.end()
-            await until(lambda: runtime.engine_status.state is not EngineState.READY)
+            await until(lambda: runtime.engine.status.state is not EngineState.READY)
             theirs.start()
             second = await ask(runtime, chat, "And then?")
             assert second.receipt is not None

@@ -49,8 +49,8 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         runtime.events.subscribe(lambda event: said.append(event.status) if hasattr(event, "status") else None)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
         assert contexts(fake_engine) == [65_536, 32_768, 16_384]
-        assert runtime.context_size == 16_384
-        assert runtime.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
+        assert runtime.engine.context_size == 16_384
+        assert runtime.engine.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
         (notice,) = heard
         assert notice.title == "Memory ran out while the model loaded"
         assert "65,536" in notice.detail
@@ -72,7 +72,7 @@ async def test_layers_leave_a_gpu_that_has_no_room_for_them(tmp_path: Path, fake
     async with running(tmp_path, fake_engine) as runtime:
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
         assert [values["--n-gpu-layers"] for values in arguments(fake_engine)] == ["5", "3"]
-        assert runtime.context_reason.startswith(
+        assert runtime.engine.context_reason.startswith(
             "4,096 tokens: memory ran out with more of the model on the GPU; 3 of its 5 layers fit on the GPU."
         )
 
@@ -84,7 +84,7 @@ async def test_at_the_floor_the_failure_is_told(tmp_path: Path, fake_engine: Fak
         with pytest.raises(Exception, match="ran out of memory"):
             await runtime.room.ready()
         assert contexts(fake_engine)[-1] == 2048
-        assert runtime.engine_status.state is EngineState.FAILED
+        assert runtime.engine.status.state is EngineState.FAILED
         assert heard == []
 
 
@@ -100,8 +100,8 @@ async def test_the_second_launch_is_closer(tmp_path: Path, fake_engine: FakeEngi
         await runtime.room.ready()
         assert runtime.room.choice is not None
         assert kv(runtime.room.choice.context.bars) < actual / 10
-        assert kv(runtime.memory_bars) == actual
-        assert all(bar.measured for bar in runtime.memory_bars)
+        assert kv(runtime.engine.memory_bars) == actual
+        assert all(bar.measured for bar in runtime.engine.memory_bars)
     async with running(tmp_path, fake_engine) as runtime:
         await runtime.room.ready()
         assert runtime.room.choice is not None
@@ -112,16 +112,16 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
     wide = LONG | {"attention.head_count_kv": 4, "attention.key_length": 128, "attention.value_length": 128}
     model = str(write_gguf(tmp_path / "wide.gguf", wide))
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
-        assert runtime.memory_proposals == ()
+        assert runtime.engine.memory_proposals == ()
         await runtime.room.ready()
-        before = runtime.context_size
-        (proposal,) = runtime.memory_proposals
+        before = runtime.engine.context_size
+        (proposal,) = runtime.engine.memory_proposals
         assert proposal.tokens > 0
         await runtime.apply_settings(proposal.taken(runtime.settings))
         await runtime.restart_engine()
         await runtime.room.ready()
         assert before is not None
-        assert runtime.context_size == before + proposal.tokens
+        assert runtime.engine.context_size == before + proposal.tokens
         assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
 
 
@@ -137,7 +137,7 @@ async def test_the_second_launch_is_closer_with_the_real_engines(
         async with running(tmp_path, fake_engine, model_path=str(smollm2), engine_path=path) as runtime:
             await runtime.room.ready()
             assert runtime.room.choice is not None
-            (estimated,), (measured,) = runtime.room.choice.context.bars, runtime.memory_bars
+            (estimated,), (measured,) = runtime.room.choice.context.bars, runtime.engine.memory_bars
             assert measured.measured
             assert measured.kv == 8192 * 23_040
             return abs(estimated.needed - measured.needed) / (measured.needed - measured.other)
@@ -160,12 +160,12 @@ async def test_the_real_engine_under_a_memory_limit(
         heard = notices(runtime)
         reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
         assert reply.content
-        assert "xylophone" not in "\n".join(runtime.engine_log())  # what is logged is memory, not conversations
+        assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # what is logged is memory, not conversations
         assert runtime.room.choice is not None
         tokens = runtime.room.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
-        assert runtime.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
+        assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
         assert [notice.title for notice in heard] == ["Memory ran out while the model loaded"]
-        (bar,) = runtime.memory_bars
+        (bar,) = runtime.engine.memory_bars
         assert bar.measured
         assert bar.kv == tokens * 23_040

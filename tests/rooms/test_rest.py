@@ -38,7 +38,7 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
         chat = (await runtime.chat.new_conversation()).id
         await ask(runtime, chat, LONG)
         async with resting_at_once(runtime):
-            await until(lambda: runtime.engine_status.state is RESTING)
+            await until(lambda: runtime.engine.status.state is RESTING)
             await until(lambda: runtime.room.engine_pid is None)
         assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
         second = await ask(runtime, chat, "And then?")
@@ -51,17 +51,17 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
 async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engine: FakeEngine) -> None:
     async with running(tmp_path, fake_engine, engine_start="message") as runtime:
         await runtime.begin()
-        assert runtime.engine_status.state is RESTING
-        assert not runtime.restart_pending
+        assert runtime.engine.status.state is RESTING
+        assert not runtime.engine.restart_pending
         assert fake_engine.launches() == []
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
-        assert runtime.engine_status.state is READY
+        assert runtime.engine.status.state is READY
 
 
 async def test_with_the_app_means_at_once(tmp_path: Path, fake_engine: FakeEngine) -> None:
     async with running(tmp_path, fake_engine) as runtime:
         await runtime.begin()
-        await until(lambda: runtime.engine_status.state is READY)
+        await until(lambda: runtime.engine.status.state is READY)
 
 
 async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
@@ -83,7 +83,7 @@ async def test_messages_that_come_while_it_stops_are_answered(tmp_path: Path, fa
         async with resting_at_once(runtime):
             for turn in range(3):
                 assert (await ask(runtime, chat, f"Message {turn}")).content == f"You said: Message {turn}"
-                await until(lambda: runtime.engine_status.state is RESTING)
+                await until(lambda: runtime.engine.status.state is RESTING)
 
 
 async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(

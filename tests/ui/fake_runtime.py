@@ -48,9 +48,12 @@ from kvchat.library.proposals import Proposal
 from kvchat.library.verdict import judge
 from kvchat.paths import Paths, resolve_paths
 from kvchat.rooms.desk import EngineDesk
-from kvchat.runtime import RESTART_SETTINGS, Runtime
+from kvchat.rooms.model import AnsweringModel
+from kvchat.rooms.view import RESTART_SETTINGS, EngineView
+from kvchat.runtime import Runtime
 from kvchat.secret_store import Keeper
-from kvchat.settings import GB, Settings
+from kvchat.settings import GB, Settings, differ
+from kvchat.store_desk import StoreDesk
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -462,6 +465,142 @@ class FakeEngines(EngineDesk):
         return self.refuse
 
 
+class FakeEngine(EngineView):
+    """Says what the test has put into the runtime."""
+
+    location = "/usr/bin/llama-server"
+    larger_context = 65_536
+    context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._runtime.status
+
+    @property
+    def log_lines(self) -> list[str]:
+        return list(self._runtime.log)
+
+    async def vitals(self) -> Vitals | None:
+        return self._runtime.vitals
+
+    @property
+    def restart_pending(self) -> bool:
+        return differ(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
+
+    @property
+    def restoring(self) -> str:
+        return Finding(Strategy.PLAIN, proved=True).words if self.status.state is EngineState.READY else ""
+
+    @property
+    def context_size(self) -> int | None:
+        return 32_768 if self.status.state is EngineState.READY else None
+
+    @property
+    def context_warning(self) -> str:
+        return self._runtime.warning
+
+    @property
+    def memory_bars(self) -> tuple[MemoryBar, ...]:
+        return self._runtime.bars
+
+    @property
+    def memory_proposals(self) -> tuple[Proposal, ...]:
+        return self._runtime.proposals
+
+    async def free_memory(self) -> MemoryFacts:
+        return self._runtime.memory
+
+
+class FakeModel(AnsweringModel):
+    """A model that is a file name, and not there if the test says so."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+        self._settings, self._library = lambda: runtime.settings, runtime.models
+
+    @property
+    def name(self) -> str | None:
+        return Path(self._runtime.settings.model_path).stem if self._runtime.settings.model_path else None
+
+    @property
+    def is_missing(self) -> bool:
+        return self._runtime.missing
+
+
+class FakeStore(StoreDesk):
+    """Keeps bytes by conversation."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+
+    async def usage(self) -> StoreUsage:
+        entries = tuple(self._runtime.usage_of(id) for id in self._runtime.kept)
+        total = sum(self._runtime.kept.values())
+        return StoreUsage(
+            conversations=entries,
+            set_aside_bytes=self._runtime.set_aside,
+            quota_bytes=self._runtime.settings.quota_bytes or 20 * GB,
+            free_bytes=212 * GB,
+            free_floor_bytes=2 * GB,
+            save_points=sum(entry.save_points for entry in entries),
+            logical_bytes=sum(entry.bytes * entry.save_points for entry in entries),
+            physical_bytes=total,
+            bytes_written=total * 3,
+            bytes_written_today=total // 20,
+            warm_bytes=total // 8,
+        )
+
+    async def plan_prune(self, target_bytes: int) -> PrunePlan:
+        """Conversations give up their save points, all of one size, in the order they were kept."""
+        self._runtime.calls.append(("plan_prune", target_bytes))
+        left, ids, pruned = sum(self._runtime.kept.values()), [], []
+        for usage in map(self._runtime.usage_of, self._runtime.kept):
+            each = usage.bytes // max(usage.save_points, 1)
+            gone = 0 if usage.pinned else min(max(-(-(left - target_bytes) // max(each, 1)), 0), usage.save_points)
+            if gone:
+                cost = usage.prefill_seconds * gone / usage.save_points
+                remaining = usage.save_points - gone
+                pruned.append(PrunedConversation(usage.conversation_id, gone, gone * each, cost, remaining))
+                ids += [f"{usage.conversation_id}:{i}" for i in range(gone)]
+                left -= gone * each
+        freed = sum(one.bytes_freed for one in pruned)
+        return PrunePlan(tuple(ids), freed, sum(one.prefill_seconds for one in pruned), tuple(pruned), left)
+
+    async def prune(self, plan: PrunePlan) -> int:
+        self._runtime.calls.append(("prune", plan))
+        if self._runtime.refuse is not None:
+            raise self._runtime.refuse
+        for one in plan.conversations:
+            if not one.save_points_left:
+                del self._runtime.kept[one.conversation_id]
+                continue
+            usage = self._runtime.usage_of(one.conversation_id)
+            left = usage.bytes - one.bytes_freed
+            self._runtime.keep(
+                replace(usage, bytes=left, exclusive_bytes=left, shared_bytes=0, save_points=one.save_points_left)
+            )
+        return plan.bytes_freed
+
+    async def pin(self, conversation_id: str, pinned: bool) -> None:
+        self._runtime.calls.append(("pin", conversation_id, pinned))
+        self._runtime.keep(replace(self._runtime.usage_of(conversation_id), pinned=pinned))
+
+    async def never_save(self, conversation_id: str, never: bool) -> None:
+        self._runtime.calls.append(("never_save", conversation_id, never))
+        self._runtime.keep(replace(self._runtime.usage_of(conversation_id), never_save=never))
+
+    async def delete(self, conversation_id: str | None) -> int:
+        self._runtime.calls.append(("delete_save_points", conversation_id))
+        if conversation_id is None:
+            freed = sum(self._runtime.kept.values())
+            self._runtime.kept.clear()
+            return freed
+        return self._runtime.kept.pop(conversation_id, 0)
+
+
 class FakeRuntime(Runtime):
     """A runtime whose engine is a word and whose store is a dict."""
 
@@ -487,76 +626,22 @@ class FakeRuntime(Runtime):
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None
+        self.engine: FakeEngine = FakeEngine(self)
+        self.model: FakeModel = FakeModel(self)
+        self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(self.paths, lambda: self.settings)
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
-    @property
-    def engine_status(self) -> EngineStatus:
-        return self.status
-
-    @property
-    def model_name(self) -> str | None:
-        return Path(self.settings.model_path).stem if self.settings.model_path else None
-
-    @property
-    def model_missing(self) -> bool:
-        return self.missing
-
-    async def free_memory(self) -> MemoryFacts:
-        return self.memory
-
-    @property
-    def context_size(self) -> int | None:
-        return 32_768 if self.status.state is EngineState.READY else None
-
-    @property
-    def larger_context(self) -> int | None:
-        return 65_536
-
     async def raise_context(self) -> None:
         self.calls.append(("raise_context",))
-
-    @property
-    def restoring(self) -> str:
-        return Finding(Strategy.PLAIN, proved=True).words if self.status.state is EngineState.READY else ""
-
-    @property
-    def context_reason(self) -> str:
-        return "32,768 tokens: what the model was trained for; memory would allow 91,000."
-
-    @property
-    def context_warning(self) -> str:
-        return self.warning
-
-    @property
-    def memory_bars(self) -> tuple[MemoryBar, ...]:
-        return self.bars
-
-    @property
-    def memory_proposals(self) -> tuple[Proposal, ...]:
-        return self.proposals
 
     @property
     def break_even(self) -> BreakEven | None:
         return self.pays
 
     @property
-    def restart_pending(self) -> bool:
-        return any(getattr(self.started, name) != getattr(self.settings, name) for name in RESTART_SETTINGS)
-
-    @property
     def slot_conversation(self) -> str | None:
         return self.slot
-
-    def engine_log(self) -> list[str]:
-        return list(self.log)
-
-    @property
-    def engine_location(self) -> str:
-        return "/usr/bin/llama-server"
-
-    async def engine_vitals(self) -> Vitals | None:
-        return self.vitals
 
     async def diagnostics(self) -> str:
         return "kvchat diagnostics"
@@ -596,70 +681,6 @@ class FakeRuntime(Runtime):
         known = self.details.get(conversation_id)
         kept = self.kept.get(conversation_id, 0)
         return known or ConversationUsage(conversation_id, kept, 1 if kept else 0, datetime.now(UTC), kept)
-
-    async def store_usage(self) -> StoreUsage:
-        entries = tuple(self.usage_of(id) for id in self.kept)
-        total = sum(self.kept.values())
-        return StoreUsage(
-            conversations=entries,
-            set_aside_bytes=self.set_aside,
-            quota_bytes=self.settings.quota_bytes or 20 * GB,
-            free_bytes=212 * GB,
-            free_floor_bytes=2 * GB,
-            save_points=sum(entry.save_points for entry in entries),
-            logical_bytes=sum(entry.bytes * entry.save_points for entry in entries),
-            physical_bytes=total,
-            bytes_written=total * 3,
-            bytes_written_today=total // 20,
-            warm_bytes=total // 8,
-        )
-
-    async def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """Conversations give up their save points, all of one size, in the order they were kept."""
-        self.calls.append(("plan_prune", target_bytes))
-        left, ids, pruned = sum(self.kept.values()), [], []
-        for usage in map(self.usage_of, self.kept):
-            each = usage.bytes // max(usage.save_points, 1)
-            gone = 0 if usage.pinned else min(max(-(-(left - target_bytes) // max(each, 1)), 0), usage.save_points)
-            if gone:
-                cost = usage.prefill_seconds * gone / usage.save_points
-                remaining = usage.save_points - gone
-                pruned.append(PrunedConversation(usage.conversation_id, gone, gone * each, cost, remaining))
-                ids += [f"{usage.conversation_id}:{i}" for i in range(gone)]
-                left -= gone * each
-        freed = sum(one.bytes_freed for one in pruned)
-        return PrunePlan(tuple(ids), freed, sum(one.prefill_seconds for one in pruned), tuple(pruned), left)
-
-    async def prune(self, plan: PrunePlan) -> int:
-        self.calls.append(("prune", plan))
-        if self.refuse is not None:
-            raise self.refuse
-        for one in plan.conversations:
-            if not one.save_points_left:
-                del self.kept[one.conversation_id]
-                continue
-            usage = self.usage_of(one.conversation_id)
-            left = usage.bytes - one.bytes_freed
-            self.keep(
-                replace(usage, bytes=left, exclusive_bytes=left, shared_bytes=0, save_points=one.save_points_left)
-            )
-        return plan.bytes_freed
-
-    async def pin(self, conversation_id: str, pinned: bool) -> None:
-        self.calls.append(("pin", conversation_id, pinned))
-        self.keep(replace(self.usage_of(conversation_id), pinned=pinned))
-
-    async def never_save(self, conversation_id: str, never: bool) -> None:
-        self.calls.append(("never_save", conversation_id, never))
-        self.keep(replace(self.usage_of(conversation_id), never_save=never))
-
-    async def delete_save_points(self, conversation_id: str | None) -> int:
-        self.calls.append(("delete_save_points", conversation_id))
-        if conversation_id is None:
-            freed = sum(self.kept.values())
-            self.kept.clear()
-            return freed
-        return self.kept.pop(conversation_id, 0)
 
     async def close(self) -> None:
         self.calls.append(("close",))

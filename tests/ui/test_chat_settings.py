@@ -16,28 +16,29 @@ from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.settings_presets import PresetsPage
 from kvchat.ui.theme import Look
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.fake_runtime import FakeModel, FakeRuntime
 from tests.ui.waiting import until
 
 POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature=1.2)))
 
 
-class ThinkingRuntime(FakeRuntime):
-    """Its model's template has options."""
+class ThinkingModel(FakeModel):
+    """Its template has options."""
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
         return known_options(["enable_thinking", "reasoning_effort"])
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> ThinkingRuntime:
-    runtime = ThinkingRuntime(tmp_path)
+def runtime(tmp_path: Path) -> FakeRuntime:
+    runtime = FakeRuntime(tmp_path)
+    runtime.model = ThinkingModel(runtime)
     runtime.chat.add("Rivers")
     return runtime
 
 
 @pytest.fixture
-async def panel(runtime: ThinkingRuntime, look: Look, window: MainWindow) -> ChatSettings:
+async def panel(runtime: FakeRuntime, look: Look, window: MainWindow) -> ChatSettings:
     return ChatSettings(runtime, look, window.wishes, window)
 
 
@@ -46,7 +47,7 @@ async def opened(panel: ChatSettings, conversation_id: str | None = "c1") -> Non
     await until(panel.save.isEnabled)
 
 
-async def test_what_is_entered_is_the_conversation_s_own(runtime: ThinkingRuntime, panel: ChatSettings) -> None:
+async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, panel: ChatSettings) -> None:
     await opened(panel)
     form = panel.form
     assert form.numbers["temperature"].placeholderText() == "0.8"
@@ -90,18 +91,14 @@ async def test_a_bad_schema_is_told(panel: ChatSettings) -> None:
     assert "not JSON" in panel.form.refusal.text()
 
 
-async def test_template_options_are_fixed_in_a_chat_that_has_begun(
-    runtime: ThinkingRuntime, panel: ChatSettings
-) -> None:
+async def test_template_options_are_fixed_in_a_chat_that_has_begun(runtime: FakeRuntime, panel: ChatSettings) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
     assert [box.isEnabled() for box in panel.form._template.values()] == [False, False]
     assert not panel.form._fixed.isHidden()
 
 
-async def test_another_system_prompt_asks_where_something_was_said(
-    runtime: ThinkingRuntime, panel: ChatSettings
-) -> None:
+async def test_another_system_prompt_asks_where_something_was_said(runtime: FakeRuntime, panel: ChatSettings) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
     panel.form.system.setPlainText("Be brief.")
@@ -112,7 +109,7 @@ async def test_another_system_prompt_asks_where_something_was_said(
     await until(lambda: runtime.chat.options.systems == {"c1": "Be brief."})
 
 
-async def test_a_preset_fills_the_fields(runtime: ThinkingRuntime, panel: ChatSettings) -> None:
+async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettings) -> None:
     await runtime.chat.options.store_preset(POET)
     await opened(panel)
     panel.preset.setCurrentIndex(1)
@@ -122,7 +119,7 @@ async def test_a_preset_fills_the_fields(runtime: ThinkingRuntime, panel: ChatSe
     assert runtime.chat.options.manners.get("c1", Manner()) == Manner()  # not before Save
 
 
-async def test_a_chat_begins_with_its_settings(runtime: ThinkingRuntime, window: MainWindow) -> None:
+async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:
     window.new_conversation()
     window.header.chat_settings_requested.emit()
     (panel,) = window.findChildren(ChatSettings)
@@ -133,7 +130,7 @@ async def test_a_chat_begins_with_its_settings(runtime: ThinkingRuntime, window:
     assert runtime.chat.options.systems["c2"] == "Be brief."
 
 
-async def test_presets_are_made_changed_and_deleted(runtime: ThinkingRuntime, window: MainWindow) -> None:
+async def test_presets_are_made_changed_and_deleted(runtime: FakeRuntime, window: MainWindow) -> None:
     settings = window.beside.open_settings(PresetsPage.name)
     page, presets = settings.presets, runtime.chat.options
     dialog = page.open(Preset("Poet"))

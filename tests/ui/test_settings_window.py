@@ -117,7 +117,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     settings.show_page(settings.model.name)
     entry = settings.model.context
     assert "Restoring works here" in settings.model.model.words.text()
-    assert runtime.context_reason in entry.words.text()
+    assert runtime.engine.context_reason in entry.words.text()
     assert entry.field.placeholderText() == "kvchat decides"
     assert not entry.reset.isVisible()
     assert not settings.pending.isVisible()
@@ -139,7 +139,7 @@ async def test_a_long_name_is_wrapped_not_cut(runtime: FakeRuntime, settings: Se
     runtime.events.publish(SettingsChanged())
     settings.resize(settings.minimumSize())
     settings.show_page(settings.model.name)
-    assert runtime.model_name in settings.model.model.words.text().replace("\u200b", "")
+    assert runtime.model.name in settings.model.model.words.text().replace("\u200b", "")
     assert settings.model.model.minimumSizeHint().width() < settings.model.viewport().width()
 
 

@@ -1,0 +1,115 @@
+"""What can be said of the engine, and of the context size and memory it has: for the screen, and changing nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from kvchat.engine.log import EngineLog
+from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.vitals import Vitals
+from kvchat.library.context_size import STEP
+from kvchat.library.memory import MemoryFacts
+from kvchat.library.memory_bar import MemoryBar, given_back
+from kvchat.library.proposals import Proposal
+from kvchat.rooms.both import EngineRooms
+from kvchat.rooms.choice import free_memory
+from kvchat.settings import Settings, differ
+
+# These need another engine process.
+RESTART_SETTINGS = (
+    "model_path",
+    "engine_path",
+    "engine_url",
+    "engine_arguments",
+    "rpc_workers",
+    "context_size",
+    "kv_type",
+)
+
+
+class EngineView:
+    """The engine that runs, or ran last, as the window shows it."""
+
+    def __init__(self, settings: Callable[[], Settings], room: EngineRooms, log: EngineLog) -> None:
+        self._settings, self._room, self._log = settings, room, log
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing."""
+        return self._room.status
+
+    @property
+    def location(self) -> str:
+        """Where the engine that runs, or ran last, is; empty before one was chosen."""
+        return self._room.location
+
+    @property
+    def log_lines(self) -> list[str]:
+        """The engine's own output, newest last, bounded."""
+        return list(self._log.lines)
+
+    async def vitals(self) -> Vitals | None:
+        """How the engine is doing at this moment; None without a ready one."""
+        return await self._room.vitals()
+
+    @property
+    def restart_pending(self) -> bool:
+        """Whether the engine that runs (or failed) was started with other settings than those in force."""
+        started = self._room.started_with
+        if started is None or self.status.state in (EngineState.STOPPED, EngineState.RESTING):
+            return False
+        return differ(started, self._settings(), RESTART_SETTINGS)
+
+    @property
+    def restoring(self) -> str:
+        """What restoring can do with the engine and the model that run, in words; empty before that is known."""
+        return self._room.finding.words if self._room.finding else ""
+
+    @property
+    def context_size(self) -> int | None:
+        """The context size in tokens, None before the engine is ready."""
+        if self.status.state is not EngineState.READY:
+            return None
+        return self._room.context_size or (self._room.choice.context.tokens if self._room.choice else None)
+
+    @property
+    def larger_context(self) -> int | None:
+        """The next larger context size that the model was trained for; None where there is none, or it is not ours."""
+        choice, now = self._room.choice, self.context_size
+        if choice is None or now is None or self._settings().engine_url:
+            return None
+        larger = min(2 * now, choice.facts.trained_context // STEP * STEP)
+        return larger if larger > now else None
+
+    @property
+    def context_reason(self) -> str:
+        """Why that context size, in words; empty before an engine was chosen."""
+        return self._room.choice.context.reason if self._room.choice else ""
+
+    @property
+    def context_warning(self) -> str:
+        """What is unwise about the user's own context size, in words; empty where nothing is."""
+        return self._room.choice.context.warning if self._room.choice else ""
+
+    @property
+    def memory_bars(self) -> tuple[MemoryBar, ...]:
+        """What the model takes of each memory: measured once the engine is ready, estimated while it loads."""
+        return self._room.memory_bars
+
+    @property
+    def memory_proposals(self) -> tuple[Proposal, ...]:
+        """What would make the model fit better, each with its price; empty before an engine was chosen."""
+        choice, started = self._room.choice, self._room.started_with
+        return choice.proposals(started.context_size) if choice and started else ()
+
+    async def free_memory(self) -> MemoryFacts:
+        """The memory a model could use: what is free, and what the running one would give back.
+
+        Asks the engine for its devices, which takes a moment.
+        """
+        memory = await asyncio.to_thread(free_memory, self._settings())
+        choice = self._room.choice
+        if choice is None or self.status.state is not EngineState.READY:
+            return memory
+        return given_back(memory, choice.context.bars)

@@ -1,0 +1,76 @@
+"""The save points for the window, `ask` and `bench`: off the UI's thread, within the bounds the settings set."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.budget import default_quota
+from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
+from kvchat.kvstore.speed import RebuildSpeed
+from kvchat.kvstore.store import Bounds
+from kvchat.library.memory import available_memory
+from kvchat.paths import Paths
+from kvchat.settings import Settings
+
+MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
+BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
+
+
+def store_bounds(paths: Paths, settings: Settings) -> Bounds:
+    """What the save points may take."""
+    quota = settings.quota_bytes
+    if quota is None:
+        quota = default_quota(shutil.disk_usage(paths.cache).total)
+    return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
+
+
+def open_store(paths: Paths, settings: Settings) -> BlockStore:
+    """The store in its folder. Blocks on disk.
+
+    Its warm tier, the slot files that stay in memory, gets a small share of what is free, or none.
+    """
+    warm = min(MOST_WARM, available_memory().available // WARM_SHARE)
+    return BlockStore(paths.save_points, store_bounds(paths, settings), warm)
+
+
+class StoreDesk:
+    """What the window asks of the store."""
+
+    def __init__(self, paths: Paths, store: BlockStore) -> None:
+        self._paths, self._store = paths, store
+
+    async def usage(self) -> StoreUsage:
+        """What the save points cost on disk."""
+        return await asyncio.to_thread(self._store.usage)
+
+    async def measure_rebuild(self) -> RebuildSpeed | None:
+        """How fast the largest save point is rebuilt from its blocks; None without one."""
+        return await asyncio.to_thread(self._store.measure_rebuild)
+
+    async def delete(self, conversation_id: str | None) -> int:
+        """Delete one conversation's save points, or all; returns the bytes freed."""
+        if conversation_id is None:
+            return await asyncio.to_thread(self._store.delete_all)
+        return await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+
+    async def plan_prune(self, target_bytes: int) -> PrunePlan:
+        """What pruning the store to a size would remove, and what that would cost. Removes nothing."""
+        return await asyncio.to_thread(self._store.plan_prune, target_bytes)
+
+    async def prune(self, plan: PrunePlan) -> int:
+        """Carry a plan out; returns the bytes freed."""
+        return await asyncio.to_thread(self._store.prune, plan)
+
+    async def pin(self, conversation_id: str, pinned: bool) -> None:
+        """Never prune a conversation's save points, or allow it again."""
+        await asyncio.to_thread(self._store.pin, conversation_id, pinned)
+
+    async def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again."""
+        await asyncio.to_thread(self._store.never_save, conversation_id, never)
+
+    async def keep_to(self, settings: Settings) -> None:
+        """Put the bounds of these settings into force, and prune to them at once."""
+        await asyncio.to_thread(self._store.set_bounds, store_bounds(self._paths, settings))
