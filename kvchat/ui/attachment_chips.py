@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.chat.messages import Attachment
-from kvchat.ui.elided import plain_tip
+from kvchat.ui.elided import one_line, plain_tip
 from kvchat.ui.fonts import code_font
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
@@ -121,6 +121,6 @@ class AttachmentView(QDialog):
 
 def short_name(name: str) -> str:
     """A file's name with the middle left out where it is long; the ending matters."""
-    name = " ".join(name.split())
+    name = one_line(name)
     half = (_NAME_LETTERS - 1) // 2
     return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"

@@ -23,6 +23,11 @@ def breakable(text: str) -> str:
     return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
 
 
+def one_line(text: str) -> str:
+    """`text` without line breaks and runs of spaces."""
+    return " ".join(text.split())
+
+
 class ElidedLabel(QLabel):
     """A one-line label that never asks for more room than there is."""
 
@@ -41,7 +46,7 @@ class ElidedLabel(QLabel):
 
     def set_text(self, text: str) -> None:
         """Show `text`, on one line."""
-        self._whole = " ".join(text.split())
+        self._whole = one_line(text)
         self._elide()
 
     def minimumSizeHint(self) -> QSize:

@@ -127,7 +127,7 @@ class Palette(QDialog):
 def _line(entry: Entry) -> QWidget:
     line, words, note = QWidget(), ElidedLabel(""), QLabel(entry.note)
     line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-    words.set_text(" ".join(entry.words.split()))
+    words.set_text(entry.words)
     note.setProperty("kind", "small")
     row = QHBoxLayout(line)
     row.setContentsMargins(10, 0, 10, 0)

@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
     QLabel,
-    QListView,
     QMenu,
     QProgressBar,
     QPushButton,
@@ -22,8 +21,10 @@ from PySide6.QtWidgets import (
 
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.arrangement import Arrangement, Order
-from kvchat.ui.conversation_list import ID, ROW, ConversationDelegate, ConversationModel, Row
+from kvchat.ui.conversation_list import ConversationDelegate, ConversationModel, Row
+from kvchat.ui.elided import one_line
 from kvchat.ui.icons import icon
+from kvchat.ui.item_list import ROW, ItemList
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.search_panel import SearchPanel
 from kvchat.ui.theme import Look
@@ -32,7 +33,7 @@ from kvchat.ui.wording import size_of
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
 
 
-class _List(QListView):
+class _List(ItemList):
     """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
 
     delete_pressed = Signal()
@@ -121,7 +122,7 @@ class Sidebar(QFrame):
     @property
     def chosen(self) -> list[str]:
         """The conversations that are selected, in the order of the list."""
-        return [index.data(ID) for index in sorted(self.list.selectedIndexes(), key=QModelIndex.row)]
+        return [index.data(ROW).id for index in sorted(self.list.selectedIndexes(), key=QModelIndex.row)]
 
     def show_rows(self, rows: list[Row], current: str | None, folders: Sequence[str] = ()) -> None:
         """Show the conversations; `current` is selected without being announced."""
@@ -181,17 +182,13 @@ class Sidebar(QFrame):
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
     def _build_list(self) -> _List:
-        view = _List()
+        view = _List(self._look, "Conversations")
         view.setModel(self.model)
         view.setItemDelegate(ConversationDelegate(self._look, view))
-        view.setAccessibleName("Conversations")
         view.setFrameShape(QFrame.Shape.NoFrame)
-        view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        view.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
         view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         view.customContextMenuRequested.connect(self._show_menu)
-        view.setMouseTracking(True)
         view.setUniformItemSizes(True)  # or else each of thousands is measured
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self.ask_delete)
@@ -212,7 +209,7 @@ class Sidebar(QFrame):
         selection.blockSignals(False)
 
     def _name_view(self) -> None:
-        words = " ".join(self.arrangement.words.split())
+        words = one_line(self.arrangement.words)
         shown = self.view_button.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, 150)
         self.view_button.setText(shown.replace("&", "&&"))
         self.view_button.setAccessibleName(f"Shown: {words}")
@@ -268,4 +265,3 @@ class Sidebar(QFrame):
         self.new_button.setIcon(icon("plus", self._look.theme.accent))
         self.new_button.setIconSize(QSize(18, 18))
         self.usage_button.setIcon(icon("disk", self._look.theme.muted))
-        self.list.viewport().update()

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QHelpEvent, QPainter, QPainterPath
+from PySide6.QtCore import QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPainterPath
 from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QStyle,
-    QStyledItemDelegate,
     QStyleOptionViewItem,
-    QToolTip,
-    QWidget,
 )
 
-from kvchat.ui.elided import plain_tip
+from kvchat.ui.elided import one_line
 from kvchat.ui.icons import icon
-from kvchat.ui.theme import Look
+from kvchat.ui.item_list import ROW, Index, ItemDelegate
 from kvchat.ui.usage_picture import mix, shared_colour
 from kvchat.ui.usage_row import UsageRow
 from kvchat.ui.usage_words import split_of
 from kvchat.wording import size
 
-_Index = QModelIndex | QPersistentModelIndex
 _LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
 _RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
 _BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels
@@ -32,24 +26,22 @@ def button_box(row: QRect) -> QRect:
     return QRect(row.right() - _BUTTON - 4, row.center().y() - _BUTTON // 2, _BUTTON, _BUTTON)
 
 
-class UsageDelegate(QStyledItemDelegate):
+class UsageDelegate(ItemDelegate):
     """Draws a row of the list."""
 
-    def __init__(self, look: Look, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._look = look
+    shows_selection = False
 
-    def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         """Title, bar, words."""
-        small = QFontMetrics(self._small(option.font)).height()
+        small = QFontMetrics(self.small(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + small + 2 * _GAP + _BAR)
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """The ground, then the three lines from the top."""
-        row: UsageRow = index.data(Qt.ItemDataRole.UserRole)
+        row: UsageRow = index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        self._paint_ground(painter, option)
+        self.paint_ground(painter, option)
         box = option.rect.adjusted(8, _PAD, -_BUTTON - 12, -_PAD)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
@@ -58,34 +50,8 @@ class UsageDelegate(QStyledItemDelegate):
         self._paint_words(painter, option, QRect(box.left(), below, box.width(), box.bottom() - below + 1), row)
         painter.restore()
 
-    def helpEvent(
-        self, event: QHelpEvent, view: QAbstractItemView, option: QStyleOptionViewItem, index: _Index
-    ) -> bool:
-        """All that a narrow row may have cut off, as plain text."""
-        if event.type() == QEvent.Type.ToolTip and index.isValid():
-            row: UsageRow = index.data(Qt.ItemDataRole.UserRole)
-            lines = (row.title, f"{size(row.usage.bytes)}: {split_of(row.usage)}", row.details)
-            QToolTip.showText(event.globalPos(), plain_tip("\n".join(lines)), view)
-            return True
-        return super().helpEvent(event, view, option, index)
-
-    def _small(self, font: QFont) -> QFont:
-        small = QFont(font)
-        small.setPointSizeF(self._look.type.small)
-        return small
-
-    def _paint_ground(self, painter: QPainter, option: QStyleOptionViewItem) -> None:
-        theme, box = self._look.theme, QRectF(option.rect)
-        if option.state & QStyle.StateFlag.State_MouseOver:
-            path = QPainterPath()
-            path.addRoundedRect(box.adjusted(0, 1, -1, -1), 8, 8)
-            painter.fillPath(path, QColor(theme.hover))
-        if option.state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(QColor(theme.accent))
-            painter.drawRoundedRect(box.adjusted(0.5, 1.5, -1.5, -1.5), 8, 8)
-
     def _paint_title(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
-        theme, metrics = self._look.theme, option.fontMetrics
+        theme, metrics = self.look.theme, option.fontMetrics
         amount = size(row.usage.bytes) if row.usage.bytes else "nothing"
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
         painter.drawText(box, _RIGHT, amount)
@@ -97,7 +63,7 @@ class UsageDelegate(QStyledItemDelegate):
             right -= side
             icon("pin", theme.accent).paint(painter, right, box.top(), side, side)
             right -= 8
-        title = " ".join(row.title.split())
+        title = one_line(row.title)
         shown = metrics.elidedText(title, Qt.TextElideMode.ElideRight, max(right - box.left(), 24))
         painter.setFont(option.font)
         painter.setPen(QColor(theme.text))
@@ -105,8 +71,8 @@ class UsageDelegate(QStyledItemDelegate):
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect) -> int:
         """The words "never saved" at the right of the box; returns where they begin."""
-        theme = self._look.theme
-        painter.setFont(self._small(option.font))
+        theme = self.look.theme
+        painter.setFont(self.small(option.font))
         width = QFontMetrics(painter.font()).horizontalAdvance("never saved") + 14
         chip = QRectF(box.right() - width, box.top(), width, box.height())
         path = QPainterPath()
@@ -119,7 +85,7 @@ class UsageDelegate(QStyledItemDelegate):
 
     def _paint_bar(self, painter: QPainter, box: QRectF, row: UsageRow) -> None:
         """Its own bytes, then the shared ones; what the prune in preview takes is crossed out at the end."""
-        usage, theme = row.usage, self._look.theme
+        usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
         width = max(box.width() * usage.bytes / max(row.largest, 1), _BAR)
@@ -129,7 +95,7 @@ class UsageDelegate(QStyledItemDelegate):
         painter.save()
         painter.setClipPath(path)
         own = width * usage.exclusive_bytes / usage.bytes
-        painter.fillRect(bar, shared_colour(self._look))
+        painter.fillRect(bar, shared_colour(self.look))
         painter.fillRect(QRectF(bar.left(), bar.top(), own, bar.height()), QColor(theme.accent))
         if row.loss:
             lost = width * min(row.loss.bytes_freed / usage.bytes, 1.0) if row.loss.save_points_left else width
@@ -142,8 +108,8 @@ class UsageDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_words(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
-        theme = self._look.theme
-        painter.setFont(self._small(option.font))
+        theme = self.look.theme
+        painter.setFont(self.small(option.font))
         metrics = QFontMetrics(painter.font())
         split = split_of(row.usage)
         room = box.width() - metrics.horizontalAdvance(split) - 16

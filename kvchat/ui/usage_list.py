@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, QPoint, Qt, Signal
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QPoint, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QListView, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QMenu, QToolButton, QWidget
 
 from kvchat.ui.icons import icon
+from kvchat.ui.item_list import ItemList, ItemModel
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_delegate import UsageDelegate, button_box
 from kvchat.ui.usage_row import UsageRow
+from kvchat.ui.usage_words import split_of
+from kvchat.wording import size
 
 _Index = QModelIndex | QPersistentModelIndex
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
 
 
-class UsageModel(QAbstractListModel):
-    """The rows, in the order given."""
+class UsageModel(ItemModel[UsageRow]):
+    """The rows' words. Where only contents changed, the place scrolled to stays."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: Sequence[UsageRow] = ()
+    def __init__(self) -> None:
+        super().__init__(key=lambda row: row.usage.conversation_id)
 
-    def set_rows(self, rows: Sequence[UsageRow]) -> None:
-        """Show these. Where only contents changed, the place scrolled to stays."""
-        if [row.usage.conversation_id for row in rows] == [row.usage.conversation_id for row in self.rows]:
-            self.rows = rows
-            if rows:
-                self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
-            return
-        self.beginResetModel()
-        self.rows = rows
-        self.endResetModel()
+    def spoken(self, row: UsageRow) -> str:
+        """All there is to know of it."""
+        return row.spoken
 
-    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008
-        """How many conversations there are."""
-        return 0 if parent.isValid() else len(self.rows)
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """A row, or its words."""
-        row = self.rows[index.row()]
-        if role == Qt.ItemDataRole.UserRole:
-            return row
-        if role == Qt.ItemDataRole.DisplayRole:
-            return row.title
-        if role == Qt.ItemDataRole.AccessibleTextRole:
-            return row.spoken
-        return None
+    def tip(self, row: UsageRow) -> str:
+        """The same, line by line."""
+        return "\n".join((row.title, f"{size(row.usage.bytes)}: {split_of(row.usage)}", row.details))
 
 
-class UsageList(QListView):
+class UsageList(ItemList):
     """The list: a bar for each conversation and a menu of what can be done about it."""
 
     pin_wanted = Signal(str, bool)  # conversation id, pinned from now on
@@ -61,17 +44,13 @@ class UsageList(QListView):
     delete_wanted = Signal(str)  # conversation id
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        self.usage = UsageModel()
+        self.buttons: dict[int, QToolButton] = {}  # by row, only those in view; Qt lays rows out from the start
+        super().__init__(look, "What is saved, by conversation", parent)
         self._look = look
-        self.usage = UsageModel(self)
-        self.buttons: dict[int, QToolButton] = {}  # by row, only those in view
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
         self.setUniformItemSizes(True)
-        self.setMouseTracking(True)
-        self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName("What is saved, by conversation")
         self.verticalScrollBar().valueChanged.connect(self._furnish)
         self.usage.modelAboutToBeReset.connect(self._clear)
         self.usage.dataChanged.connect(self._refurnish)

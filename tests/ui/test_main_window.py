@@ -13,7 +13,8 @@ from kvchat.engine.client import EngineError
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.ui.confirm import ConfirmDialog
-from kvchat.ui.conversation_list import ROW, Warmth
+from kvchat.ui.conversation_list import Warmth
+from kvchat.ui.item_list import ROW
 from kvchat.ui.keep_menu import NEVER_SAVE
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import ReplyView

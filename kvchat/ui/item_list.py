@@ -1,0 +1,130 @@
+"""What the window's lists share: rows in a model, the ground and the tooltip of a row, the view they stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from PySide6.QtCore import QAbstractListModel, QEvent, QModelIndex, QObject, QPersistentModelIndex, QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QHelpEvent, QPainter, QPainterPath
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QListView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QToolTip,
+    QWidget,
+)
+
+from kvchat.ui.elided import plain_tip
+from kvchat.ui.theme import Look
+
+Index = QModelIndex | QPersistentModelIndex
+ROW = Qt.ItemDataRole.UserRole
+
+
+class Titled(Protocol):
+    """What every row has."""
+
+    @property
+    def title(self) -> str:
+        """Its first line."""
+
+
+R = TypeVar("R", bound=Titled)
+
+
+class ItemModel(QAbstractListModel, Generic[R]):
+    """The rows, in the order given. Subclasses know their words."""
+
+    def __init__(self, parent: QObject | None = None, key: Callable[[R], object] | None = None) -> None:
+        """`key`: where the rows' keys stay the same only contents changed; the selection and the place are kept."""
+        super().__init__(parent)
+        self.rows: Sequence[R] = ()
+        self._key = key
+
+    def spoken(self, row: R) -> str:
+        """The row for a screen reader."""
+        raise NotImplementedError
+
+    def tip(self, row: R) -> str:
+        """All that a narrow row may cut off; empty for no tooltip."""
+        return ""
+
+    def set_rows(self, rows: Sequence[R]) -> None:
+        """Show these."""
+        if self._key is not None and [*map(self._key, rows)] == [*map(self._key, self.rows)]:
+            self.rows = rows
+            if rows:
+                self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
+            return
+        self.beginResetModel()
+        self.rows = rows
+        self.endResetModel()
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        """How many there are."""
+        return 0 if parent.isValid() else len(self.rows)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """A row, or its words."""
+        row = self.rows[index.row()]
+        match role:
+            case Qt.ItemDataRole.UserRole:
+                return row
+            case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.EditRole:
+                return row.title
+            case Qt.ItemDataRole.AccessibleTextRole:
+                return self.spoken(row)
+            case Qt.ItemDataRole.ToolTipRole:
+                return self.tip(row) or None
+        return None
+
+
+class ItemDelegate(QStyledItemDelegate):
+    """Draws a row. Subclasses draw what stands on the ground."""
+
+    shows_selection = True
+
+    def __init__(self, look: Look, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.look = look
+
+    def helpEvent(self, event: QHelpEvent, view: QAbstractItemView, option: QStyleOptionViewItem, index: Index) -> bool:
+        """The row's tip as plain text."""
+        if event.type() == QEvent.Type.ToolTip and index.isValid():
+            tip = index.data(Qt.ItemDataRole.ToolTipRole)
+            QToolTip.showText(event.globalPos(), plain_tip(tip or ""), view)
+            return True
+        return super().helpEvent(event, view, option, index)
+
+    def small(self, font: QFont) -> QFont:
+        """That font in the small size."""
+        small = QFont(font)
+        small.setPointSizeF(self.look.type.small)
+        return small
+
+    def paint_ground(self, painter: QPainter, option: QStyleOptionViewItem) -> None:
+        """What says that the row is selected, below the pointer, or has the keys."""
+        theme, state = self.look.theme, option.state
+        selected = self.shows_selection and state & QStyle.StateFlag.State_Selected
+        if selected or state & QStyle.StateFlag.State_MouseOver:
+            path = QPainterPath()
+            path.addRoundedRect(QRectF(option.rect).adjusted(0, 1, 0, -1), 8, 8)
+            painter.fillPath(path, QColor(theme.selected if selected else theme.hover))
+        if state & QStyle.StateFlag.State_HasFocus:
+            painter.setPen(QColor(theme.accent))
+            painter.drawRoundedRect(QRectF(option.rect).adjusted(0.5, 1.5, -0.5, -1.5), 8, 8)
+
+
+class ItemList(QListView):
+    """A list that scrolls smoothly and never sideways."""
+
+    def __init__(self, look: Look, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setMouseTracking(True)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName(name)
+        look.changed.connect(self.viewport().update)
