@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
+from kvchat.whole_file import whole_file
 from kvchat.wording import size
 
 GB = 1_000_000_000
@@ -81,15 +81,11 @@ def load_settings(path: Path) -> Settings:
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings under a temporary name, then rename: a crash leaves the old file. Raises SettingsNotSaved."""
-    temporary = path.with_suffix(".json.new")
+    """Write the settings; a crash leaves the old file. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(settings), file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with whole_file(path) as new:
+            new.write_text(json.dumps(dataclasses.asdict(settings), indent=2), "utf-8")
     except OSError as error:
         raise SettingsNotSaved(path, error) from error
 

@@ -67,7 +67,7 @@ async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(r
 
 
 async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime: Runtime) -> None:
-    runtime.paths.settings_file.with_suffix(".json.new").mkdir()
+    runtime.paths.settings_file.mkdir()  # no file can take its place
     with pytest.raises(SettingsNotSaved):
         await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
     assert (await runtime.save_points.usage()).quota_bytes == GB

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from blake3 import blake3
 
@@ -26,6 +26,7 @@ from kvchat import migrations
 from kvchat.chat.migrations import MIGRATIONS
 from kvchat.errors import KvchatError
 from kvchat.paths import Paths
+from kvchat.whole_file import whole_file
 
 FORMAT = "kvchat-backup"
 VERSION = 1
@@ -63,22 +64,16 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
     The database is copied as of one moment, whoever uses it meanwhile. `target` is there whole or not at all. Raises
     BackupFailed.
     """
-    temporary = target.with_name(f".{target.name}.part")
     try:
         with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
             database = Path(folder) / "conversations.db"
             _copy_database(paths.database, database)
             files = {"data/conversations.db": database} | dict(_files(paths))
             facts = BackupFacts(datetime.now(UTC), _count(database), sum(f.stat().st_size for f in files.values()))
-            with temporary.open("wb") as out:
-                _write_zip(out, files, facts, progress)
-                out.flush()
-                os.fsync(out.fileno())
-        temporary.replace(target)
+            with whole_file(target) as new:
+                _write_zip(new, files, facts, progress)
         return facts
     except (OSError, sqlite3.Error) as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise BackupFailed(
             "The backup could not be made", f"{target}: {error}.", "Choose another place, or make room there."
         ) from error
@@ -110,7 +105,7 @@ def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, tota
         _check_database(waiting / "data" / "conversations.db")
         (waiting / _READY).write_text(f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}", "utf-8")
         return facts
-    except (OSError, zipfile.BadZipFile, sqlite3.Error, ValueError, RuntimeError, NotImplementedError) as error:
+    except (OSError, zipfile.BadZipFile, sqlite3.Error, ValueError, RuntimeError) as error:
         forget_waiting(paths)
         raise _bad(source, str(error)) from error
 
@@ -188,9 +183,10 @@ def _nobody_uses(database: Path) -> bool:
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
-        old.backup(new)
-        new.execute("PRAGMA journal_mode = DELETE")
+    with closing(sqlite3.connect(source)) as live:
+        migrations.back_up(live, target)
+    with closing(sqlite3.connect(target)) as copy:
+        copy.execute("PRAGMA journal_mode = DELETE")
 
 
 def _count(database: Path) -> int:
@@ -208,7 +204,7 @@ def _files(paths: Paths) -> Iterator[tuple[str, Path]]:
         yield f"config/{paths.settings_file.name}", paths.settings_file
 
 
-def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> None:
+def _write_zip(out: Path, files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> None:
     entries: dict[str, Any] = {}
     done = 0
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.keeping.documents import as_html, as_markdown, file_name
 from kvchat.keeping.own_json import write_json
 from kvchat.keeping.rows import conversation_rows
+from kvchat.whole_file import whole_file
 
 T = TypeVar("T")
 
@@ -51,22 +50,15 @@ def export_file(
 
     Call it on the database's thread. Raises ExportFailed and StorageFailed.
     """
-    temporary = target.with_name(f".{target.name}.part")
     try:
-        count = _write(database, conversation_ids, form, target, temporary, progress)
-        with temporary.open("r+b") as written:
-            os.fsync(written.fileno())
-        temporary.replace(target)
+        with whole_file(target) as new:
+            return _write(database, conversation_ids, form, target, new, progress)
     except OSError as error:
         raise ExportFailed(
             "The export could not be written",
             f"{target}: {error.strerror or error}.",
             "Choose another place, or make room there.",
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return count
 
 
 def _write(
@@ -74,22 +66,22 @@ def _write(
     conversation_ids: Sequence[str],
     form: ExportForm,
     target: Path,
-    temporary: Path,
+    new: Path,
     progress: Callable[[int], None],
 ) -> int:
     if form is ExportForm.JSON:
         rows = _counted(conversation_rows(database, conversation_ids), progress)
-        with temporary.open("w", encoding="utf-8") as file:
+        with new.open("w", encoding="utf-8") as file:
             return write_json(rows, file)
     talks = _counted(_branches(database, conversation_ids), progress)
     if form is ExportForm.HTML:
-        with temporary.open("w", encoding="utf-8") as file:
+        with new.open("w", encoding="utf-8") as file:
             file.writelines(as_html(talks))
         return len(conversation_ids)
     if target.suffix.lower() != ".zip" and len(conversation_ids) == 1:
-        temporary.write_text("".join(as_markdown(*talk) for talk in talks), "utf-8")
+        new.write_text("".join(as_markdown(*talk) for talk in talks), "utf-8")
         return 1
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
         for conversation, branch in talks:
             archive.writestr(file_name(conversation, ".md"), as_markdown(conversation, branch))
     return len(conversation_ids)

@@ -13,11 +13,12 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvchat.whole_file import whole_file
 
 MOST_ENTRIES = 200  # the oldest go
 LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0  # beyond it the log was misread
@@ -94,12 +95,11 @@ class CorrectionBook:
         entries.pop(circumstances.key, None)
         entries[circumstances.key] = corrections
         newest = dict(list(entries.items())[-MOST_ENTRIES:])
-        temporary = self._file.with_suffix(f".{os.getpid()}.new")
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             plain = {key: dataclasses.asdict(dataclasses.replace(entry, due=False)) for key, entry in newest.items()}
-            temporary.write_text(json.dumps(plain, indent=1), "utf-8")
-            temporary.replace(self._file)
+            with whole_file(self._file) as new:
+                new.write_text(json.dumps(plain, indent=1), "utf-8")
 
     def _entries(self) -> dict[str, Corrections]:
         try:

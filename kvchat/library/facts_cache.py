@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import types
 import typing
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.whole_file import whole_file
 
 READER = 1  # raise it when `read_facts` reads the same fields in another way
 Stamp = list[list[int]]
@@ -48,11 +48,10 @@ class FactsCache:
         kept = self._used if complete else self._entries | self._used
         if not self._changed and len(kept) == len(self._entries):
             return
-        temporary = self._file.with_suffix(f".{os.getpid()}.new")
         with contextlib.suppress(OSError):  # it only saves time
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(json.dumps({"fields": list(_shape(GgufFacts)), "models": kept}), "utf-8")
-            temporary.replace(self._file)
+            with whole_file(self._file) as new:
+                new.write_text(json.dumps({"fields": list(_shape(GgufFacts)), "models": kept}), "utf-8")
 
 
 def _load(file: Path) -> dict[str, dict[str, Any]]:

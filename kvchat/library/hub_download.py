@@ -22,6 +22,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.library.hub import Hub, HubError, HubFile, HubPart, Unreachable
+from kvchat.whole_file import whole_file
 from kvchat.wording import size as size_in_words
 
 ORDER_SUFFIX = ".download"
@@ -266,9 +267,8 @@ def _size(path: Path) -> int:
 
 
 def _write(order: Order, path: Path) -> None:
-    temporary = _beside(path, ".new")
-    temporary.write_text(json.dumps(dataclasses.asdict(order), indent=2), "utf-8")
-    temporary.replace(path)
+    with whole_file(path) as new:
+        new.write_text(json.dumps(dataclasses.asdict(order), indent=2), "utf-8")
 
 
 def _read(path: Path) -> Order | None:
