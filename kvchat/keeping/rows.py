@@ -69,11 +69,14 @@ def store_rows(database: Database, conversation: Row) -> bool:
             if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
                 return False
             db.execute("PRAGMA defer_foreign_keys = ON")  # a message may stand before the one it answers
-            _insert(db, "conversations", checked)
-            for message in messages:
-                _insert(db, "messages", message | {"conversation_id": checked["id"]})
-                for position, attachment in enumerate(message.get("attachments", ())):
-                    _insert(db, "attachments", attachment | {"message_id": message["id"], "position": position})
+            _insert(db, "conversations", [checked])
+            _insert(db, "messages", [message | {"conversation_id": checked["id"]} for message in messages])
+            attachments = [
+                attachment | {"message_id": message["id"], "position": position}
+                for message in messages
+                for position, attachment in enumerate(message["attachments"])
+            ]
+            _insert(db, "attachments", attachments)
     except sqlite3.IntegrityError as error:
         raise BadConversation("some of its messages are in another conversation here already") from error
     return True
@@ -184,8 +187,10 @@ def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
         rooted |= path
 
 
-def _insert(db: sqlite3.Connection, table: str, values: Row) -> None:
+def _insert(db: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
     """Insert what the table has columns for; what a newer kvchat added is left out."""
-    columns = [row["name"] for row in db.execute(f"PRAGMA table_info({table})") if row["name"] in values]
-    places = ", ".join("?" * len(columns))
-    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [values[column] for column in columns])
+    known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
+    for row in rows:
+        columns = [name for name in known if name in row]
+        places = ", ".join("?" * len(columns))
+        db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])
