@@ -153,6 +153,8 @@ class _Painter:
 
     def paint(self, first: int, end: int) -> None:
         """The colours of the lines from `first` up to `end` are known now, or others."""
+        if first >= end:
+            return  # a change of no length would take the layout of its line away
         block = self._document.findBlockByNumber(first)
         position = block.position()
         for number in range(first, min(end, self._document.blockCount())):

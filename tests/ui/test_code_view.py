@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
@@ -118,3 +118,18 @@ def test_a_megabyte_line_is_shown_in_part_and_copied_whole(view: CodeView, qtbot
     assert "998,000 more characters" in view.body.toPlainText()
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
     assert len(QGuiApplication.clipboard().text()) == 1_000_000
+
+
+@pytest.mark.parametrize("language", ["", "no-such-language", "python"])
+@pytest.mark.parametrize("text", ["plain block", "plain\nblock\n"])
+def test_code_of_any_language_is_seen(language: str, text: str, look: Look, qtbot: QtBot) -> None:
+    view = CodeView(PageStyle(look, Formulas()), language)
+    qtbot.addWidget(view)
+    view.resize(400, view.heightForWidth(400))
+    view.show()
+    view.show_code(text, ended=True)
+    view.resize(400, view.heightForWidth(400))
+    QCoreApplication.processEvents()  # the colours follow when there is time
+    picture = view.body.grab().toImage()
+    tones = {picture.pixel(x, y) for x in range(picture.width()) for y in range(picture.height())}
+    assert len(tones) > 10, "no letter is drawn"
