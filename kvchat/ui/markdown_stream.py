@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from markdown_it.token import Token
@@ -18,7 +19,8 @@ from kvchat.ui.blocks import Block, Code, Prose, Wide
 from kvchat.ui.markdown import Env, Markdown, Unit, plain_block
 
 SLICE = 4_000  # characters read in one step
-TABLE_CELLS = 120  # of one table; a longer one goes on in another one below it, under the same head
+TABLE_CELLS = 120  # of one table while it grows; a longer one goes on in another one below it, under the same head
+_JOINED_CELLS = 360  # of one that has ended: it is joined again if it is laid out in a few milliseconds
 _FEWEST_ROWS = 8
 _LONGEST = {"paragraph_open": 4_000}  # of a unit, in characters; longer ones are cut
 _LONGEST_OTHER = 24_000
@@ -66,6 +68,7 @@ class MarkdownStream:
         self._fence: _Fence | None = None
         self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in what is settled
         self._finished = False
+        self._joined = 0  # settled blocks among which no pieces of a table are left
 
     def feed(self, text: str) -> None:
         """More text at the end."""
@@ -83,7 +86,7 @@ class MarkdownStream:
         last = self._finished and not more
         while self._read_fence(last) if self._fence else self._read_units(last):
             pass
-        return more
+        return more or (last and self._join_next_table())
 
     def _read_fence(self, last: bool) -> bool:
         """Read on in an open code block; whether it ended with text behind it."""
@@ -189,6 +192,19 @@ class MarkdownStream:
             self._define(settled)
         self._tail = self._tail[position:]
 
+    def _join_next_table(self) -> bool:
+        """Join the pieces that the next table was read in; whether there was one."""
+        while self._joined < len(self.settled):
+            at = self._joined
+            pieces, cells = _pieces_of_one_table(islice(self.settled, at, None))
+            if len(pieces) > 1 and cells <= _JOINED_CELLS:
+                self.settled[at : at + len(pieces)] = self._read("".join(pieces), _copy(self._env))
+                self._joined += 1
+                self.revision += 1
+                return True
+            self._joined += max(len(pieces), 1)
+        return False
+
     def _settle(self, blocks: Iterable[Block]) -> None:
         self.settled += blocks
         self.open = []
@@ -223,10 +239,35 @@ def _table_pieces(unit: Unit, source: str) -> list[str]:
     """A table as one or more that are soon laid out, each with the head. Lines behind it go with the last one."""
     columns = sum(token.type == "th_open" for token in unit.tokens)
     lines = source.splitlines(keepends=True)
-    end, most = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _FEWEST_ROWS)
+    end, most = unit.end_line - unit.first_line, _rows_of_a_piece(columns)
     cuts = range(2, max(min(end, len(lines)), 3), most)
     ends = [*cuts[1:], len(lines)]
     return ["".join([*lines[:2], *lines[at:to]]) for at, to in zip(cuts, ends, strict=True)]
+
+
+def _pieces_of_one_table(blocks: Iterable[Block]) -> tuple[list[str], int]:
+    """The sources of the pieces of one table with which `blocks` begins, the head in the first alone, and their cells.
+
+    All but a table's last piece have just as many rows as a piece may have.
+    """
+    pieces: list[str] = []
+    head, cells = "", 0
+    for block in blocks:
+        if not isinstance(block, Wide) or not block.columns:
+            break
+        lines = block.source.splitlines(keepends=True)
+        if pieces and "".join(lines[:2]) != head:
+            break
+        head = "".join(lines[:2])
+        pieces.append(block.source.removeprefix(head) if pieces else block.source)
+        cells += (len(lines) - 2) * block.columns
+        if len(lines) - 2 != _rows_of_a_piece(block.columns):
+            break
+    return pieces, cells
+
+
+def _rows_of_a_piece(columns: int) -> int:
+    return max(TABLE_CELLS // columns, _FEWEST_ROWS)
 
 
 def _line_starts(text: str) -> list[int]:

@@ -66,16 +66,24 @@ def test_only_the_last_block_is_read_again(text: str, longest: int) -> None:
 
 
 @pytest.mark.parametrize("behind", ["", "\n\nThe end.\n", "\n# The end\n", "\n\n|x|y|\n|-|-|\n|1|2|\n"])
-@pytest.mark.parametrize("rows", [60, 61, 121])
-def test_a_long_table_goes_on_in_another_under_the_same_head(rows: int, behind: str) -> None:
+@pytest.mark.parametrize("rows", [60, 61, 121, 250])
+def test_a_long_table_grows_in_pieces_under_the_same_head_and_is_joined_unless_it_is_huge(
+    rows: int, behind: str
+) -> None:
     text = "| a | b |\n|---|---|\n" + "\n".join(f"| r{i} | word |" for i in range(rows)) + behind
     stream = grown(text, 37)
+    assert rows_of(stream)[0] <= 61
     stream.finish()
-    stream.step()
+    while stream.step():
+        pass
     assert look_of(stream.settled) == look_of(blocks(text))
-    tables = [block for block in stream.settled if isinstance(block, Wide) and "| a |" in block.source]
-    assert [block.html.count("word") for block in tables] == [min(60, rows - at) for at in range(0, rows, 60)]
+    assert rows_of(stream) == ([60, 60, 60, 60, 10] if rows == 250 else [rows])
+
+
+def rows_of(stream: MarkdownStream) -> list[int]:
+    tables = [block for block in (*stream.settled, *stream.open) if isinstance(block, Wide) and "| a |" in block.source]
     assert all(block.source.startswith("| a | b |\n|---|---|\n| r") for block in tables)
+    return [block.html.count("word") for block in tables]
 
 
 def test_settled_blocks_are_never_made_again() -> None:
