@@ -23,7 +23,7 @@ from kvchat.chat.options import Manner
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.room import ReadyEngine
-from kvchat.chat.turn import TurnParts
+from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.client import EngineGone
 from kvchat.engine.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError

@@ -23,7 +23,8 @@ from kvchat.chat.room import EngineRoom
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.tree import Removed
-from kvchat.chat.turn import Turn, TurnParts
+from kvchat.chat.turn import Turn
+from kvchat.chat.turn_parts import TurnParts
 from kvchat.chat.worker import Worker
 from kvchat.engine.client import EngineError
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling

@@ -3,66 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
 
 from kvchat.chat.continuation import Echo
-from kvchat.chat.database import ConversationGone, Database
+from kvchat.chat.database import ConversationGone
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import (
-    EventBus,
     MessagesChanged,
     Notice,
     ReplyFinished,
     RestoreFailed,
     SaveSkipped,
-    Saving,
     TurnFailed,
     WaitingForEngine,
 )
 from kvchat.chat.interruption import Interruption
-from kvchat.chat.messages import UNFINISHED, Message, MessageState, Receipt, Role
+from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
-from kvchat.chat.options import ChatOptions
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import ConversationTooLong, ends_with_reply, prompt_messages
+from kvchat.chat.prompt import ConversationTooLong, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
-from kvchat.chat.room import EngineRoom, ReadyEngine
+from kvchat.chat.room import ReadyEngine
+from kvchat.chat.settling import Settling
 from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
-from kvchat.chat.slot import DIED_OVER_RESTORE, SlotKeeper
+from kvchat.chat.slot import DIED_OVER_RESTORE
 from kvchat.chat.slot_state import Loaded
-from kvchat.chat.worker import Worker
+from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.client import EngineError, EngineGone, EngineRefused
 from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
-R = TypeVar("R")
-
 FIRST_REPLY = "the first reply"
 DIED_OVER_SAVE = "the engine died while it saved the system prompt"
-
-
-@dataclass(frozen=True)
-class TurnParts:
-    """What every turn works with."""
-
-    database: Database
-    worker: Worker
-    room: EngineRoom
-    slot: SlotKeeper
-    events: EventBus
-    defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
-    wishes: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
-
-    def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
-        """How a reply is drawn: as given, else as in its conversation, else as in the settings.
-
-        What they leave open is the model's. At temperature 0 nothing is added: that is what the model says itself.
-        """
-        wished = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.wishes())
-        return wished if wished.temperature == 0 else wished.over(self.defaults())
 
 
 class Turn:
@@ -77,9 +51,8 @@ class Turn:
         self.beginning: Beginning | None = None
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
-        self._settling = Interruption()
+        self._settling = Settling(parts, conversation_id)
         self._stopped = False
-        self._superseded = False
         self._sent_at = self._locked_at = time.perf_counter()
         self._sampling = sampling  # wishes for this reply alone
         self._drawn = ENGINE_DEFAULTS
@@ -97,8 +70,7 @@ class Turn:
 
     def supersede(self) -> None:
         """The conversation's next message makes settling pointless; a save that has begun goes on."""
-        self._superseded = True
-        self._settling.interrupt()
+        self._settling.supersede()
 
     @property
     def answering(self) -> bool:
@@ -121,8 +93,8 @@ class Turn:
             finally:
                 self.answered = True
                 done(reply)
-            if reply is not None and self._keeps:
-                await self._keep(reply)
+            if reply is not None and self._engine is not None and self._keeps:
+                await self._settling.run(self._engine, reply)
 
     async def _answer(self) -> Message | None:
         """The reply, whole or as far as Stop let it come."""
@@ -141,7 +113,7 @@ class Turn:
         """From the stored question to the whole reply on disk."""
         assert self.beginning is not None
         unfinished = self.beginning.unfinished
-        path = await self._path(unfinished.id if unfinished else self.beginning.question_id)
+        path = await self._parts.path(unfinished.id if unfinished else self.beginning.question_id)
         messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
             raise ConversationGone
@@ -295,68 +267,6 @@ class Turn:
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
         parts.slot.recall_prefill(rate)
         return reply.receipt(self._loaded, verdict, model, rate)
-
-    async def _keep(self, reply: Message) -> None:
-        """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
-        parts = self._parts
-        try:
-            path = await self._path(reply.id)
-            if ends_with_reply(path):
-                await self._settle_and_save(path)
-            if not await self._path(reply.id):  # deleted meanwhile, perhaps by another process
-                await parts.slot.discard(self.conversation_id)
-        except EngineGone as loss:
-            parts.slot.forget()
-            parts.events.publish(SaveSkipped(self.conversation_id, str(await parts.room.explain_loss(loss))))
-        except EngineRefused as refusal:
-            parts.events.publish(SaveSkipped(self.conversation_id, refusal.message))
-        except KvchatError as error:
-            parts.events.publish(SaveSkipped(self.conversation_id, str(error)))
-
-    async def _settle_and_save(self, path: list[Message]) -> None:
-        engine, slot = self._engine, self._parts.slot
-        assert engine is not None
-        end: Tokens = ()
-        if engine.saves:
-            self._parts.events.publish(Saving(self.conversation_id))
-            if path[-1].state in UNFINISHED and not engine.can_cut:
-                end = await self._save_where_it_goes_on(engine, path)
-        boundary = await self._unless_superseded(slot.boundary(engine, prompt_messages(path)))
-        early = slot.early_boundary(engine, boundary) if boundary else None
-        if early and len(early) <= len(end) < len(boundary or ()):
-            early = None  # the save at the reply's end serves: the slot need not go back
-        if early and await self._settled(engine, early):
-            await slot.save(engine, self.conversation_id, early, tell=False)
-        settled = await self._settled(engine, boundary) if boundary else False
-        if boundary and settled and engine.saves:
-            await slot.save(engine, self.conversation_id, boundary)
-        elif engine.saves:
-            self._parts.events.publish(SaveSkipped(self.conversation_id, "the next message came first"))
-
-    async def _save_where_it_goes_on(self, engine: ReadyEngine, path: list[Message]) -> Tokens:
-        """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""
-        slot = self._parts.slot
-        end = await self._unless_superseded(engine.engine.prompt_tokens(prompt_messages(path, going_on=True)))
-        early = slot.early_boundary(engine, end) if end else None
-        for tokens in (early, end):
-            if tokens and await self._settled(engine, tokens):
-                await slot.save(engine, self.conversation_id, tokens, tell=False)
-        return end or ()
-
-    async def _settled(self, engine: ReadyEngine, tokens: Tokens) -> bool:
-        """Whether the slot now holds exactly these tokens."""
-        settling = self._parts.slot.settle(engine, self.conversation_id, tokens)
-        return await self._unless_superseded(settling) is not None
-
-    async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
-        """Run a step of settling; None when the next message came first."""
-        if self._superseded:
-            step.close()
-            return None
-        return await self._settling.run(step)
-
-    async def _path(self, message_id: str) -> list[Message]:
-        return await self._parts.worker.run(self._parts.database.path, message_id)
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if refusal.kind == "exceed_context_size_error" and self._engine:
