@@ -40,6 +40,12 @@ def prompt_content(message: Message) -> str:
     return "\n\n".join(part for part in (*documents, message.content) if part)
 
 
+def searched_text(message: Message) -> str:
+    """What a search looks through of a message: its words, and the documents' names and texts."""
+    documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
+    return "\n".join(part for part in (message.content, *documents) if part)
+
+
 def _document(attachment: Attachment) -> str:
     name = attachment.name.replace('"', "'")
     return f'<document name="{name}">\n{attachment.text.strip()}\n</document>'

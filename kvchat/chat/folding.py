@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +24,7 @@ _ALONE = (  # scripts written without spaces between words, or with particles jo
     (0xF900, 0xFAFF),
     (0x20000, 0x3FFFF),
 )
+_STEP, _OVERLAP = 4096, 256  # characters read at once; a hit that a step cuts through is whole in the next
 _KEPT_MARKS = (0, 8, 9)  # classes of marks that make another letter: vowel signs, kana's voicing, viramas
 
 
@@ -82,10 +84,11 @@ def terms_of(query: str) -> tuple[Term, ...]:
     return tuple(terms)
 
 
-def spans(text: str, terms: tuple[Term, ...]) -> list[tuple[int, int]]:
+def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
     """Where the terms stand in a text, from its beginning, none overlapping."""
     folded = text.translate(_FOLDED)
-    found = sorted(match.span() for term in terms for match in term.pattern.finditer(folded))
+    there = [term for term in terms if term.words[0] in folded]  # far quicker than the pattern
+    found = sorted(match.span() for term in there for match in term.pattern.finditer(folded))
     if len(folded) != len(text):
         origin = [i for i, char in enumerate(text) for _ in char.translate(_FOLDED)]
         origin.append(len(text))
@@ -95,6 +98,36 @@ def spans(text: str, terms: tuple[Term, ...]) -> list[tuple[int, int]]:
         if not apart or start >= apart[-1][1]:
             apart.append((start, end))
     return apart
+
+
+def any_span(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
+    """Where one of the terms stands in a text: the first written as it is searched for, else the first of all.
+
+    Reads no more than that takes: folding takes 50 times as long as looking for plain words.
+    """
+    return _span_after(_literally(text, terms), text, terms, steps=1) or _span_after(0, text, terms)
+
+
+def _literally(text: str, terms: Sequence[Term]) -> int:
+    """Where to begin to read so that what looks like one of the terms is met at once."""
+    lower = text.lower()
+    places = [lower.find(term.words[0]) for term in terms] if len(lower) == len(text) else []
+    return max(min((place for place in places if place >= 0), default=0) - _OVERLAP, 0)
+
+
+def _span_after(first: int, text: str, terms: Sequence[Term], steps: int | None = None) -> tuple[int, int] | None:
+    for begin in range(first, max(len(text), 1), _STEP)[:steps]:
+        piece = text[begin : begin + _STEP + _OVERLAP]
+        for start, end in spans(piece, terms):
+            cut = (begin and not start) or (end == len(piece) and begin + end < len(text))  # perhaps a longer word
+            if not cut:
+                return begin + start, begin + end
+    return None
+
+
+def has_terms(text: str, terms: Sequence[Term]) -> bool:
+    """Whether all the terms stand somewhere in a text."""
+    return all(any_span(text, (term,)) for term in terms)
 
 
 def _alone(char: str) -> bool:

@@ -124,6 +124,13 @@ MIGRATIONS: tuple[str, ...] = (
         DELETE FROM drafts WHERE conversation_id = OLD.id;
     END
     """,
+    # 10: documents are searched with the messages they belong to
+    """
+    CREATE TRIGGER document_added AFTER INSERT ON attachments BEGIN
+        UPDATE searched SET stale = 1 WHERE message_id = new.message_id AND NOT stale;
+    END;
+    UPDATE searched SET stale = 1 WHERE message_id IN (SELECT message_id FROM attachments)
+    """,
 )
 
 

@@ -1,4 +1,4 @@
-"""Finding words in all messages and titles: the index in the conversations' file, and what is asked of it.
+"""Finding words in messages, documents and titles: the index in the conversations' file, and what is asked of it.
 
 Triggers note what must be read anew, so that every writer of the file is covered, and a reply that streams costs one
 mark; the words follow in steps of a few hundred messages, before a search and while nothing else is to be done.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
+import time
 from dataclasses import dataclass
 
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
-from kvchat.chat.folding import Term, spans, spread, terms_of
+from kvchat.chat.excerpts import Excerpt, Marks, beginning, excerpt
+from kvchat.chat.folding import Term, spread, terms_of
+from kvchat.chat.messages import Role
 from kvchat.chat.worker import Worker
 
 MOST_CHATS = 100  # shown for one search
 _MOST_MESSAGES = 500  # the newest ones that are looked at for one search
 _AT_ONCE = 200  # messages indexed in one transaction: some 20 ms
-_BEFORE, _AFTER = 32, 160  # characters of an excerpt around its first hit
+_TEXT_AT_ONCE = 400_000  # characters: documents are longer than messages
+_READING_S = 0.02  # for so long documents are read for the excerpts of one search
+_READ_MOST = 200_000  # characters of one document
 
 _NEWEST = """
     SELECT conversation_id, message_id FROM searched_words
@@ -35,7 +41,8 @@ class FoundChat:
     title: str
     message_ids: tuple[str, ...]  # the newest first; none where only the title has the words
     excerpt: str
-    marks: tuple[tuple[int, int], ...]  # of the hits in the excerpt
+    marks: Marks  # of the hits in the excerpt
+    in_document: bool = False  # the newest message's own words do not have it: what is attached to it does
 
 
 @dataclass(frozen=True)
@@ -80,24 +87,30 @@ class Finder:
 def index_some(database: Database) -> bool:
     """Index some of what has changed; whether there is more. Raises StorageFailed."""
     stale = """
-        SELECT number, coalesce(content, title) AS text, message_id IS NULL AS is_title
+        SELECT number, message_id IS NULL AS is_title, coalesce(content, title) AS text, (
+            SELECT group_concat(name || char(10) || text, char(10)) FROM attachments
+            WHERE attachments.message_id = searched.message_id
+        ) AS documents
         FROM searched JOIN conversations ON conversations.id = searched.conversation_id
         LEFT JOIN messages ON messages.id = message_id WHERE stale LIMIT ?
     """
+    words: list[tuple[int, str, str]] = []
+    length = 0
     with database.reading() as db:
-        rows = db.execute(stale, (_AT_ONCE,)).fetchall()
-    if not rows:
+        for row in db.execute(stale, (_AT_ONCE,)):
+            text = spread("\n".join(filter(None, (row["text"], row["documents"]))))
+            words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
+            length += len(text)
+            if length > _TEXT_AT_ONCE:
+                break
+    if not words:
         return False
-    words = [
-        (r["number"], spread(r["text"]) if r["is_title"] else "", "" if r["is_title"] else spread(r["text"]))
-        for r in rows
-    ]
-    numbers = [(row["number"],) for row in rows]
+    numbers = [(number,) for number, _, _ in words]
     with database.transaction() as db:
         db.executemany("DELETE FROM searched_words WHERE rowid = ?", numbers)
         db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
         db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
-    return len(rows) == _AT_ONCE
+    return len(words) == _AT_ONCE or length > _TEXT_AT_ONCE
 
 
 def find(database: Database, query: str) -> tuple[FoundChat, ...]:
@@ -113,23 +126,48 @@ def find(database: Database, query: str) -> tuple[FoundChat, ...]:
                 messages = hits.setdefault(row["conversation_id"], [])
                 if row["message_id"]:
                     messages.append(row["message_id"])
-        shown = list(hits.items())[:MOST_CHATS]
-        return tuple(_found(database, id, tuple(messages), terms) for id, messages in shown)
+        excerpts = _Excerpts(db, terms)
+        return tuple(excerpts.found(id, tuple(messages)) for id, messages in list(hits.items())[:MOST_CHATS])
 
 
-def _found(database: Database, conversation_id: str, messages: tuple[str, ...], terms: tuple[Term, ...]) -> FoundChat:
-    text = "SELECT title, (SELECT content FROM messages WHERE id = ?) AS content FROM conversations WHERE id = ?"
-    with database.reading() as db:
-        row = db.execute(text, (messages[0] if messages else None, conversation_id)).fetchone()
-    excerpt, marks = _excerpt(row["content"] or "", terms)
-    return FoundChat(conversation_id, row["title"], messages, excerpt, marks)
+class _Excerpts:
+    """Makes what was found into what is shown. Documents may be long: once that took too long, their names must do."""
 
+    def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
+        self._db, self._terms = db, terms
+        self._spent_s = 0.0
 
-def _excerpt(text: str, terms: tuple[Term, ...]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """A line of the text around its first hit, and where the hits are in it."""
-    found = spans(text, terms)
-    start = max(found[0][0] - _BEFORE, 0) if found else 0
-    if start:  # not in the middle of a word, where there are words
-        start = text.find(" ", start, found[0][0]) + 1 or start
-    line = ("…" if start else "") + " ".join(text[start : start + _BEFORE + _AFTER].split())
-    return line, tuple(spans(line, terms))
+    def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
+        """A chat, and the line around the hit in the newest of the messages."""
+        query = "SELECT title FROM conversations WHERE id = ?"
+        title = self._db.execute(query, (conversation_id,)).fetchone()["title"]
+        if not messages:
+            return FoundChat(conversation_id, title, (), "", ())
+        row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
+        said = excerpt(row["content"], self._terms, markdown=row["role"] == Role.ASSISTANT.value)
+        document = None if said else self._in_document(messages[0])
+        line = said or document or beginning(row["content"])
+        return FoundChat(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
+
+    def _in_document(self, message_id: str) -> Excerpt | None:
+        """A document's name and the line around the hit in it; None if nothing is attached."""
+        query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
+        names = []
+        for row in self._db.execute(query, (_READ_MOST, message_id)):
+            name = beginning(row["name"], self._terms)
+            names.append(name)
+            line = self._line(row["text"])
+            if line is not None or name.marks:
+                line = line or beginning(row["text"])
+                before = len(name.text) + 2
+                marks = tuple((start + before, end + before) for start, end in line.marks)
+                return Excerpt(f"{name.text}: {line.text}", (*name.marks, *marks))
+        return names[0] if names else None
+
+    def _line(self, text: str) -> Excerpt | None:
+        if self._spent_s > _READING_S:
+            return None
+        started = time.thread_time()
+        line = excerpt(text, self._terms, markdown=False)
+        self._spent_s += time.thread_time() - started
+        return line

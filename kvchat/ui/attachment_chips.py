@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Signal
 from PySide6.QtWidgets import (
-    QDialog,
     QFrame,
     QHBoxLayout,
     QLabel,
-    QPlainTextEdit,
     QPushButton,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
+from kvchat.chat.folding import Term, any_span
 from kvchat.chat.messages import Attachment
+from kvchat.ui.attachment_view import AttachmentView
 from kvchat.ui.elided import one_line, plain_tip
-from kvchat.ui.fonts import code_font
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
 from kvchat.wording import size, tokens_short
@@ -59,6 +58,13 @@ class AttachmentChip(QFrame):
             row.addWidget(cross)
             row.setContentsMargins(8, 2, 3, 2)
 
+    def show_found(self, found: bool) -> None:
+        """Whether what is searched for is in it."""
+        self.setProperty("found", "true" if found else "false")
+        self.style().unpolish(self)
+        self.style().polish(self)
+        self.name.setAccessibleDescription("What you search for is in it" if found else "")
+
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """How many tokens it has; an estimate says so."""
         self.count.setText(f"{tokens_short(tokens)} tokens" if counted else f"about {tokens_short(tokens)} tokens")
@@ -73,6 +79,7 @@ class ChipRows(QWidget):
         super().__init__(parent)
         self._look = look
         self.chips: list[AttachmentChip] = []
+        self._terms: tuple[Term, ...] = ()
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(4)
@@ -93,30 +100,32 @@ class ChipRows(QWidget):
             row.addWidget(chip)
             row.addStretch(1)
             self._column.addLayout(row)
-            chip.opened.connect(lambda a=chip.attachment: AttachmentView(self._look, a, self.window()).open())
+            chip.opened.connect(lambda a=chip.attachment: self._open(a))
             chip.removed.connect(lambda a=chip.attachment: self._remove(a, removable=removable))
         self.setVisible(bool(self.chips))
         self.changed.emit()
 
+    def show_terms(self, terms: tuple[Term, ...]) -> None:
+        """Show which of them have these terms; they open there."""
+        self._terms = terms
+        for chip in self.chips:
+            chip.show_found(self._has_terms(chip.attachment))
+
+    def open_found(self) -> None:
+        """Open the first that has the terms."""
+        for chip in self.chips:
+            if self._has_terms(chip.attachment):
+                self._open(chip.attachment)
+                return
+
+    def _has_terms(self, attachment: Attachment) -> bool:
+        return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
+
+    def _open(self, attachment: Attachment) -> None:
+        AttachmentView(self._look, attachment, self._terms, self.window()).open()
+
     def _remove(self, attachment: Attachment, *, removable: bool) -> None:
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
-
-
-class AttachmentView(QDialog):
-    """What the model is given of a document, to be read."""
-
-    def __init__(self, look: Look, attachment: Attachment, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(attachment.name)
-        self.text = QPlainTextEdit(attachment.text)
-        self.text.setReadOnly(True)
-        self.text.setProperty("kind", "log")
-        self.text.setFont(code_font(look.type.mono, look.type.small))
-        self.text.setAccessibleName(f"Text of {attachment.name}")
-        column = QVBoxLayout(self)
-        column.addWidget(self.text)
-        self.resize(720, 520)
-        self.finished.connect(self.deleteLater)
 
 
 def short_name(name: str) -> str:

@@ -19,10 +19,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextEdit
 
+from kvchat.safe_text import spelled_out
 from kvchat.ui import utf16
 from kvchat.ui.highlight import LineColours
 from kvchat.ui.page_style import PageStyle
-from kvchat.ui.safe_text import spelled_out
 from kvchat.ui.text_page import sideways
 
 _LINE_HEIGHT = 128.0  # per cent

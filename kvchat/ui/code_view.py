@@ -6,10 +6,10 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QWidget
 
+from kvchat.safe_text import calm
 from kvchat.ui.code_text import CodeText
 from kvchat.ui.icons import icon
 from kvchat.ui.page_style import PageStyle
-from kvchat.ui.safe_text import calm
 
 _COPIED_MS = 1500
 _LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the parts

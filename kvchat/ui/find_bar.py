@@ -6,7 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QToolButton, QWidget
 
-from kvchat.chat.folding import spans, terms_of
+from kvchat.chat.attachments import searched_text
+from kvchat.chat.folding import has_terms, terms_of
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
 from kvchat.ui.transcript import Transcript
@@ -55,6 +56,10 @@ class FindBar(QFrame):
             self.field.setText(query)
         self._look_for(message_id)
 
+    def show_document(self, message_id: str) -> None:
+        """Open what has the words of what is attached to a message."""
+        self._page.marks.open_document(message_id)
+
     def step(self, by: int) -> None:
         """Go to another message that has the words; after the last comes the first."""
         if self._hits:
@@ -76,7 +81,7 @@ class FindBar(QFrame):
     def _look_for(self, message_id: str | None) -> None:
         """The last message that has all words comes first, unless another is named."""
         terms = terms_of(self.field.text())
-        self._hits = [m.id for m in self._page.messages if terms and all(spans(m.content, (term,)) for term in terms)]
+        self._hits = [m.id for m in self._page.messages if terms and has_terms(searched_text(m), terms)]
         self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
         self._page.marks.show_terms(terms)
         self._show_place()

@@ -1,4 +1,4 @@
-"""Marks what was searched for on the page, in the texts that are there and in those still to come."""
+"""Marks what was searched for on the page and in its documents, in what is there and what is still to come."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvchat.ui.theme import Look
 from kvchat.ui.utf16 import position
 
 if TYPE_CHECKING:
+    from kvchat.ui.message_view import MessageView
     from kvchat.ui.transcript import Transcript
 
 
@@ -33,6 +34,7 @@ class HitMarks(QObject):
         for view in self._page.views.values():
             for text in view.texts:
                 self._mark(text)
+            self.watch_documents(view)
 
     def clear(self) -> None:
         """Mark nothing."""
@@ -44,6 +46,17 @@ class HitMarks(QObject):
         """One more text in which terms may stand."""
         text.textChanged.connect(lambda: self._mark(text))
         self._mark(text)
+
+    def watch_documents(self, view: MessageView) -> None:
+        """One more message with which documents may go that have the terms."""
+        if view.chips is not None:
+            view.chips.show_terms(self._terms)
+
+    def open_document(self, message_id: str) -> None:
+        """Show the first of a message's documents that has the terms, at the first of them."""
+        view = self._page.views.get(message_id)
+        if view is not None and view.chips is not None:
+            view.chips.open_found()
 
     def first_in(self, message_id: str) -> tuple[QTextEdit, QTextCursor] | None:
         """The first mark of a message, and the text it stands in."""

@@ -8,8 +8,8 @@ from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
+from kvchat.safe_text import spelled_out
 from kvchat.ui.markdown import is_web_link
-from kvchat.ui.safe_text import spelled_out
 
 _LONGEST = 300  # characters of an address on show
 

@@ -13,10 +13,10 @@ from markdown_it.token import Token
 from mdit_py_plugins.footnote import footnote_plugin
 from mdit_py_plugins.tasklists import tasklists_plugin
 
+from kvchat.safe_text import calm
 from kvchat.ui.blocks import Block, Code, Formula, Prose, Wide
 from kvchat.ui.markdown_html import FORMULAS, renderer_class
 from kvchat.ui.math_rules import STREAMING, math_rules
-from kvchat.ui.safe_text import calm
 from kvchat.ui.tokens import Theme
 
 MAX_NESTING = 40  # lists (each counts twice) and quotes inside each other; deeper ones are shown as they were written

@@ -10,8 +10,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
+from kvchat.safe_text import calm, spelled_out
 from kvchat.ui.blocks import Formula
-from kvchat.ui.safe_text import calm, spelled_out
 from kvchat.ui.tokens import Theme
 
 FORMULAS = "formulas"  # key in markdown-it's env: the formulas of what is being rendered

@@ -52,6 +52,7 @@ class MessageView(QWidget):
         self.column.link_activated.connect(self.link_activated)
         self.column.grown.connect(self.changed)
         self.action_row = MessageActions(style, self)
+        self.chips: ChipRows | None = None  # what is attached
         self.editor: MessageEditor | None = None  # while the message is written anew
         self._covered: list[QWidget] = []  # by the editor
         if message.siblings:
@@ -135,7 +136,6 @@ class UserView(MessageView):
         self._bubble = QFrame(self)
         self._bubble.setProperty("kind", "bubble")
         self.column.setParent(self._bubble)
-        self.chips: ChipRows | None = None
         if message.attachments:
             self.chips = ChipRows(style.look, self._bubble)
             self.chips.show_attachments(message.attachments, removable=False)

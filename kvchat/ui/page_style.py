@@ -7,11 +7,11 @@ import html
 
 from PySide6.QtGui import QFontMetricsF
 
+from kvchat.safe_text import calm
 from kvchat.ui.fonts import code_font, page_font
 from kvchat.ui.formulas import Formulas
 from kvchat.ui.markdown import Markdown
 from kvchat.ui.markdown_html import prose_css
-from kvchat.ui.safe_text import calm
 from kvchat.ui.theme import Look
 
 _COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways

@@ -54,3 +54,5 @@ class SearchBridge(QObject):
             return
         await self._bridge.open_at(found.conversation_id, found.message_ids[0])
         self._bar.begin(query, found.message_ids[0])
+        if found.in_document:
+            self._bar.show_document(found.message_ids[0])

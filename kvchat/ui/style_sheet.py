@@ -31,6 +31,7 @@ def _frames(t: Theme) -> str:
     QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
     QFrame[kind="chip"] {{ background: {t.hover}; border: none; border-radius: 9px; }}
     QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
+    QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
     QFrame[kind="notice"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
     QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}

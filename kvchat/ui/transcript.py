@@ -305,6 +305,7 @@ class Transcript(QScrollArea):
         view.text_made.connect(lambda text: self.selection.watch(text, view))
         view.text_made.connect(self.marks.watch)
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
+        self.marks.watch_documents(view)
         view.begin()
         if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
             view.set_live(*self._live[1:])

@@ -12,4 +12,4 @@ def part(text: str, start: int, end: int) -> str:
 
 def position(text: str, index: int) -> int:
     """Qt's position of the character at `index`."""
-    return index + sum(letter > "\uffff" for letter in text[:index])
+    return index if text.isascii() else len(text[:index].encode("utf-16-le", "surrogatepass")) // 2

@@ -1,4 +1,7 @@
-"""Generated chats: a library of ten messages each, in several languages, always the same; and one long chat."""
+"""Generated chats: a library of ten messages each, in several languages, always the same; and one long chat.
+
+Every fiftieth chat of the library begins with a document of some 15,000 characters.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,12 @@ def fill(database: Database, chats: int) -> None:
                         text,
                         chat + number / 100,
                     ),
+                )
+            if chat % 50 == 0:
+                pages = [" ".join(chance.choices(words, k=100)) + "".join(chance.choices(_CHINESE, k=99))] * 20
+                db.execute(
+                    "INSERT INTO attachments (message_id, position, name, size, hash, text) VALUES (?, 0, ?, 9, ?, ?)",
+                    (f"{id}.0", f"{title}.pdf", id, "\n".join(pages) + " appendix 附录"),
                 )
 
 

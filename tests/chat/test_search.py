@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat import search
 from kvchat.chat.database import Database
-from kvchat.chat.folding import spans, terms_of
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.excerpts import excerpt
+from kvchat.chat.folding import any_span, spans, terms_of
+from kvchat.chat.messages import Attachment, MessageState, Role
 from kvchat.chat.search import _NEWEST, FoundChat, find, index_some
+from kvchat.safe_text import calm
 
 
 @pytest.fixture
@@ -111,6 +114,71 @@ def test_titles_come_first_then_the_newest(database: Database) -> None:
     newer = chat(database, "apple pie")
     assert [hit.conversation_id for hit in found(database, "apple")] == [titled, newer, older]
     assert len(found(database, "apple")[2].message_ids) == 2
+
+
+def test_documents_are_found_by_name_and_text(database: Database) -> None:
+    id = chat(database, "Hello")
+    report = Attachment("Bericht 2024.pdf", 9, "h", "Viel Text. " * 900 + "鸭嘴兽 lives in Tasmania.")
+    other = Attachment("other.txt", 9, "i", "nothing of the kind")
+    asked = database.append_question(id, "What is **this** about?", [other, report])
+    for query, mark in (("鸭嘴", "鸭嘴"), ("tasm", "Tasm"), ("bericht", "Bericht")):
+        (hit,) = found(database, query)
+        assert (hit.message_ids, hit.in_document) == ((asked.id,), True)
+        assert hit.excerpt.startswith("Bericht 2024.pdf: ")
+        assert marked(hit) == [mark]
+    (hit,) = found(database, "about tasmania")
+    assert (hit.in_document, marked(hit)) == (False, ["about"])
+    database.remove_leaf(asked)
+    assert not found(database, "tasmania")
+
+
+def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_READING_S", 0)
+    for number in range(3):
+        long = Attachment(f"{number}.txt", 9, "h", "x " * 200 + "needle")
+        database.append_question(chat(database), "", [long])
+    hits = found(database, "needle")
+    assert [hit.excerpt for hit in hits][1:] == ["1.txt", "0.txt"]
+    assert marked(hits[0]) == ["needle"]
+    assert all(hit.in_document for hit in hits)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# A **needle** in `hay`", "A needle in hay"),
+        ("> - [x] _the_ *needle*\n> - **北京**烤鸭", "the needle 北京烤鸭"),
+        ("| a | needle |\n|---|:-:|\n| 1 | 2 |", "a needle 1 2"),
+        ("see [the needle](https://example.org/x_y) ![a cat](c.png)", "see the needle a cat"),
+        ("```python\nneedle = 2**3  # __x__\n```\n**done**", "needle = 2**3 # __x__ done"),
+        ("snake_needle_case, 2*3*4, `a**b|c` and 1\\*needle", "snake_needle_case, 2*3*4, a**b|c and 1*needle"),
+        ("**إبرة needle** ~~no~~ 👍🏽", "إبرة needle no 👍🏽"),
+        ("[x](https://needle.org)", "[x](https://needle.org)"),
+        ("a\u202eneedle\u200b\x1b[31m", "aneedle␛[31m"),
+    ],
+)
+def test_an_excerpt_is_plain_words(text: str, line: str) -> None:
+    shown = excerpt(text, terms_of("needle a*"), markdown=True)
+    assert shown is not None
+    assert shown.text == line
+    asked = excerpt(text, terms_of("needle a*"), markdown=False)
+    assert asked is not None
+    assert asked.text == " ".join(calm(text).split())
+
+
+def test_code_whose_fence_is_out_of_sight_is_left_as_it_is() -> None:
+    shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", terms_of("needle"), markdown=True)
+    assert shown is not None
+    assert shown.text.endswith("x = 1 y = **needle**")
+
+
+def test_a_word_cut_by_the_step_of_reading_is_seen_whole() -> None:
+    for before in range(4080, 4100):
+        text = "x" * before + " needles " + "x" * 5000
+        assert any_span(text, terms_of('"needle"')) is None
+        assert any_span(text, terms_of('"needles"')) == (before + 1, before + 8)
 
 
 def test_an_excerpt_begins_before_the_hit(database: Database) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.database import Database
-from kvchat.chat.search import find, index_some
+from kvchat.chat.search import MOST_CHATS, find, index_some
 from tests.chat.library import MESSAGES, fill
 
 CHATS = 10_000
@@ -24,6 +24,8 @@ QUERIES = {
     "a word without its accent": "cafe",
     "many words begin so": "gra sto",
     "common but never together": '"people way day man thing"',
+    "at the end of 200 documents": "appendix",
+    "the same in Chinese": "附录",
     "nowhere": "xyzzy",
 }
 
@@ -53,5 +55,7 @@ def test_finds_at_once_in_ten_thousand_chats(tmp_path: Path) -> None:
     for words in ("a rare word", "rare Chinese"):
         assert [(hit.conversation_id, hit.message_ids) for hit in found[words]] == [("chat77", ("chat77.5",))]
     assert found["nowhere"] == found["common but never together"] == ()
+    assert all(hit.in_document and hit.excerpt for hit in found["at the end of 200 documents"])
+    assert len(found["the same in Chinese"]) == MOST_CHATS
     assert len(found["a word in every message"]) > 40
     assert all(hit.marks for words in ("one Chinese character", "an emoji") for hit in found[words])

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
+from kvchat.chat.attachments import searched_text
 from kvchat.chat.context import ContextUse
 from kvchat.chat.context_desk import ContextDesk
 from kvchat.chat.drafts import Drafts
@@ -21,7 +22,7 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
-from kvchat.chat.folding import spans, terms_of
+from kvchat.chat.folding import has_terms, spans, terms_of
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.options import ChatOptions, Manner, check
 from kvchat.chat.options_desk import OptionsDesk
@@ -159,11 +160,12 @@ class FakeFinder(Finder):
         terms = terms_of(query)
         found = []
         for talk in await self._chat.conversations():
-            said = [m for m in self._chat.said[talk.id] if terms and all(spans(m.content, (t,)) for t in terms)]
+            said = [m for m in self._chat.said[talk.id] if terms and has_terms(searched_text(m), terms)]
             if said:
                 ids = tuple(message.id for message in reversed(said))
                 excerpt = said[-1].content[:120]
-                found.append(FoundChat(talk.id, talk.title, ids, excerpt, tuple(spans(excerpt, terms))))
+                in_document = not has_terms(said[-1].content, terms)
+                found.append(FoundChat(talk.id, talk.title, ids, excerpt, tuple(spans(excerpt, terms)), in_document))
         return Found(tuple(found), self.complete)
 
     def begin_indexing(self) -> None:

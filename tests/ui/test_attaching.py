@@ -12,7 +12,8 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import QuestionNotStored
 from kvchat.errors import KvchatError
-from kvchat.ui.attachment_chips import AttachmentView, short_name
+from kvchat.ui.attachment_chips import short_name
+from kvchat.ui.attachment_view import AttachmentView
 from kvchat.ui.composer import LONG_PASTE
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import UserView

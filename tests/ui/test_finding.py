@@ -7,7 +7,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.documents import document_of_text
 from kvchat.chat.messages import Role
+from kvchat.ui.attachment_view import AttachmentView
 from kvchat.ui.main_window import MainWindow
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -133,3 +135,26 @@ async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow,
     assert window.find_bar.place.text() == "1 of 2"
     qtbot.keyClicks(window.find_bar.field, "x")
     assert window.find_bar.place.text() == "Not found"
+
+
+async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    document = document_of_text("notes.txt", "😀 line\n" * 300 + "The platypus.\n" + "line\n" * 300 + "platypuses")
+    furnished.chat.write("other", Role.USER, "What is in it?", attachments=(document,))
+    await search(window, qtbot, "platypus")
+    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
+    await until(lambda: window.findChild(AttachmentView) is not None, "the document")
+    shown = window.findChild(AttachmentView)
+    assert isinstance(shown, AttachmentView)
+    assert window.find_bar.place.text() == "1 of 1"
+    assert [mark.cursor.selectedText() for mark in shown.text.extraSelections()] == ["platypus"] * 2
+    assert shown.text.textCursor().block().text() == "The platypus."
+    shown.activateWindow()
+    qtbot.keyClick(shown, Qt.Key.Key_F3)
+    assert shown.text.textCursor().block().text() == "platypuses"
+    assert shown.place.text() == "2 of 2"
+    shown.close()
+    view = window.transcript.views[furnished.chat.said["other"][-1].id]
+    assert view.chips is not None
+    assert view.chips.chips[0].property("found") == "true"
+    window.find_bar.close_bar()
+    assert view.chips.chips[0].property("found") == "false"

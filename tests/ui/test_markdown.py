@@ -9,11 +9,11 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QTextDocument
 from pytestqt.qtbot import QtBot
 
+from kvchat.safe_text import calm, spelled_out
 from kvchat.ui.blocks import Code, Prose, Wide
 from kvchat.ui.formulas import Formulas
 from kvchat.ui.markdown import is_web_link, plain_blocks
 from kvchat.ui.page_style import PageStyle
-from kvchat.ui.safe_text import calm, spelled_out
 from kvchat.ui.text_page import TextPage
 from kvchat.ui.theme import Look
 from tests.ui.reading import blocks, prose
