@@ -77,6 +77,10 @@ def _dispatch(options: argparse.Namespace) -> int:
         from kvchat.cli.arguments import models_options
 
         return models.run(models_options(options))
+    if options.command == "search":
+        from kvchat.cli import search
+
+        return search.run(" ".join(options.words), as_json=options.json)
     if options.command in ("export", "import", "backup", "restore"):
         return _keep(options)
     if options.command == "doctor":
