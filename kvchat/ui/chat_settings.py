@@ -6,16 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QWidget
 
-from kvchat.chat.options import BadOptions
 from kvchat.chat.presets import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.confirm import confirm
 from kvchat.ui.elided import ElidedLabel
-from kvchat.ui.options_form import Filling, OptionsForm
-from kvchat.ui.panel import Panel
-from kvchat.ui.scroll_ground import ScrollGround
+from kvchat.ui.options_form import Filling
+from kvchat.ui.options_panel import OptionsPanel
 from kvchat.ui.settings_entries import ChoiceBox
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
@@ -32,41 +30,33 @@ class Subject:
     model: str | None  # path
 
 
-class ChatSettings(Panel):
+class ChatSettings(OptionsPanel):
     """One window, shown for one conversation at a time."""
 
     begun = Signal(str)  # a conversation that was made here
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
-        super().__init__(look, wishes, parent)
+        super().__init__(look, wishes, "Chat settings", parent)
         self._runtime = runtime
         self._subject = Subject(None, "", None)
         self._before = Filling()
         self._said = False
         self._presets: list[Preset] = []
         self._model: str | None = None  # that of a preset that was taken
-        self.setWindowTitle("Chat settings")
-        self.setAccessibleName("Chat settings")
         self.resize(600, 680)
         self.setMinimumSize(520, 460)
         self.title, self.words = ElidedLabel("title"), QLabel()
-        self.form, self.preset = OptionsForm(look), ChoiceBox(look)
-        self.manage, self.save, leave = QPushButton("Presets…"), QPushButton("Save"), QPushButton("Cancel")
-        self._build(leave)
+        self.preset, self.manage = ChoiceBox(look), QPushButton("Presets…")
         self.preset.activated.connect(self._take_preset)
         self.manage.clicked.connect(self.presets_requested)
-        self.save.clicked.connect(self._save)
-        leave.clicked.connect(self.close)
+        self._fill()
 
     def show_subject(self, subject: Subject) -> None:
         """Show how a conversation is answered."""
         self._subject, self._model = subject, None
         self.title.set_text(subject.title)
-        self.save.setEnabled(False)
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.come()
         self.wish(self._load(subject))
 
     async def _load(self, subject: Subject) -> None:
@@ -103,13 +93,7 @@ class ChatSettings(Panel):
         self.form.fill(Filling(preset.system, options))
         self._model = preset.model
 
-    def _save(self) -> None:
-        try:
-            filling = self.form.read()
-        except BadOptions as error:
-            self.form.refuse(f"{error.title}. {error.detail}".strip())
-            return
-        self.form.refuse("")
+    def _take(self, filling: Filling) -> None:
         if self._said and filling.system != self._before.system:
             self._ask(lambda: self.wish(self._store(self._subject, filling)))
         else:
@@ -138,40 +122,14 @@ class ChatSettings(Panel):
                 await chat.use_model(id, self._model)
         self.close()
 
-    def _build(self, leave: QPushButton) -> None:
+    def _fill(self) -> None:
         self.words.setProperty("kind", "small")
         self.words.setTextFormat(Qt.TextFormat.PlainText)
         self.words.setWordWrap(True)
         self.preset.setAccessibleName("Preset")
-        self.save.setProperty("kind", "primary")
-        for button in (self.manage, self.save, leave):
-            button.setAccessibleName(button.text())
-        ground = ScrollGround("settingsPage")
-        inside = QVBoxLayout(ground)
-        inside.setContentsMargins(24, 4, 24, 12)
-        inside.addWidget(self.form)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        scroll.setWidget(ground)
-        above, row, below = QVBoxLayout(), QHBoxLayout(), QHBoxLayout()
-        above.setContentsMargins(24, 18, 24, 8)
-        above.setSpacing(8)
+        self.manage.setAccessibleName(self.manage.text())
+        row = QHBoxLayout()
         row.setSpacing(8)
-        below.setSpacing(8)
         row.addWidget(self.preset, 1)
         row.addWidget(self.manage)
-        for widget in (self.title, self.words, self.notices):
-            above.addWidget(widget)
-        above.addLayout(row)
-        below.setContentsMargins(24, 10, 24, 16)
-        below.addStretch(1)
-        below.addWidget(leave)
-        below.addWidget(self.save)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addLayout(above)
-        column.addWidget(scroll, 1)
-        column.addLayout(below)
+        self._build(self.title, self.words, self.notices, row)

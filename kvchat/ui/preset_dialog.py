@@ -5,36 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 
-from kvchat.chat.options import BadOptions
 from kvchat.chat.presets import Preset
 from kvchat.runtime import Runtime
-from kvchat.ui.options_form import Filling, OptionsForm
-from kvchat.ui.panel import Panel
-from kvchat.ui.scroll_ground import ScrollGround
+from kvchat.ui.options_form import Filling
+from kvchat.ui.options_panel import OptionsPanel
 from kvchat.ui.settings_entries import ChoiceBox
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 
 
-class PresetDialog(Panel):
+class PresetDialog(OptionsPanel):
     """Makes a preset or changes one."""
 
     stored = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
-        super().__init__(look, wishes, parent)
+        super().__init__(look, wishes, "Preset", parent)
         self._runtime = runtime
         self._preset = Preset("")
-        self.setWindowTitle("Preset")
-        self.setAccessibleName("Preset")
         self.resize(580, 640)
-        self.name, self.with_model, self.form = QLineEdit(), ChoiceBox(look), OptionsForm(look)
-        self.save, leave = QPushButton("Save"), QPushButton("Cancel")
-        self._build(leave)
-        self.save.clicked.connect(self._save)
-        leave.clicked.connect(self.close)
+        self.name, self.with_model = QLineEdit(), ChoiceBox(look)
+        self.name.setPlaceholderText("Name")
+        self.name.setAccessibleName("Name")
+        self.with_model.setAccessibleName("Model")
+        self._build(self.notices, self.name, self.with_model)
 
     def edit(self, preset: Preset) -> None:
         """Come to the front with a preset."""
@@ -46,10 +42,7 @@ class PresetDialog(Panel):
         if model is not None:
             self.with_model.addItem(f"Always answered by {self._runtime.model.name_of(model)}", model)
         self.with_model.setCurrentIndex(1 if preset.model else 0)
-        self.save.setEnabled(False)
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.come()
         self.name.setFocus()
         self.wish(self._load(preset, model))
 
@@ -61,14 +54,8 @@ class PresetDialog(Panel):
             self.form.fill(Filling(preset.system, preset.options))
             self.save.setEnabled(True)
 
-    def _save(self) -> None:
-        try:
-            filling = self.form.read()
-        except BadOptions as error:
-            self.form.refuse(f"{error.title}. {error.detail}".strip())
-            return
-        model = self.with_model.currentData()
-        name = self.name.text().strip() or "Preset"
+    def _take(self, filling: Filling) -> None:
+        name, model = self.name.text().strip() or "Preset", self.with_model.currentData()
         self.wish(
             self._store(replace(self._preset, name=name, system=filling.system, model=model, options=filling.options))
         )
@@ -77,34 +64,3 @@ class PresetDialog(Panel):
         await self._runtime.chat.options.store_preset(preset)
         self.stored.emit()
         self.close()
-
-    def _build(self, leave: QPushButton) -> None:
-        self.name.setPlaceholderText("Name")
-        self.name.setAccessibleName("Name")
-        self.with_model.setAccessibleName("Model")
-        self.save.setProperty("kind", "primary")
-        for button in (self.save, leave):
-            button.setAccessibleName(button.text())
-        ground = ScrollGround("settingsPage")
-        inside = QVBoxLayout(ground)
-        inside.setContentsMargins(24, 4, 24, 12)
-        inside.addWidget(self.form)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setWidget(ground)
-        above, below = QVBoxLayout(), QHBoxLayout()
-        above.setContentsMargins(24, 18, 24, 8)
-        above.setSpacing(8)
-        below.setSpacing(8)
-        for widget in (self.notices, self.name, self.with_model):
-            above.addWidget(widget)
-        below.setContentsMargins(24, 10, 24, 16)
-        below.addStretch(1)
-        below.addWidget(leave)
-        below.addWidget(self.save)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addLayout(above)
-        column.addWidget(scroll, 1)
-        column.addLayout(below)
