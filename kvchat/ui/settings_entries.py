@@ -100,23 +100,49 @@ class ChoiceEntry(Entry):
         self.box.setCurrentIndex(self.box.findData(value))
 
 
-class NumberEntry(Entry):
+class FieldEntry(Entry):
+    """A setting that is typed into a line."""
+
+    def __init__(self, name: str, title: str, words: str, field: QLineEdit, control: QWidget, *, wide: bool) -> None:
+        """`name` is the setting's; `control` holds the field."""
+        super().__init__(title, words, control, wide=wide)
+        self.name, self.field = name, field
+        field.setAccessibleDescription(words)
+        self.title.setBuddy(field)
+        field.editingFinished.connect(self._take)
+
+    def refuse(self, reason: str) -> None:
+        """Mark the field as well."""
+        super().refuse(reason)
+        self.field.setAccessibleDescription(reason or self.words.text())
+        self.field.setProperty("tone", "bad" if reason else "")
+        self.field.style().unpolish(self.field)
+        self.field.style().polish(self.field)
+
+    def restore(self, settings: Settings) -> None:
+        """Forget what was typed and not taken."""
+        self.field.setModified(False)
+        self.refresh(settings)
+
+    def _take(self) -> None:
+        """Enter was pressed, or the field was left."""
+        raise NotImplementedError
+
+
+class NumberEntry(FieldEntry):
     """A setting that is a number, or empty for its default. What makes no sense is refused in place."""
 
     def __init__(
         self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str, reset: str
     ) -> None:
         """`default` stands in the empty field; `reset` is the button that empties it."""
-        self.field, self.reset = QLineEdit(), QPushButton(reset)
-        super().__init__(title, words, _field_with_unit(self.field, notation.unit, self.reset))
-        self.name, self._notation, self._change = name, notation, change
+        field, self.reset = QLineEdit(), QPushButton(reset)
+        super().__init__(name, title, words, field, _field_with_unit(field, notation.unit, self.reset), wide=False)
+        self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
         self.field.setFixedWidth(_FIELD_WIDTH)
         self.field.setPlaceholderText(default)
         self.field.setAccessibleName(f"{title}, in {notation.unit}")
-        self.field.setAccessibleDescription(words)
-        self.title.setBuddy(self.field)
-        self.field.editingFinished.connect(self._take)
         self.reset.setProperty("kind", "link")
         self.reset.setAccessibleName(f"{title}: {reset}")
         self.reset.clicked.connect(self._reset)
@@ -133,25 +159,11 @@ class NumberEntry(Entry):
         super().say(words)
         self.field.setAccessibleDescription(words)
 
-    def refuse(self, reason: str) -> None:
-        """Mark the field as well."""
-        super().refuse(reason)
-        self.field.setAccessibleDescription(reason or self.words.text())
-        self.field.setProperty("tone", "bad" if reason else "")
-        self.field.style().unpolish(self.field)
-        self.field.style().polish(self.field)
-
-    def restore(self, settings: Settings) -> None:
-        """Forget what was typed and not taken."""
-        self.field.setModified(False)
-        self.refresh(settings)
-
     def _write(self, value: int | None) -> None:
         self.field.setText("" if value is None else self._notation.write(value))
         self.refuse("")
 
     def _take(self) -> None:
-        """Enter was pressed, or the field was left."""
         if not self.field.isModified():
             return
         text = self.field.text().strip()

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QWidget
 
 from kvchat.settings import Settings
-from kvchat.ui.settings_entries import Change, Entry
+from kvchat.ui.settings_entries import Change, FieldEntry
 from kvchat.ui.settings_page import Desk
 
 Judge = Callable[[str, str], Awaitable[str]]  # of a setting's name and its text: why not, empty where it can
 
 
-class TextEntry(Entry):
+class TextEntry(FieldEntry):
     """A wide field and a button that empties it."""
 
     def __init__(
@@ -29,14 +29,11 @@ class TextEntry(Entry):
         empty: str | None = "",
     ) -> None:
         """`example` stands in the empty field; `empty` is the setting's value then."""
-        self.field, self.clear = QLineEdit(), QPushButton("Clear")
-        super().__init__(title, words, _beside(self.field, self.clear), wide=True)
-        self.name, self._desk, self._judge, self._change, self._empty = name, desk, judge, change, empty
+        field, self.clear = QLineEdit(), QPushButton("Clear")
+        super().__init__(name, title, words, field, _beside(field, self.clear), wide=True)
+        self._desk, self._judge, self._change, self._empty = desk, judge, change, empty
         self.field.setPlaceholderText(example)
         self.field.setAccessibleName(title)
-        self.field.setAccessibleDescription(words)
-        self.title.setBuddy(self.field)
-        self.field.editingFinished.connect(self._take)
         self.clear.setProperty("kind", "link")
         self.clear.setAccessibleName(f"{title}: clear")
         self.clear.clicked.connect(self._clear)
@@ -48,21 +45,7 @@ class TextEntry(Entry):
             self.refuse("")
         self.clear.setVisible(bool(self.field.text()))
 
-    def restore(self, settings: Settings) -> None:
-        """Forget what was typed and not taken."""
-        self.field.setModified(False)
-        self.refresh(settings)
-
-    def refuse(self, reason: str) -> None:
-        """Mark the field as well."""
-        super().refuse(reason)
-        self.field.setAccessibleDescription(reason or self.words.text())
-        self.field.setProperty("tone", "bad" if reason else "")
-        self.field.style().unpolish(self.field)
-        self.field.style().polish(self.field)
-
     def _take(self) -> None:
-        """Enter was pressed, or the field was left."""
         if self.field.isModified():
             self._desk.panel.wish(self._weigh(self.field.text().strip()))
 
