@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from kvchat.library.memory_bar import COMPUTER, MemoryBar
+from kvchat.ui.round_bar import HEIGHT, RoundBar, mix
 from kvchat.ui.theme import Look
-from kvchat.ui.usage_picture import mix
 from kvchat.wording import size
 
-_HEIGHT = 14
 _LEAST = 3.0  # pixels; a part that is there is seen
 _TONES = (1.0, 0.6, 0.3)  # of the accent: weights, KV cache, buffers
 
@@ -42,27 +41,16 @@ class MemoryPicture(QWidget):
         self.setAccessibleName(f"{name}: {bar.in_words}")
 
 
-class _Bar(QWidget):
+class _Bar(RoundBar):
     """As long as the free memory; from the left what the model takes, at the right end the margin."""
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
         self._look, self._bar = look, bar
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
-    def sizeHint(self) -> QSize:
-        """As wide as there is room, and of one height."""
-        return QSize(200, _HEIGHT)
-
-    def paintEvent(self, event: QPaintEvent) -> None:
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
         """Parts after each other; the margin is hatched, and the model's part of it too where it does not fit."""
         theme, bar = self._look.theme, self._bar
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        box = QRectF(self.rect())
-        path = QPainterPath()
-        path.addRoundedRect(box, _HEIGHT / 2, _HEIGHT / 2)
-        painter.setClipPath(path)
         painter.fillRect(box, QColor(theme.line))
         scale = box.width() / max(bar.free, bar.needed, 1)
         left = 0.0
@@ -73,9 +61,8 @@ class _Bar(QWidget):
         margin = bar.margin * scale
         painter.setClipRect(QRectF(box.right() - margin, 0, margin, box.height()), Qt.ClipOperation.IntersectClip)
         painter.setPen(QColor(theme.muted if bar.fits else theme.warn))
-        for x in range(int(box.right() - margin) - _HEIGHT, int(box.right()) + 1, 5):
-            painter.drawLine(x, _HEIGHT, x + _HEIGHT, 0)
-        painter.end()
+        for x in range(int(box.right() - margin) - HEIGHT, int(box.right()) + 1, 5):
+            painter.drawLine(x, HEIGHT, x + HEIGHT, 0)
 
 
 def _parts(bar: MemoryBar) -> tuple[int, int, int]:

@@ -11,7 +11,8 @@ from PySide6.QtWidgets import (
 from kvchat.ui.elided import one_line
 from kvchat.ui.icons import icon
 from kvchat.ui.item_list import ROW, Index, ItemDelegate
-from kvchat.ui.usage_picture import mix, shared_colour
+from kvchat.ui.round_bar import mix
+from kvchat.ui.usage_picture import shared_colour
 from kvchat.ui.usage_row import UsageRow
 from kvchat.ui.usage_words import split_of
 from kvchat.wording import size

@@ -1,0 +1,43 @@
+"""A bar with round ends, as wide as there is room; what stands in it is drawn by whoever has it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, QSize
+from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+HEIGHT = 14
+
+
+class RoundBar(QWidget):
+    """Subclasses paint inside the shape."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        """As wide as there is room, and of one height."""
+        return QSize(200, HEIGHT)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Clip to the shape and have it painted."""
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        box = QRectF(self.rect())
+        path = QPainterPath()
+        path.addRoundedRect(box, HEIGHT / 2, HEIGHT / 2)
+        painter.setClipPath(path)
+        self.paint_inside(painter, box)
+        painter.end()
+
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        """Fill the box; what lies outside the shape is cut off."""
+        raise NotImplementedError
+
+
+def mix(a: str, b: str, share: float) -> QColor:
+    """A colour between two "#rrggbb": `share` of the first."""
+    first, second = QColor(a), QColor(b)
+    pairs = ((first.red(), second.red()), (first.green(), second.green()), (first.blue(), second.blue()))
+    return QColor(*(round(x * share + y * (1 - share)) for x, y in pairs))
