@@ -78,12 +78,10 @@ class Runtime:
         self._storing_settings = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
 
-    async def raise_context(self) -> None:
-        """Choose the next larger context size and start the engine with it; save points stay good."""
-        larger = self.engine.larger_context
-        if larger is not None:
-            await self.apply_settings(dataclasses.replace(self.settings, context_size=larger))
-            await self.restart_engine()
+    async def raise_context(self, tokens: int) -> None:
+        """Wish for a larger context size and start the engine with it; save points stay good."""
+        await self.apply_settings(dataclasses.replace(self.settings, context_size=tokens))
+        await self.restart_engine()
 
     @property
     def break_even(self) -> BreakEven | None:

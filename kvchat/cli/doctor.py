@@ -26,7 +26,7 @@ from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.library.model_identity import model_identity
 from kvchat.paths import Paths, resolve_paths
-from kvchat.rooms.choice import memory_for
+from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings, load_settings
 from kvchat.wording import size as size_in_words
 
@@ -161,7 +161,7 @@ def _look_at_model(
         return ModelReport(None), None
     try:
         facts = read_facts(Path(settings.model_path))
-        learned = book.find(Circumstances(model_identity(facts.path), build, memory.device_kind))
+        learned = book.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
     context = choose_context_size(facts, memory, settings.kv_type, settings.context_size, corrections=learned)

@@ -13,6 +13,7 @@ from kvchat.cli.columns import columns
 from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.cli.session import run_until_interrupted
 from kvchat.errors import KvchatError
+from kvchat.library.corrections import CorrectionBook
 from kvchat.library.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.hub import HubFile, HubModel, HubRepository, repository_in
@@ -23,7 +24,7 @@ from kvchat.library.model_finder import FoundModel, UnreadableFolder
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.verdict import Judgement, judge_size
 from kvchat.paths import Paths, resolve_paths
-from kvchat.rooms.choice import free_memory
+from kvchat.rooms.capacity import look_at_capacity, model_judge
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.wording import size, tokens_short
 
@@ -40,9 +41,9 @@ def run(options: ModelsOptions) -> int:
     library = ModelLibrary(paths, lambda: chosen)
     match options.action:
         case ModelsAction.LIST:
-            return run_until_interrupted(_list(library, settings, options.as_json))
+            return run_until_interrupted(_list(library, paths, settings, options.as_json))
         case ModelsAction.SUGGEST:
-            return _suggest(free_memory(settings), options.as_json)
+            return _suggest(look_at_capacity(settings).memory, options.as_json)
         case ModelsAction.SEARCH:
             return run_until_interrupted(_search(library, options))
         case ModelsAction.FILES:
@@ -53,9 +54,10 @@ def run(options: ModelsOptions) -> int:
             return _token(library, options)
 
 
-async def _list(library: ModelLibrary, settings: Settings, as_json: bool) -> int:
+async def _list(library: ModelLibrary, paths: Paths, settings: Settings, as_json: bool) -> int:
     models: list[JudgedModel] = []
-    unreadable = await library.find(free_memory(settings), settings.kv_type, models.append)
+    judge = model_judge(settings, look_at_capacity(settings), CorrectionBook(paths.memory_corrections))
+    unreadable = await library.find(judge, models.append)
     models.sort(key=lambda one: (one.judgement is None, one.model.name.lower()))
     if as_json:
         print(json.dumps({"models": [_fields(one) for one in models]}))
@@ -149,7 +151,7 @@ def _hub_fields(one: HubModel) -> dict[str, Any]:
 
 
 async def _files(library: ModelLibrary, settings: Settings, options: ModelsOptions) -> int:
-    repository, memory = await library.hub.repository(_named(options.what)), free_memory(settings)
+    repository, memory = await library.hub.repository(_named(options.what)), look_at_capacity(settings).memory
     if options.as_json:
         files = [
             dataclasses.asdict(file) | {"size": file.size, "verdict": judge_size(file.size, memory).verdict.value}

@@ -23,6 +23,7 @@ MINIMUM = 2048  # tokens; less is of little use for a conversation
 MARGIN_SHARE = 0.10  # of free memory, left for everything else
 MARGIN_LEAST = 256 * 1024 * 1024  # bytes
 ENOUGH_ON_DEVICE = 16_384  # tokens; with that much on the GPU, memory beside it is not worth its slowness
+WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,24 @@ def smaller_choices(
     """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
     chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections), memory)
     return tuple(chooser.stepped_down(tokens, placement, choice) for tokens, placement in chooser.steps_below(choice))
+
+
+def larger_choice(
+    tokens: int,
+    placement: Placement | None,
+    facts: GgufFacts,
+    memory: MemoryFacts,
+    kv_type: str,
+    *,
+    corrections: Corrections = NOTHING_LEARNED,
+    swa_full: bool = False,
+) -> ContextChoice | None:
+    """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much and what was trained.
+
+    `placement` is where the model is now; with less of it on the GPU only where nothing larger fits otherwise. None
+    where nothing worth a restart fits.
+    """
+    return _Chooser(Demand(facts, kv_type, swa_full, corrections), memory).above(tokens, placement)
 
 
 def margin(free: int) -> int:
@@ -133,6 +152,23 @@ class _Chooser:
             # b11434 caps the slot at the trained context, and allocates the rest in vain
             warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
         return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, wished=True)
+
+    def above(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
+        """The next larger size, None where nothing worth a restart fits."""
+        most, worthwhile = min(2 * tokens, self._trained), tokens + tokens // WORTHWHILE_PART
+        stays = placement or self._in_memory
+        for place in (lambda _: stays, self._best_placement):
+            larger = self._largest_fitting(most, place)
+            where = place(larger)
+            if larger >= worthwhile and self._fits(larger, where):
+                needed, free = self._compared(larger, where)
+                slower = f" Then {where.in_words}: slower." if where != stays else ""
+                reason = (
+                    f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
+                    f"{self._place(where)} once the engine has stopped.{slower}"
+                )
+                return self._choice(larger, where, reason)
+        return None
 
     def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""

@@ -66,13 +66,14 @@ class Circumstances:
     """What corrections hold for."""
 
     model: str  # its identity
+    size: int  # of its files, in bytes
     build: str  # what tells one build of the engine from another
     device: str  # "CPU", "CUDA", "Vulkan", …
 
     @property
     def key(self) -> str:
         """One string for all of it."""
-        return "|".join((self.model, self.build, self.device))
+        return f"{self.model}{_about(self.size, self.build, self.device)}"
 
 
 class CorrectionBook:
@@ -88,6 +89,10 @@ class CorrectionBook:
         entry = self._entries().get(circumstances.key, NOTHING_LEARNED)
         due = not entry.ran_out_at <= self.clock() < entry.until  # nor is a date to come to be believed
         return dataclasses.replace(entry, due=due and entry.share < 1.0)
+
+    def knows(self, size: int, build: str, device: str) -> bool:
+        """Whether a model of this size, in bytes, was met with this build and kind of device."""
+        return any(key.endswith(_about(size, build, device)) for key in self._entries())
 
     def learn(self, circumstances: Circumstances, corrections: Corrections) -> None:
         """Remember corrections, in place of older ones. A file that cannot be written costs accuracy alone."""
@@ -115,6 +120,11 @@ def factor(actual: int, estimated: float) -> float:
     if actual <= 0 or estimated <= 0:
         return 1.0
     return min(max(actual / estimated, LEAST_FACTOR), MOST_FACTOR)
+
+
+def _about(size: int, build: str, device: str) -> str:
+    """How a key ends, whichever model of that size it is about."""
+    return f"|{size}|{build}|{device}"
 
 
 def _makes_sense(entry: Corrections) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.library.downloads import Download, Downloads
+from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.hub import Hub, HubFile, HubRepository
 from kvchat.library.hub_download import Order
 from kvchat.library.hub_token import TokenStore
-from kvchat.library.memory import MemoryFacts
 from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolder
 from kvchat.library.model_folders import model_folders, this_machine
-from kvchat.library.verdict import Judgement, judge
+from kvchat.library.verdict import Judgement
 from kvchat.paths import Paths
 
 
@@ -44,16 +44,19 @@ class ModelLibrary:
         return lambda: self._listeners.remove(listener)
 
     async def find(
-        self, memory: MemoryFacts, kv_type: str, found: Callable[[JudgedModel], None]
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None]
     ) -> tuple[UnreadableFolder, ...]:
-        """Look for models, telling each as it is found; returns the folders that may not be read. Can be cancelled."""
+        """Look for models, telling each as it is found; returns the folders that may not be read. Can be cancelled.
+
+        `judge` is called in another thread.
+        """
         loop, stop = asyncio.get_running_loop(), threading.Event()
 
         def look() -> tuple[UnreadableFolder, ...]:
             chosen = [Path(folder).expanduser() for folder in self._chosen()]
             finder = ModelFinder(model_folders(self._paths.models, chosen, this_machine()), self._paths.model_facts)
             for model in finder.models(stop):
-                judgement = judge(model.facts, memory, kv_type) if model.facts else None
+                judgement = judge(model.facts) if model.facts else None
                 loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
             return tuple(finder.unreadable)
 

@@ -14,7 +14,6 @@ from kvchat.library.memory import MemoryFacts
 from kvchat.settings import Settings
 from kvchat.wording import size as size_in_words
 
-WORTHWHILE = 64_000_000  # bytes; less is not worth anybody's attention
 SMALLER_KV = "q8_0"
 FULL_WINDOW = "--swa-full"
 FLASH_ATTENTION = "-fa on"
@@ -27,8 +26,8 @@ class Proposal:
     title: str
     gain: str  # a sentence
     price: str  # a sentence
-    tokens: int  # by which the context would be longer
-    bytes: int  # memory set free at the context there is; negative: taken
+    tokens: int = 0  # by which the context would be longer
+    bytes: int = 0  # memory set free at the context there is; negative: taken
     kv_type: str | None = None  # the setting to change, or …
     engine_argument: str | None = None  # … what to add to the engine's extra arguments
 
@@ -81,17 +80,16 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
     # llama.cpp: a quantised V cache requires flash attention
     if situation.kv_type not in ("f16", "bf16", "f32") or not divides or not situation.corrections.flash_attention:
         return None
-    tokens = situation.otherwise(kv_type=SMALLER_KV).tokens - choice.tokens
-    freed = choice.kv_bytes - situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens).kv_bytes
-    if freed < WORTHWHILE and tokens <= 0:
-        return None
-    return Proposal(
-        f"Keep the context in less memory ({SMALLER_KV})",
-        f"{_more(tokens)} fit into the same memory." if tokens > 0 else f"It sets {size_in_words(freed)} free.",
-        "Replies may differ in small ways, and saved conversations are read once more.",
-        tokens,
-        freed,
-        kv_type=SMALLER_KV,
+    return _bought(
+        situation,
+        situation.otherwise(kv_type=SMALLER_KV),
+        situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens),
+        Proposal(
+            f"Keep the context in less memory ({SMALLER_KV})",
+            "",
+            "Replies may differ in small ways, and saved conversations are read once more.",
+            kv_type=SMALLER_KV,
+        ),
     )
 
 
@@ -101,18 +99,41 @@ def _flash_attention(situation: Situation) -> Proposal | None:
         return None
     better = dataclasses.replace(situation.corrections, flash_attention=True, compute=1.0)
     forced = dataclasses.replace(situation, corrections=better)
-    tokens = forced.otherwise().tokens - situation.choice.tokens
-    freed = situation.choice.needed - forced.otherwise(wanted=situation.choice.tokens).needed
-    if freed < WORTHWHILE and tokens <= 0:
-        return None
-    return Proposal(
-        "Insist on flash attention (-fa on)",
-        f"{_more(tokens)} fit into the same memory." if tokens > 0 else f"It sets {size_in_words(freed)} free.",
-        "The engine found that it does not suit this computer: it may be slow, or not start.",
-        tokens,
-        freed,
-        engine_argument=FLASH_ATTENTION,
+    return _bought(
+        situation,
+        forced.otherwise(),
+        forced.otherwise(wanted=situation.choice.tokens),
+        Proposal(
+            "Insist on flash attention (-fa on)",
+            "",
+            "The engine found that it does not suit this computer: it may be slow, or not start.",
+            engine_argument=FLASH_ATTENTION,
+        ),
     )
+
+
+def _bought(situation: Situation, best: ContextChoice, same: ContextChoice, offer: Proposal) -> Proposal | None:
+    """The offer with what it gains; None where memory is plentiful and it would only cost.
+
+    `best`: the choice it leads to; `same`: with it, at the context size there is.
+    """
+    choice = situation.choice
+    tokens, freed = best.tokens - choice.tokens, choice.needed - same.needed
+    if tokens > 0:
+        gain = f"{tokens:,} more tokens of context fit into the same memory."
+    elif best.fits and not choice.fits:
+        gain = f"The {best.tokens:,} tokens then fit."
+    elif _on_gpu(best) > _on_gpu(choice):
+        whole = best.placement is not None and best.placement.whole
+        gain = f"{'All' if whole else 'More'} of the model fits on the GPU then, which is faster."
+    else:
+        return None
+    return dataclasses.replace(offer, gain=gain, tokens=tokens, bytes=freed)
+
+
+def _on_gpu(choice: ContextChoice) -> tuple[int, int]:
+    """How much of a model a choice has on the GPU: the more the greater."""
+    return (choice.placement.gpu_layers, -choice.placement.cpu_experts) if choice.placement else (0, 0)
 
 
 def _full_window(situation: Situation) -> Proposal | None:
@@ -134,7 +155,3 @@ def _full_window(situation: Situation) -> Proposal | None:
         -taken,
         engine_argument=FULL_WINDOW,
     )
-
-
-def _more(tokens: int) -> str:
-    return f"{tokens:,} more tokens of context"

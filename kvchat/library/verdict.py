@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.library.context_size import choose_context_size, margin
+from kvchat.library.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.placement import ENGINE_BYTES
@@ -31,9 +32,16 @@ class Judgement:
     reason: str
 
 
-def judge(facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16") -> Judgement:
+def judge(
+    facts: GgufFacts,
+    memory: MemoryFacts,
+    kv_type: str = "f16",
+    *,
+    corrections: Corrections = NOTHING_LEARNED,
+    swa_full: bool = False,
+) -> Judgement:
     """A model whose header is known: by the context size that would be chosen for it."""
-    choice = choose_context_size(facts, memory, kv_type)
+    choice = choose_context_size(facts, memory, kv_type, corrections=corrections, swa_full=swa_full)
     if not choice.fits:
         return Judgement(Verdict.NO, choice.reason)
     if choice.beside_gpu:

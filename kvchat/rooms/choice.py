@@ -10,18 +10,19 @@ from pathlib import Path
 from kvchat.chat.findings import Subject
 from kvchat.chat.strategy import Strategy
 from kvchat.engine import extra_arguments
-from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
+from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, build_identity, usable_engine
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.context_size import ContextChoice, choose_context_size, smaller_choices
+from kvchat.library.context_size import ContextChoice, choose_context_size, larger_choice, smaller_choices
 from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
-from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
+from kvchat.library.memory import MemoryFacts
 from kvchat.library.model_identity import model_identity
 from kvchat.library.proposals import FULL_WINDOW, Proposal, Situation, proposals
+from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings
 
 FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
@@ -88,6 +89,21 @@ class EngineChoice:
         )
         return tuple(self._with(context) for context in contexts)
 
+    def larger(self, tokens: int, memory: MemoryFacts, corrections: Corrections) -> ContextChoice | None:
+        """The next context size above `tokens` that fits into `memory`; None where none does, or the model ends there.
+
+        `corrections`: what is known since the engine was loaded.
+        """
+        return larger_choice(
+            tokens,
+            self.context.placement,
+            self.facts,
+            memory,
+            self.plan.kv_type_k,
+            corrections=corrections,
+            swa_full=is_swa_full(self.plan.extra),
+        )
+
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
         """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
         situation = Situation(
@@ -125,7 +141,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
     extra, workers = wished_arguments(settings, location, asked)
     memory, identity = memory_for(location, workers), model_identity(model)
     build = build_identity(location, asked)
-    circumstances = Circumstances(identity, build, memory.device_kind)
+    circumstances = Circumstances(identity, facts.size, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
     context = choose_context_size(
         facts,
@@ -236,31 +252,6 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
     if not facts.original_context:
         return ""
     return "long" if context_size > facts.original_context else "short"
-
-
-def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
-    """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
-
-    Raises EngineNotFound, and BadWorkers where it is with them that the engine does not run.
-    """
-    if location.path is None:  # the embedded engine is built for the processor alone
-        return available_memory()
-    try:
-        devices = list_devices(location, workers)
-    except EngineNotFound as error:
-        if not workers:
-            raise
-        said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
-        raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
-    return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
-
-
-def free_memory(settings: Settings) -> MemoryFacts:
-    """The memory free for a model: the computer's alone where the engine cannot be asked. Blocks for a moment."""
-    try:
-        return memory_for(usable_engine(settings.engine_path)[0])
-    except KvchatError:
-        return available_memory()
 
 
 def file_stamps(files: Sequence[Path]) -> FileStamps:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from kvchat.engine.allocations import read_allocations
-from kvchat.library.corrections import CorrectionBook
+from kvchat.library.corrections import NOTHING_LEARNED, CorrectionBook
 from kvchat.library.measured import learn, learn_share, measured_bars
 from kvchat.library.memory_bar import MemoryBar
 from kvchat.rooms.choice import EngineChoice
@@ -19,6 +19,7 @@ class EngineMemory:
     def __init__(self, book: CorrectionBook, notify: Callable[[str, str], None]) -> None:
         """`book`: what earlier loads taught. `notify` tells the user something, a title and a detail."""
         self.book = book
+        self.learned = NOTHING_LEARNED  # with what was chosen last
         self.bars: tuple[MemoryBar, ...] = ()  # estimated as a model loads, measured when it is ready
         self._notify = notify
         self._smaller: Iterator[EngineChoice] = iter(())
@@ -28,6 +29,7 @@ class EngineMemory:
 
     def starts(self, choice: EngineChoice) -> None:
         """An engine is about to be started with this choice."""
+        self.learned = choice.corrections
         self.bars, self._smaller, self._ran_out = choice.context.bars, iter(choice.smaller()), None
 
     def ran_out(self, choice: EngineChoice) -> EngineChoice | None:
@@ -51,9 +53,9 @@ class EngineMemory:
             again = "" if ran_out.context.wished else f" More is tried again from {day(learned.until)} on."
             detail = f"It runs with less now. {choice.context.reason}{again}"
             self._notify("Memory ran out while the model loaded", detail)
-        learned = learn(choice.context, learned, actual)
-        if learned != choice.corrections:
-            write = asyncio.to_thread(self.book.learn, choice.circumstances, learned)
+        self.learned = learn(choice.context, learned, actual)
+        if self.learned != choice.corrections:
+            write = asyncio.to_thread(self.book.learn, choice.circumstances, self.learned)
             self._learning = asyncio.create_task(write, name="memory corrections")
 
     async def close(self) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvchat.engine.log import EngineLog
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.vitals import Vitals
-from kvchat.library.context_size import STEP
-from kvchat.library.memory import MemoryFacts
+from kvchat.library.context_size import ContextChoice
 from kvchat.library.memory_bar import MemoryBar, given_back
 from kvchat.library.proposals import Proposal
 from kvchat.rooms.both import EngineRooms
-from kvchat.rooms.choice import free_memory
+from kvchat.rooms.capacity import Capacity, ModelJudge, look_at_capacity, model_judge
 from kvchat.settings import Settings, differ
 
 # These need another engine process.
@@ -74,15 +74,6 @@ class EngineView:
         return self._room.context_size or (self._room.choice.context.tokens if self._room.choice else None)
 
     @property
-    def larger_context(self) -> int | None:
-        """The next larger context size that the model was trained for; None where there is none, or it is not ours."""
-        choice, now = self._room.choice, self.context_size
-        if choice is None or now is None or self._settings().engine_url:
-            return None
-        larger = min(2 * now, choice.facts.trained_context // STEP * STEP)
-        return larger if larger > now else None
-
-    @property
     def context_reason(self) -> str:
         """Why that context size, in words; empty before an engine was chosen."""
         return self._room.choice.context.reason if self._room.choice else ""
@@ -103,13 +94,26 @@ class EngineView:
         choice, started = self._room.choice, self._room.started_with
         return choice.proposals(started.context_size) if choice and started else ()
 
-    async def free_memory(self) -> MemoryFacts:
-        """The memory a model could use: what is free, and what the running one would give back.
+    async def capacity(self) -> Capacity:
+        """The memory a model could use, what the running one would give back included.
 
         Asks the engine for its devices, which takes a moment.
         """
-        memory = await asyncio.to_thread(free_memory, self._settings())
-        choice = self._room.choice
-        if choice is None or self.status.state is not EngineState.READY:
-            return memory
-        return given_back(memory, choice.context.bars)
+        capacity = await asyncio.to_thread(look_at_capacity, self._settings())
+        if self._room.choice is None or self.status.state is not EngineState.READY:
+            return capacity
+        return replace(capacity, memory=given_back(capacity.memory, self._room.memory_bars))
+
+    async def model_judge(self) -> ModelJudge:
+        """Who says whether a model fits here."""
+        return model_judge(self._settings(), await self.capacity(), self._room.own.memory.book)
+
+    async def larger_context(self) -> ContextChoice | None:
+        """The next larger context size that the model was trained for and that fits; None where there is none.
+
+        Asks the engine for its devices, which takes a moment. A server of the user's is not ours to change.
+        """
+        choice, now = self._room.choice, self.context_size
+        if choice is None or now is None:
+            return None
+        return choice.larger(now, (await self.capacity()).memory, self._room.own.memory.learned)

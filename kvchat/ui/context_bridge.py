@@ -13,6 +13,7 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
 from kvchat.chat.messages import Role
 from kvchat.chat.prompt import ConversationTooLong
+from kvchat.library.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge
 from kvchat.ui.composer import Composer
@@ -39,6 +40,8 @@ class ContextBridge(QObject):
         self._runtime, self._meter, self._card = runtime, meter, card
         self._composer, self._bridge, self._wishes = composer, bridge, wishes
         self._use: ContextUse | None = None
+        self._larger: ContextChoice | None = None  # what could be had in place of the context there is
+        self._asked = False  # for that, since the card is on show
         self._shown: str | None = ""  # the conversation the meter is about
         self._put_off: set[str | None] = set()  # conversations whose card the user does not want to see now
         self._summarising: dict[str, asyncio.Task[Any]] = {}
@@ -91,9 +94,17 @@ class ContextBridge(QObject):
             self._card.show_summarising()
         elif use is not None and use.tight and here not in self._put_off and not self._answering():
             turns = sum(1 for message in self._bridge.messages if message.role is Role.USER)
-            self._card.show_choice(use, self._runtime.engine.larger_context, can_shorten=turns > 1)
+            self._card.show_choice(use, self._larger, can_shorten=turns > 1)
+            if not self._asked:
+                self._asked = True
+                self._wishes.start(self._ask_larger())
         else:
+            self._asked = False
             self._card.hide()
+
+    async def _ask_larger(self) -> None:
+        self._larger = await self._runtime.engine.larger_context()
+        self._show_card()
 
     def _answering(self) -> bool:
         return self._bridge.current is not None and self._runtime.chat.is_answering(self._bridge.current)
@@ -103,6 +114,7 @@ class ContextBridge(QObject):
             case Speed(conversation_id=id, context_used=used) if id == self._bridge.current and self._use:
                 self._show(replace(self._use, used=used))
             case EngineChanged():
+                self._larger, self._asked = None, False
                 self._count_soon()
             case MessagesChanged(conversation_id=id) | ReplyFinished(conversation_id=id):
                 if id == self._bridge.current and not self._answering():
@@ -120,7 +132,8 @@ class ContextBridge(QObject):
 
     async def _raise(self) -> None:
         self._card.hide()
-        await self._runtime.raise_context()
+        if self._larger is not None:
+            await self._runtime.raise_context(self._larger.tokens)
 
     def _summarise(self) -> None:
         here = self._bridge.current

@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 
 from kvchat.chat.context import ContextUse
+from kvchat.library.context_size import ContextChoice
 from kvchat.ui.cards import Card
 from kvchat.wording import tokens_short
 
@@ -35,17 +36,18 @@ class ContextCard(Card):
         self.drop.setToolTip("You go on in a branch without the older messages; they stay on the branch you leave.")
         self.hide()
 
-    def show_choice(self, use: ContextUse, larger: int | None, *, can_shorten: bool) -> None:
+    def show_choice(self, use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool) -> None:
         """Offer what helps. `larger`: the context size that could be had; without turns nothing can be shortened."""
         taken = use.used + use.waiting
+        price = f"{larger.reason} " if larger is not None else ""
         self.say(
             "The context is nearly full" if taken <= use.limit else "This does not fit the context",
             f"{taken:,} of {use.limit:,} tokens are taken, and {use.reserve:,} are kept for the reply.",
-            "Nothing is cut unless you choose it." if can_shorten else "Send less at once, or choose a larger context.",
+            price + ("Nothing is cut unless you choose it." if can_shorten else "You may also send less at once."),
         )
         if larger is not None:
-            self.larger.setText(f"Raise to {tokens_short(larger)}")
-            self.larger.setToolTip("The engine starts again with a larger context; it takes more memory.")
+            self.larger.setText(f"Raise to {tokens_short(larger.tokens)}")
+            self.larger.setToolTip("The engine starts again with a larger context.")
         self._show_buttons(larger=larger is not None, shorten=can_shorten, working=False)
 
     def show_summarising(self) -> None:

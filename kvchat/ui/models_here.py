@@ -126,8 +126,7 @@ class ModelsHere(QWidget):
 
         try:
             self._say(())
-            memory = await self._runtime.engine.free_memory()
-            unreadable = await self._runtime.models.find(memory, self._runtime.settings.kv_type, found)
+            unreadable = await self._runtime.models.find(await self._runtime.engine.model_judge(), found)
         finally:
             self._looking = False
         self._models = fresh

@@ -174,7 +174,7 @@ class ModelsHub(QWidget):
 
     async def _free_memory(self) -> MemoryFacts:
         if self._memory is None:
-            self._memory = await self._runtime.engine.free_memory()
+            self._memory = (await self._runtime.engine.capacity()).memory
         return self._memory
 
     def _show_rows(self, heading: str, rows: Sequence[Row], *, back: bool = False) -> None:

@@ -4,10 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.context_size import ENOUGH_ON_DEVICE, MINIMUM, STEP, choose_context_size, margin, smaller_choices
+from kvchat.library.context_size import (
+    ENOUGH_ON_DEVICE,
+    MINIMUM,
+    STEP,
+    ContextChoice,
+    choose_context_size,
+    larger_choice,
+    margin,
+    smaller_choices,
+)
 from kvchat.library.corrections import Corrections
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.memory import DeviceMemory, MemoryFacts
+from kvchat.wording import size
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
 
 GB = 1_000_000_000
@@ -188,6 +198,38 @@ def test_steps_down_take_layers_off_the_gpu_before_the_context_gets_short(large:
     layers = [gpu_layers for tokens, gpu_layers in kept if tokens == ENOUGH_ON_DEVICE]
     assert layers[-5:] == [33, 24, 16, 8, 0]
     assert kept[-1] == (MINIMUM, 0)
+
+
+def test_a_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
+    larger = larger_choice(16_384, None, large, MemoryFacts(64 * GB), "f16")
+    assert larger is not None
+    assert larger.tokens == 32_768
+    assert (
+        larger.reason
+        == f"32,768 tokens take about {size(larger.needed)} of the 64 GB free once the engine has stopped."
+    )
+    most = larger_choice(16_384, None, large, MemoryFacts(10 * GB), "f16")
+    assert most is not None
+    assert 16_384 < most.tokens < 32_768
+    assert most.fits
+    assert larger_choice(16_384, None, large, MemoryFacts(8 * GB), "f16") is None
+    assert larger_choice(131_072, None, large, PLENTY, "f16") is None
+    ran_out = Corrections().after_running_out(0.5, 0.0)
+    assert larger_choice(16_384, None, large, MemoryFacts(16 * GB), "f16", corrections=ran_out) is None
+
+
+def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(large: GgufFacts) -> None:
+    def offered(gpu: float) -> ContextChoice | None:
+        memory = MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", round(gpu * GB)),))
+        whole = choose_context_size(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
+        return larger_choice(16_384, whole, large, memory, "f16")
+
+    roomy, narrow = offered(10), offered(7.8)
+    assert roomy is not None
+    assert narrow is not None
+    assert not roomy.beside_gpu
+    assert narrow.beside_gpu
+    assert narrow.reason.endswith("layers fit on the GPU: slower.")
 
 
 def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:

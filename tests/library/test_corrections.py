@@ -16,7 +16,7 @@ from tests.library.gguf_files import llama_8b
 
 GB = 1_000_000_000
 NOW = 1_800_000_000.0
-HERE = Circumstances("model", "version: 1", "CUDA")
+HERE = Circumstances("model", 5 * GB, "version: 1", "CUDA")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_newest_are_kept(book: CorrectionBook, monkeypatch: pytest.MonkeyPat
     assert book.find(dataclasses.replace(HERE, model="2")).kv == 1.5
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"model|version: 1|CUDA": {"kv": 1e9}}', "\0"])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"model|5000000000|version: 1|CUDA": {"kv": 1e9}}', "\0"])
 def test_a_damaged_book_is_an_empty_one(book: CorrectionBook, tmp_path: Path, text: str) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "memory.json").write_text(text)

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.hub import HubFile, HubPart, HubRepository
 from kvchat.library.memory import DeviceMemory, MemoryFacts
 from kvchat.library.memory_bar import COMPUTER, MemoryBar, given_back
 from kvchat.library.model_folders import Machine
 from kvchat.library.model_library import JudgedModel, ModelLibrary
-from kvchat.library.verdict import Verdict
+from kvchat.library.verdict import Judgement, Verdict, judge
 from kvchat.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf
 
 PLENTY = MemoryFacts(64_000_000_000)
+
+
+def fits(facts: GgufFacts) -> Judgement:
+    return judge(facts, PLENTY)
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ async def test_finds_judges_and_remembers(paths: Paths, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
     found: list[JudgedModel] = []
-    await ModelLibrary(paths, lambda: [str(tmp_path / "mine")]).find(PLENTY, "f16", found.append)
+    await ModelLibrary(paths, lambda: [str(tmp_path / "mine")]).find(fits, found.append)
     assert [one.model.name for one in found] == ["a", "b"]
     assert found[0].judgement is not None
     assert found[0].judgement.verdict is Verdict.FITS
@@ -52,7 +57,7 @@ async def test_a_look_can_be_cancelled(paths: Paths) -> None:
         found.append(one)
         looking.cancel()
 
-    looking = asyncio.ensure_future(ModelLibrary(paths, tuple).find(PLENTY, "f16", hear))
+    looking = asyncio.ensure_future(ModelLibrary(paths, tuple).find(fits, hear))
     with pytest.raises(asyncio.CancelledError):
         await looking
     assert len(found) < 300

@@ -8,7 +8,7 @@ import pytest
 from kvchat.library.context_size import choose_context_size
 from kvchat.library.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.gguf_facts import GgufFacts, read_facts
-from kvchat.library.memory import MemoryFacts
+from kvchat.library.memory import DeviceMemory, MemoryFacts
 from kvchat.library.proposals import Proposal, Situation, proposals
 from kvchat.settings import Settings
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
@@ -50,10 +50,26 @@ def test_a_smaller_kv_type_and_its_price(large: GgufFacts) -> None:
     assert proposal.taken(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
 
 
-def test_where_all_fits_it_still_sets_memory_free(large: GgufFacts) -> None:
-    proposal = only(proposals(situation(large, 100 * GB)))
-    assert proposal.tokens == 0
-    assert proposal.gain == "It sets 8.1 GB free."
+def test_where_memory_is_plentiful_it_would_only_cost(large: GgufFacts) -> None:
+    assert proposals(situation(large, 100 * GB)) == ()
+
+
+def test_a_wish_that_does_not_fit_may_fit_with_it(large: GgufFacts) -> None:
+    memory = MemoryFacts(10 * GB)
+    choice = choose_context_size(large, memory, "f16", 40_960)
+    assert not choice.fits
+    here = Situation(choice, large, memory, "f16", NOTHING_LEARNED, 40_960, (), takes_arguments=True)
+    proposal = only(proposals(here))
+    assert (proposal.tokens, proposal.gain) == (0, "The 40,960 tokens then fit.")
+
+
+def test_more_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
+    memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 8 * GB),))
+    choice = choose_context_size(large, memory, "f16", 32_768)
+    assert choice.fits
+    assert choice.beside_gpu
+    here = Situation(choice, large, memory, "f16", NOTHING_LEARNED, 32_768, (), takes_arguments=True)
+    assert "of the model fits on the GPU then, which is faster" in only(proposals(here)).gain
 
 
 def test_nothing_is_proposed_that_is_in_force_or_impossible(large: GgufFacts, tmp_path: Path) -> None:

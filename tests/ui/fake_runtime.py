@@ -41,13 +41,17 @@ from kvchat.engine.vitals import Vitals
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.library.context_size import ContextChoice
+from kvchat.library.corrections import CorrectionBook
+from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.memory_bar import MemoryBar
 from kvchat.library.model_finder import FoundModel, UnreadableFolder
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.proposals import Proposal
-from kvchat.library.verdict import judge
+from kvchat.library.verdict import Judgement
 from kvchat.paths import Paths, resolve_paths
+from kvchat.rooms.capacity import Capacity, ModelJudge, model_judge
 from kvchat.rooms.desk import EngineDesk
 from kvchat.rooms.model import AnsweringModel
 from kvchat.rooms.view import RESTART_SETTINGS, EngineView
@@ -424,10 +428,10 @@ class FakeLibrary(ModelLibrary):
         self.locked: tuple[UnreadableFolder, ...] = ()
 
     async def find(
-        self, memory: MemoryFacts, kv_type: str, found: Callable[[JudgedModel], None]
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None]
     ) -> tuple[UnreadableFolder, ...]:
         for model in self.there:
-            found(JudgedModel(model, judge(model.facts, memory, kv_type) if model.facts else None))
+            found(JudgedModel(model, judge(model.facts) if model.facts else None))
         return self.locked
 
 
@@ -471,7 +475,6 @@ class FakeEngine(EngineView):
     """Says what the test has put into the runtime."""
 
     location = "/usr/bin/llama-server"
-    larger_context = 65_536
     context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
 
     def __init__(self, runtime: FakeRuntime) -> None:
@@ -512,8 +515,15 @@ class FakeEngine(EngineView):
     def memory_proposals(self) -> tuple[Proposal, ...]:
         return self._runtime.proposals
 
-    async def free_memory(self) -> MemoryFacts:
-        return self._runtime.memory
+    async def capacity(self) -> Capacity:
+        return Capacity(self._runtime.memory)
+
+    async def model_judge(self) -> ModelJudge:
+        book = CorrectionBook(self._runtime.paths.memory_corrections)
+        return model_judge(self._runtime.settings, await self.capacity(), book)
+
+    async def larger_context(self) -> ContextChoice | None:
+        return self._runtime.larger
 
 
 class FakeModel(AnsweringModel):
@@ -621,6 +631,8 @@ class FakeRuntime(Runtime):
         self.pays: BreakEven | None = None
         self.bars: tuple[MemoryBar, ...] = ()
         self.proposals: tuple[Proposal, ...] = ()
+        price = "65,536 tokens take about 6.2 GB of the 11.4 GB free on the GPU once the engine has stopped."
+        self.larger: ContextChoice | None = ContextChoice(65_536, price, 0, 0, 0, True, ())
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
@@ -634,8 +646,8 @@ class FakeRuntime(Runtime):
         self.engines = FakeEngines(self.paths, lambda: self.settings)
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
-    async def raise_context(self) -> None:
-        self.calls.append(("raise_context",))
+    async def raise_context(self, tokens: int) -> None:
+        self.calls.append(("raise_context", tokens))
 
     @property
     def break_even(self) -> BreakEven | None:

@@ -32,10 +32,11 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
     window.bridge.open(chat)
     card = window.context_card
-    await until(card.isVisible)
+    await until(card.larger.isVisible)
     assert card.larger.text() == "Raise to 64K"
+    assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
     card.larger.click()
-    await until(lambda: ("raise_context",) in runtime.calls)
+    await until(lambda: ("raise_context", 65_536) in runtime.calls)
     card.drop.click()
     await until(lambda: ("drop_middle", chat) in runtime.chat.calls)
     await until(lambda: any("4 messages were left out" in n.words[0] for n in window.notices.on_show))
@@ -45,6 +46,13 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     await until(lambda: any("4 messages were summed up" in n.words[0] for n in window.notices.on_show))
     card.later.click()
     assert card.isHidden()
+
+
+async def test_no_larger_context_is_offered_than_fits(runtime: FakeRuntime, window: MainWindow) -> None:
+    runtime.larger = None
+    window.bridge.open(furnish(runtime, ContextUse(31_500, 0, 2048, 32_768)))
+    await until(window.context_card.isVisible)
+    assert window.context_card.larger.isHidden()
 
 
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:

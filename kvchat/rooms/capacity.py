@@ -1,0 +1,83 @@
+"""What this computer offers a model, and whether a model on its disk fits: by what earlier loads of it taught, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvchat.engine import extra_arguments
+from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
+from kvchat.engine.probe import build_identity, usable_engine
+from kvchat.errors import KvchatError
+from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
+from kvchat.library.gguf_facts import GgufFacts
+from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
+from kvchat.library.model_identity import model_identity
+from kvchat.library.proposals import FULL_WINDOW
+from kvchat.library.verdict import Judgement, judge
+from kvchat.settings import Settings
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The memory that the engine in the settings can use, and which build it is."""
+
+    memory: MemoryFacts
+    build: str = ""  # see probe.build_identity; empty where the engine cannot be asked
+
+
+@dataclass(frozen=True)
+class ModelJudge:
+    """Judges models as they would be loaded here. Reads the book and, of models met before, samples of the weights."""
+
+    capacity: Capacity
+    kv_type: str
+    swa_full: bool
+    book: CorrectionBook
+
+    def __call__(self, facts: GgufFacts) -> Judgement:
+        """Whether the model fits."""
+        return judge(
+            facts, self.capacity.memory, self.kv_type, corrections=self._learned(facts), swa_full=self.swa_full
+        )
+
+    def _learned(self, facts: GgufFacts) -> Corrections:
+        build, device = self.capacity.build, self.capacity.memory.device_kind
+        if not self.book.knows(facts.size, build, device):  # telling which model it is takes far longer
+            return NOTHING_LEARNED
+        try:
+            return self.book.find(Circumstances(model_identity(facts.path), facts.size, build, device))
+        except KvchatError:
+            return NOTHING_LEARNED
+
+
+def look_at_capacity(settings: Settings) -> Capacity:
+    """Ask the engine in the settings; the computer's memory alone where it cannot be asked. Blocks for a moment."""
+    try:
+        location, asked = usable_engine(settings.engine_path)
+        workers = extra_arguments.parse_workers(settings.rpc_workers)
+        return Capacity(memory_for(location, workers), build_identity(location, asked))
+    except KvchatError:
+        return Capacity(available_memory())
+
+
+def model_judge(settings: Settings, capacity: Capacity, book: CorrectionBook) -> ModelJudge:
+    """Who judges models by these settings."""
+    return ModelJudge(capacity, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), book)
+
+
+def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
+    """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
+
+    Raises EngineNotFound, and BadWorkers where it is with them that the engine does not run.
+    """
+    if location.path is None:  # the embedded engine is built for the processor alone
+        return available_memory()
+    try:
+        devices = list_devices(location, workers)
+    except EngineNotFound as error:
+        if not workers:
+            raise
+        said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
+        raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
+    return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])

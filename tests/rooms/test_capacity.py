@@ -1,0 +1,42 @@
+"""Whether models fit is judged by what earlier loads of them taught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.corrections import Circumstances, CorrectionBook, Corrections
+from kvchat.library.memory import MemoryFacts
+from kvchat.library.model_identity import model_identity
+from kvchat.library.verdict import Verdict
+from kvchat.rooms import capacity
+from kvchat.rooms.capacity import Capacity, look_at_capacity, model_judge
+from kvchat.settings import Settings
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import llama_8b
+
+GB = 1_000_000_000
+HERE = Capacity(MemoryFacts(16 * GB), "version: 1")
+
+
+def test_what_a_load_taught_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, book = llama_8b(tmp_path), CorrectionBook(tmp_path / "memory.json")
+    judge = model_judge(Settings(), HERE, book)
+    assert judge(facts).verdict is Verdict.FITS
+    book.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), Corrections(weights=4.0))
+    with monkeypatch.context() as patch:  # weights are not read for a model that no load can have been of
+        patch.setattr(capacity, "model_identity", lambda path: pytest.fail(f"{path} was read"))
+        assert judge(facts).verdict is Verdict.FITS
+    book.learn(Circumstances("another", facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
+    assert judge(facts).verdict is Verdict.FITS
+    book.learn(Circumstances(model_identity(facts.path), facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
+    assert judge(facts).verdict is Verdict.NO
+    assert model_judge(Settings(), Capacity(HERE.memory, "version: 2"), book)(facts).verdict is Verdict.FITS
+
+
+def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    assert look_at_capacity(Settings(engine_path=str(fake_engine.path))).build
+    nobody = look_at_capacity(Settings(engine_path=str(tmp_path / "gone")))
+    assert (nobody.build, nobody.memory.devices) == ("", ())
+    assert nobody.memory.available > 0
