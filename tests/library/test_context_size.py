@@ -214,7 +214,7 @@ def test_a_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     assert most.fits
     assert larger_choice(16_384, None, large, MemoryFacts(8 * GB), "f16") is None
     assert larger_choice(131_072, None, large, PLENTY, "f16") is None
-    ran_out = Corrections().after_running_out(0.5, 0.0)
+    ran_out = Corrections().after_running_out(0.4, 0.0)
     assert larger_choice(16_384, None, large, MemoryFacts(16 * GB), "f16", corrections=ran_out) is None
 
 
