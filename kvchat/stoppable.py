@@ -1,0 +1,46 @@
+"""Blocking work in a thread that ends early when whoever waits for it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+R = TypeVar("R")
+
+Progress = Callable[[int, int], None]  # so much is done, of so much in all; 0 where nobody knows
+
+
+class Stopped(Exception):
+    """The work was asked to stop."""
+
+
+async def in_thread(work: Callable[[threading.Event], R]) -> R:
+    """Run `work` off the loop. When cancelled, ask it to stop by the event, and wait until it has ended."""
+    stop = threading.Event()
+    task = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        while not task.done():  # cancelled again, for kvchat quits: what it cleans up is waited for all the same
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        task.exception()  # it was asked to stop: how it did so is nobody's concern
+        raise
+
+
+async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progress) -> R:
+    """Run `work` off the loop, which tells its progress there. Asked to stop, it meets Stopped where it tells it."""
+
+    def stoppable(stop: threading.Event) -> R:
+        def tell(done: int, total: int) -> None:
+            if stop.is_set():
+                raise Stopped
+            progress(done, total)
+
+        return work(tell)
+
+    return await in_thread(stoppable)

@@ -1,0 +1,73 @@
+"""Work in a thread ends when whoever waits for it is cancelled, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from kvchat.stoppable import Progress, Stopped, in_thread, in_thread_with_progress
+
+
+async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled() -> None:
+    loop, begun, asked = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    may_end, done = threading.Event(), []
+
+    def work(stop: threading.Event) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert stop.wait(30)
+        loop.call_soon_threadsafe(asked.set)
+        assert may_end.wait(30)
+        done.append("cleaned up")
+
+    waiting = asyncio.create_task(in_thread(work))
+    await begun.wait()
+    waiting.cancel()
+    await asked.wait()
+    waiting.cancel()
+    assert not (await asyncio.wait([waiting], timeout=0.05))[0]
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert done == ["cleaned up"]
+
+
+async def test_what_it_returns_and_raises_arrives() -> None:
+    told: list[tuple[int, int]] = []
+
+    def work(tell: Progress) -> str:
+        tell(1, 2)
+        if len(told) > 1:
+            raise ValueError("no")
+        return "yes"
+
+    assert await in_thread_with_progress(work, lambda done, total: told.append((done, total))) == "yes"
+    with pytest.raises(ValueError, match="no"):
+        await in_thread_with_progress(work, lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (1, 2)]
+
+
+async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress() -> None:
+    loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    met: list[BaseException] = []
+
+    def work(tell: Progress) -> None:
+        try:
+            while True:
+                tell(0, 0)
+        except Stopped as wish:
+            met.append(wish)
+            raise
+
+    def progress(done: int, total: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert cancelled.wait(30)
+
+    waiting = asyncio.create_task(in_thread_with_progress(work, progress))
+    await begun.wait()
+    waiting.cancel()
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert len(met) == 1
