@@ -24,7 +24,7 @@ from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.client import EngineGone
+from kvchat.engine.interface import EngineGone
 from kvchat.engine.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens

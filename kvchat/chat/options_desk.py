@@ -14,7 +14,7 @@ from kvchat.chat.models import remember_model
 from kvchat.chat.options import BadOptions, ChatOptions, Manner, check
 from kvchat.chat.presets import Preset
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.client import EngineRefused
+from kvchat.engine.interface import EngineRefused
 from kvchat.errors import KvchatError
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvchat.chat.options import TemplateOptions
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.client import Engine, EngineError
+from kvchat.engine.interface import Engine, EngineError
 from kvchat.kvstore.savepoint import Fingerprint
 
 

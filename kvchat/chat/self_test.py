@@ -17,7 +17,7 @@ from kvchat.chat.events import Event, EventBus, SaveSkipped
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot import PROVED_SHARE, SlotKeeper
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.client import EngineError, EngineRefused
+from kvchat.engine.interface import EngineError, EngineRefused
 from kvchat.engine.wire import ChatMessage
 from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore

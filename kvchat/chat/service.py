@@ -26,7 +26,7 @@ from kvchat.chat.tree import Removed
 from kvchat.chat.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.chat.worker import Worker
-from kvchat.engine.client import EngineError
+from kvchat.engine.interface import EngineError
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore

@@ -11,7 +11,7 @@ from kvchat.chat.messages import UNFINISHED, Message
 from kvchat.chat.prompt import ends_with_reply, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.client import EngineGone, EngineRefused
+from kvchat.engine.interface import EngineGone, EngineRefused
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 

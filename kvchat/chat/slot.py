@@ -28,7 +28,7 @@ from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.rates import Rates
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import Loaded, RestoreRecord, SlotContents, Verdict
-from kvchat.engine.client import EngineGone, EngineRefused
+from kvchat.engine.interface import EngineGone, EngineRefused
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused

@@ -30,7 +30,7 @@ from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
 from kvchat.chat.slot import DIED_OVER_RESTORE
 from kvchat.chat.slot_state import Loaded
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.client import EngineError, EngineGone, EngineRefused
+from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
 from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens

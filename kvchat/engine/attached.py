@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from kvchat.engine.board import EngineBoard
-from kvchat.engine.client import EngineGone, EngineRefused, Health, LlamaServerClient, NotOurEngine
+from kvchat.engine.client import Health, LlamaServerClient
+from kvchat.engine.interface import EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.probe import MINIMUM_BUILD, build_number
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.errors import KvchatError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from kvchat.engine.client import Engine, EngineError, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.interface import Engine, EngineError
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from kvchat.engine import embedded, leash
-from kvchat.engine.client import EngineError, EngineRefused, EngineSilent
+from kvchat.engine.interface import EngineError, EngineRefused, EngineSilent
 from kvchat.engine.outcome import Outcome
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineFailure, FailureKind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvchat.engine.client import EngineError
 from kvchat.engine.discovery import EngineNotFound
 from kvchat.engine.extra_arguments import BadArguments, BadWorkers
+from kvchat.engine.interface import EngineError
 from kvchat.engine.probe import EngineTooOld
 from kvchat.engine.status import EngineFailure, FailureKind
 from kvchat.errors import KvchatError

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from kvchat.engine.client import EngineError, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.interface import EngineError
 
 _VARIABLE_PREFIX = "LLAMA_ARG_"
 _SAVE_S = 20.0  # an idle slot is saved at once; one that answers somebody else is not waited for longer

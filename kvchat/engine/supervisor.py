@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from kvchat.engine import failure
 from kvchat.engine.board import EngineBoard
-from kvchat.engine.client import EngineError, EngineGone, Health, LlamaServerClient, NotOurEngine
+from kvchat.engine.client import Health, LlamaServerClient
 from kvchat.engine.discovery import EngineLocation
+from kvchat.engine.interface import EngineError, EngineGone, NotOurEngine
 from kvchat.engine.invocation import Invocation, prepare
 from kvchat.engine.log import START, EngineLog
 from kvchat.engine.outcome import StopRung

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.board import EngineFailed
-from kvchat.engine.client import Engine, EngineError, EngineGone
 from kvchat.engine.discovery import EngineLocation, list_devices
+from kvchat.engine.interface import Engine, EngineError, EngineGone
 from kvchat.engine.log import EngineLog
 from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, probe

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from kvchat.engine.client import EngineError, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.interface import EngineError
 
 _NVIDIA_SMI_S = 5.0
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.engine import failure
-from kvchat.engine.client import EngineError, EngineGone, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.interface import EngineError, EngineGone
 from kvchat.engine.log import EngineLog
 from kvchat.engine.status import EngineFailure
 

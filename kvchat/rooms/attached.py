@@ -13,7 +13,8 @@ from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine import extra_arguments
 from kvchat.engine.attached import AttachedEngine, ServerAddress, parse_address
-from kvchat.engine.client import Engine, EngineError, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.interface import Engine, EngineError
 from kvchat.engine.running_server import RunningServer, find_server, reachable_slot_folder
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.vitals import Vitals, take_vitals

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.strategy import Finding
-from kvchat.engine.client import EngineError
+from kvchat.engine.interface import EngineError
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.vitals import Vitals
 from kvchat.library.memory_bar import MemoryBar

@@ -12,7 +12,7 @@ from kvchat.chat.room import ReadyEngine
 from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine import refusal
-from kvchat.engine.client import EngineError, EngineGone
+from kvchat.engine.interface import EngineError, EngineGone
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor

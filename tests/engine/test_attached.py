@@ -15,7 +15,8 @@ import pytest
 
 from kvchat.engine.attached import AttachedEngine, AttachPolicy, BadAddress, ServerAddress, parse_address
 from kvchat.engine.board import EngineFailed
-from kvchat.engine.client import EngineError, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
+from kvchat.engine.interface import EngineError
 from kvchat.engine.invocation import free_port
 from kvchat.engine.running_server import RunningServer, find_server, reachable_slot_folder
 from kvchat.engine.status import EngineState

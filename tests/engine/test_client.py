@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from kvchat.engine import gulps
-from kvchat.engine.client import EngineGone, EngineRefused, Health, LlamaServerClient, NotOurEngine
+from kvchat.engine.client import Health, LlamaServerClient
+from kvchat.engine.interface import EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.invocation import free_port
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.wire import ChatChunk, ChatMessage, Sampling

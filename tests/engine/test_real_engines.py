@@ -18,8 +18,9 @@ import pytest
 
 from kvchat.engine import embedded
 from kvchat.engine.board import EngineFailed
-from kvchat.engine.client import EngineRefused, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
 from kvchat.engine.discovery import EngineKind, EngineLocation, engine_version, list_devices
+from kvchat.engine.interface import EngineRefused
 from kvchat.engine.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.status import EngineState, FailureKind
 from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.board import EngineFailed
-from kvchat.engine.client import EngineError, EngineGone, LlamaServerClient
+from kvchat.engine.client import LlamaServerClient
 from kvchat.engine.discovery import EngineKind, EngineLocation
+from kvchat.engine.interface import EngineError, EngineGone
 from kvchat.engine.process import Ladder
 from kvchat.engine.status import EngineState, EngineStatus, FailureKind
 from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy

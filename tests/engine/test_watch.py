@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.client import Engine, EngineError, EngineSilent
 from kvchat.engine.discovery import EngineLocation
+from kvchat.engine.interface import Engine, EngineError, EngineSilent
 from kvchat.engine.log import EngineLog
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.process import Ladder

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import MessageState, Role, Source
-from kvchat.engine.client import EngineError
+from kvchat.engine.interface import EngineError
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.ui.confirm import ConfirmDialog
