@@ -1,4 +1,4 @@
-"""Sizes, times and counts in words: one place decides how kvchat says a number."""
+"""Sizes, times and counts in words: one place decides how kvchat says a number, and how a text stands on one line."""
 
 from __future__ import annotations
 
@@ -47,3 +47,8 @@ def tokens_short(count: int) -> str:
     if count % 1024 == 0:
         return f"{count // 1024}K"
     return f"{count / 1000:.1f}K".replace(".0K", "K") if count < 100_000 else f"{count / 1000:.0f}K"
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks and runs of spaces."""
+    return " ".join(text.split())

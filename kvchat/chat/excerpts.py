@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.folding import Term, any_span, spans
 from kvchat.safe_text import calm
+from kvchat.wording import one_line
 
 Marks = tuple[tuple[int, int], ...]
 
@@ -47,7 +48,7 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
     in_code = len(_FENCE.findall(text, 0, begin)) % 2 == 1
     readings = (plain(piece, code=in_code), piece) if markdown else (piece,)
     for reading in readings:
-        line = " ".join(calm(reading).split())
+        line = one_line(calm(reading))
         if found := spans(line, terms):
             break
     start = max(found[0][0] - _BEFORE, 0) if found else 0
@@ -59,7 +60,7 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
 
 def beginning(text: str, terms: Sequence[Term] = ()) -> Excerpt:
     """A text's first words."""
-    line = " ".join(calm(text[: _BEFORE + _AFTER + _MARGIN]).split())[: _BEFORE + _AFTER]
+    line = one_line(calm(text[: _BEFORE + _AFTER + _MARGIN]))[: _BEFORE + _AFTER]
     return Excerpt(line, tuple(spans(line, terms)))
 
 

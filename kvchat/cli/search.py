@@ -11,6 +11,7 @@ from kvchat.chat.database import Database
 from kvchat.chat.search import FoundChat, find, index_some
 from kvchat.paths import resolve_paths
 from kvchat.safe_text import calm
+from kvchat.wording import one_line
 
 NOTHING_FOUND = 1  # as grep has it
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -35,7 +36,7 @@ def run(words: str, *, as_json: bool) -> int:
 
 
 def _in_words(one: FoundChat, *, marked: bool) -> str:
-    title = f"{one.conversation_id}  {' '.join(calm(one.title).split())}"
+    title = f"{one.conversation_id}  {one_line(calm(one.title))}"
     if not one.excerpt:
         return title
     line = one.excerpt

@@ -19,7 +19,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import load_settings
 from kvchat.store_desk import open_store
-from kvchat.wording import duration, size
+from kvchat.wording import duration, one_line, size
 
 Titles = Mapping[str, str]  # by conversation id
 TITLE_WIDTH = 40  # characters
@@ -223,7 +223,7 @@ def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict
 
 def _title(conversation_id: str, titles: Titles) -> str:
     """A title in one short line; where the conversation is not known, its id."""
-    title = " ".join(titles.get(conversation_id, conversation_id).split())
+    title = one_line(titles.get(conversation_id, conversation_id))
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
 
 

@@ -14,6 +14,7 @@ from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
 from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.wording import one_line
 
 SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
 
@@ -34,13 +35,13 @@ blockquote { margin-left: 0; padding-left: 1rem; border-left: 3px solid #8886; }
 
 def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
     """One conversation's current branch as Markdown."""
-    parts = [f"# {_one_line(conversation.title)}", f"*{_moment(conversation.created_at)}*"]
+    parts = [f"# {one_line(conversation.title)}", f"*{_moment(conversation.created_at)}*"]
     for message in branch:
         parts.append(f"## {SPEAKERS[message.role]}")
         if message.thinking.strip():
             quoted = "\n".join(f"> {line}" for line in message.thinking.strip().splitlines())
             parts.append(f"> *Thinking*\n>\n{quoted}")
-        parts += [f"*Attached: {_one_line(attachment.name)}*" for attachment in message.attachments]
+        parts += [f"*Attached: {one_line(attachment.name)}*" for attachment in message.attachments]
         parts.append(_closed_fences(message.content.strip()))
     return "\n\n".join(parts) + "\n"
 
@@ -84,10 +85,6 @@ def _article(message: Message, reader: MarkdownIt) -> str:
 
 def _plain(text: str) -> str:
     return f'<p style="white-space: pre-wrap">{html.escape(text.strip())}</p>'
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _closed_fences(text: str) -> str:

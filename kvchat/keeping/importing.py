@@ -13,6 +13,7 @@ from kvchat.chat.database import Database
 from kvchat.keeping.foreign import foreign_parser
 from kvchat.keeping.own_json import own_entries
 from kvchat.keeping.rows import BadConversation, Row, store_rows
+from kvchat.wording import one_line
 
 LARGEST_FILE = 2_000_000_000  # bytes; a zip claiming more is no export of conversations
 TITLE_WIDTH = 60  # characters of a title in a problem's line
@@ -140,7 +141,7 @@ def _raiser(reason: str) -> Callable[[], Row]:
 
 def _title(entry: Any) -> str:
     found = (entry.get("title") or entry.get("name")) if isinstance(entry, dict) else None
-    return " ".join(found.split())[:TITLE_WIDTH] if isinstance(found, str) else ""
+    return one_line(found)[:TITLE_WIDTH] if isinstance(found, str) else ""
 
 
 def _reason(error: Exception) -> str:

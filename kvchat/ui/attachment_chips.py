@@ -18,10 +18,10 @@ from PySide6.QtWidgets import (
 from kvchat.chat.folding import Term, any_span
 from kvchat.chat.messages import Attachment
 from kvchat.ui.attachment_view import AttachmentView
-from kvchat.ui.elided import one_line, plain_tip
+from kvchat.ui.elided import plain_tip
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
-from kvchat.wording import size, tokens_short
+from kvchat.wording import one_line, size, tokens_short
 
 _NAME_LETTERS = 34
 

@@ -22,9 +22,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.ui.elided import one_line
 from kvchat.ui.icons import icon
 from kvchat.ui.item_list import ROW, Index, ItemDelegate, ItemModel
+from kvchat.wording import one_line
 
 _MARK = 15  # pixels
 

@@ -9,6 +9,8 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QWidget
 
+from kvchat.wording import one_line
+
 _SEPARATORS = re.compile(r"[/\\._-]")
 _LONG_RUN = re.compile(r"[^\s\u200b]{24}")
 
@@ -21,11 +23,6 @@ def plain_tip(text: str) -> str:
 def breakable(text: str) -> str:
     """`text`, a path or a file's name, with places (zero-width spaces) where a label may wrap it."""
     return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
-
-
-def one_line(text: str) -> str:
-    """`text` without line breaks and runs of spaces."""
-    return " ".join(text.split())
 
 
 class ElidedLabel(QLabel):

@@ -20,9 +20,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.ui.elided import one_line
 from kvchat.ui.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.ui.theme import Look
+from kvchat.wording import one_line
 
 _LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
 _PAD, _GAP = 9, 4  # pixels

@@ -12,10 +12,10 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.chat.search import FoundChat
-from kvchat.ui.elided import one_line
 from kvchat.ui.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.ui.theme import Look
 from kvchat.ui.utf16 import position
+from kvchat.wording import one_line
 
 _SIDE, _ABOVE = 10, 7  # pixels around the words
 _LINES = 2

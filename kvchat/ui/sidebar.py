@@ -22,13 +22,13 @@ from PySide6.QtWidgets import (
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.arrangement import Arrangement, Order
 from kvchat.ui.conversation_list import ConversationDelegate, ConversationModel, Row
-from kvchat.ui.elided import one_line
 from kvchat.ui.icons import icon
 from kvchat.ui.item_list import ROW, ItemList
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.search_panel import SearchPanel
 from kvchat.ui.theme import Look
 from kvchat.ui.wording import size_of
+from kvchat.wording import one_line
 
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
 

@@ -8,14 +8,13 @@ from PySide6.QtWidgets import (
     QStyleOptionViewItem,
 )
 
-from kvchat.ui.elided import one_line
 from kvchat.ui.icons import icon
 from kvchat.ui.item_list import ROW, Index, ItemDelegate
 from kvchat.ui.round_bar import mix
 from kvchat.ui.usage_picture import shared_colour
 from kvchat.ui.usage_row import UsageRow
 from kvchat.ui.usage_words import split_of
-from kvchat.wording import size
+from kvchat.wording import one_line, size
 
 _LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
 _RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
