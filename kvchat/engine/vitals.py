@@ -18,6 +18,7 @@ from kvchat.engine.client import LlamaServerClient
 from kvchat.engine.interface import EngineError
 
 _NVIDIA_SMI_S = 5.0
+_MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate says nothing
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def parse_metrics(text: str) -> Speed:
 
     def rate(tokens: str, seconds: str) -> float | None:
         passed = counters.get(seconds, 0.0)
-        return counters.get(tokens, 0.0) / passed if passed > 0 else None
+        return counters.get(tokens, 0.0) / passed if passed >= _MEASURABLE_S else None
 
     return Speed(
         rate("prompt_tokens_total", "prompt_seconds_total"),

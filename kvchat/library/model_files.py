@@ -35,11 +35,27 @@ class ModelFile:
 
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
     """The models below a folder, until `stop` is set. A missing folder has none; what may not be read is told."""
+    if folder.source is Source.FILE:
+        yield from _one_file(folder.path)
+        return
     if folder.source is Source.OLLAMA:
         yield from _of_ollama(folder.path, on_unreadable)
         return
     for place, names in _gguf_names(folder.path, on_unreadable, stop):
         yield from _in_one_folder(place, names, folder.source)
+
+
+def _one_file(path: Path) -> Iterator[ModelFile]:
+    try:
+        names = sorted(one.name for one in path.parent.iterdir() if one.suffix.lower() == ".gguf")
+    except OSError:
+        return
+    if path.name not in names:  # without the ending, or not there
+        yield from [ModelFile(path, (path,), Source.FILE, display_name(path))] if path.is_file() else []
+        return
+    yield from (
+        model for model in _in_one_folder(path.parent, names, Source.FILE) if path in (model.path, *model.parts)
+    )
 
 
 def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:

@@ -26,11 +26,12 @@ class Source(Enum):
     LLAMA_CPP = "llama.cpp cache"
     JAN = "Jan"
     OLLAMA = "Ollama"
+    FILE = "your file"
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that may hold models. It need not exist."""
+    """A folder that may hold models, or a single model's first file. It need not exist."""
 
     source: Source
     path: Path

@@ -14,7 +14,7 @@ from kvchat.library.hub import Hub, HubFile, HubRepository
 from kvchat.library.hub_download import Order
 from kvchat.library.hub_token import TokenStore
 from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolder
-from kvchat.library.model_folders import model_folders, this_machine
+from kvchat.library.model_folders import ModelFolder, Source, model_folders, this_machine
 from kvchat.library.verdict import Judgement
 from kvchat.paths import Paths
 from kvchat.stoppable import in_thread
@@ -45,17 +45,20 @@ class ModelLibrary:
         return lambda: self._listeners.remove(listener)
 
     async def find(
-        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None]
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
         """Look for models, telling each as it is found; returns the folders that may not be read. Can be cancelled.
 
-        `judge` is called in another thread.
+        `judge` is called in another thread. The model `in_use` is told of wherever its file lies.
         """
         loop = asyncio.get_running_loop()
 
         def look(stop: threading.Event) -> tuple[UnreadableFolder, ...]:
             chosen = [Path(folder).expanduser() for folder in self._chosen()]
-            finder = ModelFinder(model_folders(self._paths.models, chosen, this_machine()), self._paths.model_facts)
+            folders = list(model_folders(self._paths.models, chosen, this_machine()))
+            if in_use:
+                folders.append(ModelFolder(Source.FILE, Path(in_use)))
+            finder = ModelFinder(folders, self._paths.model_facts)
             for model in finder.models(stop):
                 judgement = judge(model.facts) if model.facts else None
                 loop.call_soon_threadsafe(found, JudgedModel(model, judgement))

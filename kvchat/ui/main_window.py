@@ -312,7 +312,6 @@ class MainWindow(QMainWindow):
     def _restore_place(self) -> None:
         geometry, splitter = self._memory.value("geometry"), self._memory.value("splitter")
         if geometry is None or not self.restoreGeometry(geometry):
-            screen = QApplication.primaryScreen().availableSize()
-            self.resize(QSize(1100, 760).boundedTo(screen))
+            self.resize(QSize(1100, 760).boundedTo(room_on_screen()))
         if splitter is not None:
             self._splitter.restoreState(splitter)

@@ -126,7 +126,8 @@ class ModelsHere(QWidget):
 
         try:
             self._say(())
-            unreadable = await self._runtime.models.find(await self._runtime.engine.model_judge(), found)
+            judge = await self._runtime.engine.model_judge()
+            unreadable = await self._runtime.models.find(judge, found, self._runtime.settings.model_path)
         finally:
             self._looking = False
         self._models = fresh
@@ -145,7 +146,11 @@ class ModelsHere(QWidget):
             self.status.setText("Looking for models…")
             return
         count = len(self._models)
-        words = [f"{count:,} models" if count != 1 else "1 model"] if count else ["No model was found."]
+        words = (
+            [f"{count:,} models" if count != 1 else "1 model"]
+            if count
+            else ["No model was found. Choose a folder, or get one under “Get more”."]
+        )
         words += [f"{folder.path} cannot be read." for folder in unreadable]
         self.status.setText(" · ".join(words))
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from PySide6.QtWidgets import QDialog, QPushButton, QWidget
+from PySide6.QtCore import QSize
+from PySide6.QtWidgets import QApplication, QDialog, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.ui.notices import Notices
@@ -34,7 +35,14 @@ class Panel(QDialog):
             self.wishes.on_error(error)
 
     def setVisible(self, visible: bool) -> None:
-        """Enter confirms the field it is pressed in and presses no button."""
+        """Enter confirms the field it is pressed in and presses no button; the window fits the screen."""
         for button in self.findChildren(QPushButton):
             button.setAutoDefault(False)
+        if visible and not self.isVisible():
+            self.resize(self.size().boundedTo(room_on_screen()))
         super().setVisible(visible)
+
+
+def room_on_screen() -> QSize:
+    """The largest a window may be, in pixels: the frame around it must stay on the screen as well."""
+    return QApplication.primaryScreen().availableSize() - QSize(16, 48)

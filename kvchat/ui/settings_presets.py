@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.chat.presets import Preset
 from kvchat.ui.confirm import confirm
@@ -35,6 +35,8 @@ class PresetsPage(SettingsPage):
         self.list.setProperty("kind", "boxed")
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setMinimumHeight(220)
+        self.none = QLabel("No presets yet. “New…” makes the first.")
+        self.none.setProperty("kind", "muted")
         self.new, self.edit, self.duplicate = QPushButton("New…"), QPushButton("Edit…"), QPushButton("Duplicate")
         self.default, self.delete = QPushButton("Make default"), QPushButton("Delete…")
         self.delete.setProperty("kind", "danger")
@@ -55,6 +57,7 @@ class PresetsPage(SettingsPage):
             row.addWidget(button)
         row.addStretch(1)
         column.addWidget(self.list)
+        column.addWidget(self.none)
         column.addLayout(row)
         self.add(Entry("Chats can begin with", _WORDS, holder, wide=True))
         self.list.currentRowChanged.connect(self._show_buttons)
@@ -89,6 +92,8 @@ class PresetsPage(SettingsPage):
             item.setToolTip(preset.system[:300])
         row = next((i for i, preset in enumerate(self._presets) if chosen and preset.id == chosen.id), 0)
         self.list.setCurrentRow(row if self._presets else -1)
+        self.list.setVisible(bool(self._presets))
+        self.none.setVisible(not self._presets)
         self._show_buttons()
 
     def _chosen(self) -> Preset | None:

@@ -38,6 +38,11 @@ def test_the_speed() -> None:
     assert parse_metrics("llamacpp:prompt_seconds_total 0\n") == Speed(None, None)
 
 
+def test_the_speed_of_a_single_token_is_not_told() -> None:
+    one = "llamacpp:tokens_predicted_total 1\nllamacpp:tokens_predicted_seconds_total 1e-06\n"
+    assert parse_metrics(one) == Speed(None, None)
+
+
 def test_graphics_memory_by_nvidia_smi() -> None:
     listing = "17, 2048\n18, 1024\n99, 512\n20, [N/A]\n"
     assert nvidia_memory(listing, [17, 18]) == 3 << 30

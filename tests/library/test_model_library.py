@@ -47,6 +47,22 @@ async def test_finds_judges_and_remembers(paths: Paths, tmp_path: Path) -> None:
     assert paths.model_facts.exists()
 
 
+async def test_the_model_in_use_is_found_wherever_it_lies(paths: Paths, tmp_path: Path) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    for name in ("in-use-00001-of-00002.gguf", "in-use-00002-of-00002.gguf", "another.gguf"):
+        write_gguf(folder / name)
+    kept = write_gguf(paths.models / "kept.gguf")
+    for in_use, names in (
+        (folder / "in-use-00001-of-00002.gguf", ["kept", "in-use"]),
+        (folder / "gone.gguf", ["kept"]),
+        (kept, ["kept"]),
+    ):
+        found: list[JudgedModel] = []
+        await ModelLibrary(paths, tuple).find(fits, found.append, str(in_use))
+        assert [one.model.name for one in found] == names
+
+
 async def test_a_look_can_be_cancelled(paths: Paths) -> None:
     for number in range(300):
         write_gguf(paths.models / f"{number}.gguf", weights=8)

@@ -428,7 +428,7 @@ class FakeLibrary(ModelLibrary):
         self.locked: tuple[UnreadableFolder, ...] = ()
 
     async def find(
-        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None]
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
         for model in self.there:
             found(JudgedModel(model, judge(model.facts) if model.facts else None))

@@ -148,7 +148,9 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     models.here.add_folder(str(tmp_path))
     await until(lambda: not titles(models))
     assert runtime.settings.model_folders == (str(tmp_path),)
-    assert models.here.status.text() == "No model was found. · /locked cannot be read."
+    assert models.here.status.text() == (
+        "No model was found. Choose a folder, or get one under “Get more”. · /locked cannot be read."
+    )
     menu = models.here.open_folders()
     stop = next(action for action in menu.actions() if action.text().startswith("Stop looking in"))
     stop.trigger()
