@@ -9,7 +9,6 @@ from pathlib import Path
 from PySide6.QtCore import QSettings, QSize, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
-    QApplication,
     QMainWindow,
     QSplitter,
     QStackedWidget,
@@ -37,6 +36,7 @@ from kvchat.ui.keep_bridge import KeepBridge
 from kvchat.ui.keyboard import Keyboard
 from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
+from kvchat.ui.panel import room_on_screen
 from kvchat.ui.search_bridge import SearchBridge
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.side_windows import SideWindows
