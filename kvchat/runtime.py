@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
+from kvchat.chat.background import Background
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
@@ -76,7 +75,7 @@ class Runtime:
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
         self._storing_settings = asyncio.Lock()
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     async def raise_context(self, tokens: int) -> None:
         """Wish for a larger context size and start the engine with it; save points stay good."""
@@ -113,11 +112,11 @@ class Runtime:
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
-        self._spawn(self._rest.run())
+        self._background.begin(self._rest.run())
 
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
-        self._spawn(self.room.start())
+        self._background.begin(self.room.start())
 
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
@@ -176,8 +175,7 @@ class Runtime:
         await self._come_to_rest()
         await self.room.close()
         await self.chat.idle()
-        if self._background:
-            await asyncio.wait(self._background)
+        await self._background.idle()
         await asyncio.to_thread(self._store.close)
         await self._worker.run(self._database.close)
         self._worker.close()
@@ -218,11 +216,6 @@ class Runtime:
             lambda status: self._engine_changed(status) if self.room.is_current(attached) else None,
         )
         return EngineRooms(lambda: self.settings, self._take_model, own, attached)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
 
 from kvchat.chat import opening, tree
+from kvchat.chat.ahead import RestoreAhead
+from kvchat.chat.background import Background
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.drafts import Drafts
-from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged, Notice, QuestionNotStored, TurnFailed
+from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
-from kvchat.chat.opening import Beginning
 from kvchat.chat.options_desk import OptionsDesk
 from kvchat.chat.organiser import Organiser
-from kvchat.chat.presets import Preset, manner_of
-from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
+from kvchat.chat.presets import Preset
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.tree import Removed
 from kvchat.chat.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turns import Turns
 from kvchat.chat.worker import Worker
-from kvchat.engine.interface import EngineError
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
 
 P = ParamSpec("P")
@@ -60,32 +58,29 @@ class ChatService:
         self._database = database
         self._worker = worker
         self._store = store
-        self._room = room
-        self._sampling, self._defaults = sampling, defaults
-        self._model = model
-        self._turns: list[Turn] = []  # running or waiting, until their save is over
-        self._selected: str | None = None
-        self._used_at = time.monotonic()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._parts = TurnParts(database, worker, room, self.slot, events, defaults, sampling)
+        self._background = Background()
+        self._ahead = RestoreAhead(self._parts, self._background)
         self.drafts = Drafts(database, worker)
-        self.context = ContextDesk(self._parts(), self.is_answering)
-        self.options = OptionsDesk(self._parts(), self.is_answering)
+        self.context = ContextDesk(self._parts, self.is_answering)
+        self.options = OptionsDesk(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._spawn)
+        self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._background.begin)
+        self._turns = Turns(self._parts, self._background, self.context, model)
 
     @property
     def busy(self) -> str | None:
         """The conversation whose reply is being made right now, if any."""
-        return next((turn.conversation_id for turn in self._turns if turn.answering), None)
+        return self._turns.busy
 
     @property
     def idle_s(self) -> float:
         """For how long the engine has not been needed, in seconds."""
-        return 0.0 if self._tasks else time.monotonic() - self._used_at
+        return self._background.idle_s
 
     def is_answering(self, conversation_id: str) -> bool:
         """Whether a reply in this conversation is being made or waits for its turn."""
-        return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
+        return self._turns.is_answering(conversation_id)
 
     async def conversations(self) -> list[Conversation]:
         """All conversations, newest first."""
@@ -132,25 +127,24 @@ class ChatService:
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
         await asyncio.to_thread(self._store.delete_conversation, conversation_id)
-        self._spawn(self._forget(conversation_id))  # what a running turn still saves of it goes when the turn is over
+        # What a running turn still saves of it goes when the turn is over.
+        self._background.begin(self._forget(conversation_id))
 
     def leave(self, conversation_id: str) -> None:
         """End what goes on in a conversation that is about to go."""
         self.stop(conversation_id)
-        self._end_settling(conversation_id)
-        if self._selected == conversation_id:
-            self._selected = None
+        self._turns.end_settling(conversation_id)
+        self._ahead.leave(conversation_id)
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
-        self._selected = conversation_id
-        self._spawn(self._restore_ahead(conversation_id))
+        self._ahead.select(conversation_id)
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""
-        self._used_at = time.monotonic()
-        if self._selected and not self._turns:
-            self._spawn(self._restore_ahead(self._selected))
+        self._background.used()
+        if not self._turns.any:
+            self._ahead.begin()
 
     def send(
         self,
@@ -167,7 +161,7 @@ class ChatService:
         With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
         """
         turn = self._turn(conversation_id, sampling, keep)
-        return self._begin(
+        return self._turns.begin(
             turn, lambda: opening.ask(self._database, conversation_id, text, attachments), text, attachments
         )
 
@@ -176,23 +170,24 @@ class ChatService:
     ) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
         turn = self._turn(conversation_id, sampling, keep)
-        return self._begin(turn, lambda: opening.answer_again(self._database, conversation_id))
+        return self._turns.begin(turn, lambda: opening.answer_again(self._database, conversation_id))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         """Make another reply beside this one; what followed it stays in the tree, on its branch."""
         turn = self._turn(reply.conversation_id, sampling)
-        return self._begin(turn, lambda: opening.regenerate(self._database, reply))
+        return self._turns.begin(turn, lambda: opening.regenerate(self._database, reply))
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         """Continue a reply from where it ended."""
-        return self._begin(self._turn(reply.conversation_id, sampling), lambda: opening.go_on(self._database, reply))
+        turn = self._turn(reply.conversation_id, sampling)
+        return self._turns.begin(turn, lambda: opening.go_on(self._database, reply))
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Ask something else in a question's place; what followed it stays in the tree, on a branch of its own."""
         turn = self._turn(question.conversation_id, sampling, keep)
-        return self._begin(turn, lambda: opening.ask_instead(self._database, question, text), text)
+        return self._turns.begin(turn, lambda: opening.ask_instead(self._database, question, text), text)
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""
@@ -215,19 +210,15 @@ class ChatService:
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
-        for turn in self._turns:
-            if turn.conversation_id == conversation_id:
-                turn.stop()
+        self._turns.stop(conversation_id)
 
     def stop_all(self) -> None:
         """Stop every reply, those included that still wait for the slot."""
-        for turn in self._turns:
-            turn.stop()
+        self._turns.stop()
 
     async def idle(self) -> None:
         """Wait until every turn, its save included, and every restore ahead is over."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.idle()
 
     async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
         """Stop the engine with everything saved, and between turns: one that comes meanwhile waits, then starts it.
@@ -241,18 +232,13 @@ class ChatService:
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
-        self._selected = None
+        self._ahead.select(None)
         self.stop_all()
         self.organiser.close()
         self.finder.close()
 
-    def _parts(self) -> TurnParts:
-        return TurnParts(
-            self._database, self._worker, self._room, self.slot, self.events, self._defaults, self._sampling
-        )
-
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
-        return Turn(self._parts(), conversation_id, sampling, keep=keep)
+        return Turn(self._parts, conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
@@ -260,109 +246,9 @@ class ChatService:
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
-        if self._selected == conversation_id:
-            self._spawn(self._restore_ahead(conversation_id))
+        self._ahead.changed(conversation_id)
         return result
-
-    def _begin(
-        self,
-        turn: Turn,
-        begin: Callable[[], Beginning],
-        words: str | None = None,
-        attachments: tuple[Attachment, ...] = (),
-    ) -> asyncio.Future[Message | None]:
-        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new."""
-        self._turns.append(turn)
-        reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._spawn(self._run(turn, self._stored(turn, begin, words, attachments), reply))
-        return reply
-
-    async def _run(
-        self,
-        turn: Turn,
-        stored: Coroutine[Any, Any, Beginning | None],
-        reply: asyncio.Future[Message | None],
-    ) -> None:
-        def done(message: Message | None) -> None:
-            if not reply.done():
-                reply.set_result(message)
-
-        try:
-            turn.beginning = await stored
-            if turn.beginning is not None:
-                await turn.run(done)
-                await self.slot.absorb()
-        finally:
-            done(None)
-            self._turns.remove(turn)
-
-    def _end_settling(self, conversation_id: str) -> None:
-        """The next message makes the pending settle step of this conversation pointless."""
-        for turn in self._turns:
-            if turn.conversation_id == conversation_id and turn.answered:
-                turn.supersede()
-
-    async def _stored(
-        self, turn: Turn, begin: Callable[[], Beginning], words: str | None, attachments: tuple[Attachment, ...]
-    ) -> Beginning | None:
-        """The turn's beginning, on disk before anything else happens.
-
-        None where it could not be stored: the words go back to the sender.
-        """
-        conversation_id = turn.conversation_id
-        try:
-            if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
-                raise StillAnswering
-            self._end_settling(conversation_id)
-            if model := self._model():
-                await self._worker.run(remember_model, self._database, conversation_id, model, replace=False)
-            if attachments:
-                await self.context.check_fits(conversation_id, words or "", attachments)
-            beginning = await self._worker.run(begin)
-        except KvchatError as error:
-            if words is None:
-                self.events.publish(TurnFailed(conversation_id, error))
-            else:
-                self.events.publish(QuestionNotStored(conversation_id, words, error, attachments))
-            return None
-        self.events.publish(ConversationsChanged())
-        self.events.publish(MessagesChanged(conversation_id))
-        return beginning
 
     async def _forget(self, conversation_id: str) -> None:
         async with self.slot.lock:
             await self.slot.discard(conversation_id)
-
-    async def _restore_ahead(self, conversation_id: str) -> None:
-        """Restore while the user still reads. Any fault only means that the next turn restores or prefills itself."""
-        if not self._room.is_ready():
-            return
-        async with self.slot.lock:
-            if self._selected != conversation_id:
-                return
-            try:
-                manner = await self._worker.run(manner_of, self._database, conversation_id)
-                if not self._room.is_ready(manner.model):
-                    return  # another model is loaded for a message, not for a look
-                branch = await self._worker.run(self._database.branch, conversation_id)
-                engine = (await self._room.ready(manner.model)).rendering(manner.options.template)
-                if ends_with_reply(branch) or begins_empty(branch):
-                    boundary = await self.slot.boundary(engine, prompt_messages(branch))
-                    await self.slot.load(engine, conversation_id, boundary)
-            except EngineError:
-                self.slot.forget()
-            except KvchatError as error:
-                self.events.publish(Notice(error.title, f"{error.detail} {error.advice}".strip()))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A KvchatError was told already; anything else is a bug and goes to the loop's handler at once."""
-        self._tasks.discard(task)
-        self._used_at = time.monotonic()
-        if not task.cancelled() and (error := task.exception()):
-            context = {"message": "A turn ended in a bug", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)

@@ -1,0 +1,61 @@
+"""Restoring ahead: what the user looks at is restored while the user still reads."""
+
+from __future__ import annotations
+
+from kvchat.chat.background import Background
+from kvchat.chat.events import Notice
+from kvchat.chat.presets import manner_of
+from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.interface import EngineError
+from kvchat.errors import KvchatError
+
+
+class RestoreAhead:
+    """Under the slot's lock, in the background; only the last selection counts."""
+
+    def __init__(self, parts: TurnParts, background: Background) -> None:
+        self._parts, self._background = parts, background
+        self._selected: str | None = None
+
+    def select(self, conversation_id: str | None) -> None:
+        """The user looks at this conversation now, or at none."""
+        self._selected = conversation_id
+        self.begin()
+
+    def leave(self, conversation_id: str) -> None:
+        """A conversation is about to go."""
+        if self._selected == conversation_id:
+            self._selected = None
+
+    def changed(self, conversation_id: str) -> None:
+        """There is something else in a conversation now."""
+        if self._selected == conversation_id:
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin to restore what the user looks at, if it is anything."""
+        if self._selected:
+            self._background.begin(self._restore(self._selected))
+
+    async def _restore(self, conversation_id: str) -> None:
+        """Any fault only means that the next turn restores or prefills itself."""
+        parts = self._parts
+        if not parts.room.is_ready():
+            return
+        async with parts.slot.lock:
+            if self._selected != conversation_id:
+                return
+            try:
+                manner = await parts.worker.run(manner_of, parts.database, conversation_id)
+                if not parts.room.is_ready(manner.model):
+                    return  # another model is loaded for a message, not for a look
+                branch = await parts.worker.run(parts.database.branch, conversation_id)
+                engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
+                if ends_with_reply(branch) or begins_empty(branch):
+                    boundary = await parts.slot.boundary(engine, prompt_messages(branch))
+                    await parts.slot.load(engine, conversation_id, boundary)
+            except EngineError:
+                parts.slot.forget()
+            except KvchatError as error:
+                parts.events.publish(Notice(error.title, f"{error.detail} {error.advice}".strip()))

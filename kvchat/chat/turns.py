@@ -1,0 +1,116 @@
+"""The turns that run or wait: one after the other, at most one reply in a conversation, the words on disk first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvchat.chat.background import Background
+from kvchat.chat.context_desk import ContextDesk, StillAnswering
+from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed
+from kvchat.chat.messages import Attachment, Message
+from kvchat.chat.models import remember_model
+from kvchat.chat.opening import Beginning
+from kvchat.chat.turn import Turn
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.errors import KvchatError
+
+
+class Turns:
+    """Begins them, stops them, and knows which are still there."""
+
+    def __init__(
+        self, parts: TurnParts, background: Background, context: ContextDesk, model: Callable[[], str | None]
+    ) -> None:
+        """`model`: the path of the one that answers in a conversation that has none yet."""
+        self._parts, self._background, self._context, self._model = parts, background, context, model
+        self._turns: list[Turn] = []  # running or waiting, until their save is over
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any, those included that only save."""
+        return bool(self._turns)
+
+    @property
+    def busy(self) -> str | None:
+        """The conversation whose reply is being made right now, if any."""
+        return next((turn.conversation_id for turn in self._turns if turn.answering), None)
+
+    def is_answering(self, conversation_id: str) -> bool:
+        """Whether a reply in this conversation is being made or waits for its turn."""
+        return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
+
+    def stop(self, conversation_id: str | None = None) -> None:
+        """Stop the replies in a conversation, or all, those included that still wait for the slot."""
+        for turn in self._turns:
+            if conversation_id in (None, turn.conversation_id):
+                turn.stop()
+
+    def end_settling(self, conversation_id: str) -> None:
+        """The next message makes the pending settle step of this conversation pointless."""
+        for turn in self._turns:
+            if turn.conversation_id == conversation_id and turn.answered:
+                turn.supersede()
+
+    def begin(
+        self,
+        turn: Turn,
+        begin: Callable[[], Beginning],
+        words: str | None = None,
+        attachments: tuple[Attachment, ...] = (),
+    ) -> asyncio.Future[Message | None]:
+        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new.
+
+        The future ends with the reply, or None if there is none.
+        """
+        self._turns.append(turn)
+        reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._background.begin(self._run(turn, self._stored(turn, begin, words, attachments), reply))
+        return reply
+
+    async def _run(
+        self,
+        turn: Turn,
+        stored: Coroutine[Any, Any, Beginning | None],
+        reply: asyncio.Future[Message | None],
+    ) -> None:
+        def done(message: Message | None) -> None:
+            if not reply.done():
+                reply.set_result(message)
+
+        try:
+            turn.beginning = await stored
+            if turn.beginning is not None:
+                await turn.run(done)
+                await self._parts.slot.absorb()
+        finally:
+            done(None)
+            self._turns.remove(turn)
+
+    async def _stored(
+        self, turn: Turn, begin: Callable[[], Beginning], words: str | None, attachments: tuple[Attachment, ...]
+    ) -> Beginning | None:
+        """The turn's beginning, on disk before anything else happens.
+
+        None where it could not be stored: the words go back to the sender.
+        """
+        conversation_id, parts = turn.conversation_id, self._parts
+        try:
+            if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
+                raise StillAnswering
+            self.end_settling(conversation_id)
+            if model := self._model():
+                await parts.worker.run(remember_model, parts.database, conversation_id, model, replace=False)
+            if attachments:
+                await self._context.check_fits(conversation_id, words or "", attachments)
+            beginning = await parts.worker.run(begin)
+        except KvchatError as error:
+            if words is None:
+                parts.events.publish(TurnFailed(conversation_id, error))
+            else:
+                parts.events.publish(QuestionNotStored(conversation_id, words, error, attachments))
+            return None
+        parts.events.publish(ConversationsChanged())
+        parts.events.publish(MessagesChanged(conversation_id))
+        return beginning
