@@ -12,8 +12,9 @@ from kvchat.ui.composer import Composer
 from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.find_bar import FindBar
 from kvchat.ui.header import Header
+from kvchat.ui.message_column import COLUMN_WIDTH
 from kvchat.ui.notices import Notices
-from kvchat.ui.transcript import COLUMN_WIDTH, Transcript
+from kvchat.ui.transcript import Transcript
 
 
 class ChatPage(QWidget):
