@@ -15,9 +15,10 @@ from PySide6.QtWidgets import QScrollArea, QWidget
 
 from kvchat.chat.messages import Message
 from kvchat.ui.jump_button import JumpButton
-from kvchat.ui.message_view import ReplyView, UserView
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.row_heights import RowHeights
 from kvchat.ui.transcript_tail import TranscriptTail
+from kvchat.ui.user_view import UserView
 
 COLUMN_WIDTH = 760
 _GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already

@@ -14,11 +14,12 @@ from kvchat.ui.formulas import Formulas
 from kvchat.ui.hit_marks import HitMarks
 from kvchat.ui.links import ask_to_open
 from kvchat.ui.message_column import MessageColumn, View
-from kvchat.ui.message_view import ReplyView, UserView
 from kvchat.ui.message_wish import MessageWish, Wish
 from kvchat.ui.page_style import PageStyle
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.selection import Selection
 from kvchat.ui.theme import Look
+from kvchat.ui.user_view import UserView
 
 _GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
 

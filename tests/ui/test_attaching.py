@@ -16,7 +16,7 @@ from kvchat.ui.attachment_chips import short_name
 from kvchat.ui.attachment_view import AttachmentView
 from kvchat.ui.composer import LONG_PASTE
 from kvchat.ui.main_window import MainWindow
-from kvchat.ui.message_view import UserView
+from kvchat.ui.user_view import UserView
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 

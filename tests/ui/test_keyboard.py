@@ -13,9 +13,9 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.messages import Role
 from kvchat.ui.keyboard import Keyboard
 from kvchat.ui.main_window import MainWindow
-from kvchat.ui.message_view import ReplyView
 from kvchat.ui.palette import Palette
 from kvchat.ui.ranking import best, folded
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.shortcut_sheet import ShortcutSheet
 from kvchat.ui.shortcuts import SHORTCUTS, shown_keys
 from kvchat.ui.turn_story import Piece

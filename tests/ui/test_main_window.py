@@ -17,8 +17,8 @@ from kvchat.ui.conversation_list import Warmth
 from kvchat.ui.item_list import ROW
 from kvchat.ui.keep_menu import NEVER_SAVE
 from kvchat.ui.main_window import MainWindow
-from kvchat.ui.message_view import ReplyView
 from kvchat.ui.models_window import ModelsWindow
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.theme import Look
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until

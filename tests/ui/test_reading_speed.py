@@ -14,7 +14,7 @@ from PySide6.QtCore import QCoreApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.messages import MessageState, Role
-from kvchat.ui.message_view import ReplyView
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.theme import Look
 from kvchat.ui.transcript import Transcript
 from tests.ui.reading import a_message

@@ -17,7 +17,7 @@ from kvchat.paths import resolve_paths
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.ui.main_window import MainWindow
-from kvchat.ui.message_view import ReplyView
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.theme import Look
 from tests.engine_fixtures import FakeEngine
 

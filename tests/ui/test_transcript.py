@@ -15,10 +15,11 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.ui.fold import Fold
 from kvchat.ui.links import LinkDialog, real_place
-from kvchat.ui.message_view import ReplyView, UserView
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.text_page import TextPage
 from kvchat.ui.theme import Look
 from kvchat.ui.transcript import Transcript
+from kvchat.ui.user_view import UserView
 from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
 
