@@ -16,6 +16,7 @@ from kvchat.engine.discovery import EngineKind, EngineLocation
 from kvchat.engine.plan import LaunchPlan
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
+RUN_FAKE = f"import sys; sys.path.insert(0, {str(FAKE.parent)!r}); import {FAKE.stem} as it; it.main(sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def make_fake_engine(folder: Path) -> FakeEngine:
     program = home / "bin" / "llama-server"
     program.write_text(
         f"#!/bin/sh\nFAKE_STATE={shlex.quote(str(home / 'state'))} "
-        f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(FAKE))} "$@"\n'
+        f'exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(RUN_FAKE)} "$@"\n'
     )
     program.chmod(0o755)
     model = home / "model.gguf"

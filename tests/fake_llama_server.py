@@ -37,6 +37,9 @@ Pace and content
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
   FAKE_ECHO=1                       a reply that goes on is repeated from its beginning, as by b11434
 Every request is recorded in FAKE_STATE/requests.jsonl: method, path and body.
+
+The quick tests start it some hundred times: it imports little (`http.server` takes longer than all the rest), and is
+imported itself (tests/engine_fixtures.py), so that Python keeps its byte code.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ import json
 import os
 import re
 import signal
+import socketserver
 import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -220,22 +223,32 @@ class Slot:
         return {"n_restored": len(tokens), "n_read": len(data), "timings": {"restore_ms": 0.7}}
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(socketserver.StreamRequestHandler):
+    """One request for each connection."""
+
     server: FakeServer
 
-    def log_message(self, *_: Any) -> None:
-        pass
+    def handle(self) -> None:
+        method, _, rest = self.rfile.readline().decode("latin-1").partition(" ")
+        self.path = rest.partition(" ")[0]
+        self.headers: dict[str, str] = {}
+        while line := self.rfile.readline().decode("latin-1").strip():
+            name, _, value = line.partition(":")
+            self.headers[name.lower()] = value.strip()
+        if method == "GET":
+            self.get()
+        elif method == "POST":
+            self.post()
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         if self.path == "/health":
             self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
         elif self.admitted():
             record({"method": "GET", "path": self.path, "body": {}}, "requests.jsonl")
             self.answer(200, self.server.props() if self.path == "/props" else [])
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+    def post(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
         if not self.admitted():
             return
         record({"method": "POST", "path": self.path, "body": body}, "requests.jsonl")
@@ -264,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
     def admitted(self) -> bool:
         if not self.server.loaded:
             self.answer_loading()
-        elif self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+        elif self.server.key and self.headers.get("authorization") != f"Bearer {self.server.key}":
             self.answer(401, Refusal(401, "Invalid API Key", "authentication_error").body)
         else:
             return True
@@ -275,26 +288,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json; charset=utf-8")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self.send_head(status, "application/json; charset=utf-8", f"Content-Length: {len(data)}")
         self.wfile.write(data)
-        self.close_connection = True
 
     def stream(self, events: Iterator[dict[str, Any] | str]) -> None:
         first = next(events)  # a refusal comes before the headers
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self.send_head(200, "text/event-stream", "Transfer-Encoding: chunked")
         self.send_event(first)
         for event in events:
             self.send_event(event)
         self.wfile.write(b"0\r\n\r\n")
-        self.close_connection = True
+
+    def send_head(self, status: int, kind: str, length: str) -> None:
+        head = f"HTTP/1.1 {status} Fake\r\nContent-Type: {kind}\r\n{length}\r\nConnection: close\r\n\r\n"
+        self.wfile.write(head.encode("latin-1"))
 
     def send_event(self, event: dict[str, Any] | str) -> None:
         data = f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
@@ -361,7 +368,8 @@ class Handler(BaseHTTPRequestHandler):
         return {"id_slot": 0, "filename": body["filename"], **done}
 
 
-class FakeServer(ThreadingHTTPServer):
+class FakeServer(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 64
 
@@ -466,7 +474,7 @@ def load(server: FakeServer) -> None:
         time.sleep(0.02)
     phase("load")
     server.loaded = True
-    say(f"0.00.000.001 I srv  llama_server: listening on http://127.0.0.1:{server.server_port}")
+    say(f"0.00.000.001 I srv  llama_server: listening on http://127.0.0.1:{server.server_address[1]}")
 
 
 def main(arguments: list[str]) -> int:

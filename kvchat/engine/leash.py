@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 FLAG = "--leash"  # how a frozen kvchat is asked to be the leash: `kvchat --leash …`
 EXIT_NOT_FOUND = 127  # as a shell has it
@@ -70,6 +67,9 @@ def _hold_by_kernel() -> None:
 
 def _watch(engine_command: Sequence[str]) -> int:
     """Run the engine as a child; kill it when standard input ends. Returns its exit code."""
+    import subprocess  # not for those who need neither: this and `threading` take longer to import than all the rest
+    import threading
+
     # Signals are meant for the engine; the group they are sent to includes us. We end when it does.
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
@@ -77,7 +77,7 @@ def _watch(engine_command: Sequence[str]) -> int:
     with subprocess.Popen(
         engine_command, stdin=subprocess.DEVNULL, env=engine_environment(engine_command[0])
     ) as engine:
-        threading.Thread(target=_kill_at_end_of_input, args=(engine,), daemon=True).start()
+        threading.Thread(target=_kill_at_end_of_input, args=(engine.kill,), daemon=True).start()
         code = engine.wait()
     if code < 0:  # die of the same signal, so that the app sees what the engine died of
         if -code != signal.SIGKILL:
@@ -86,10 +86,10 @@ def _watch(engine_command: Sequence[str]) -> int:
     return code
 
 
-def _kill_at_end_of_input(engine: subprocess.Popen[bytes]) -> None:
+def _kill_at_end_of_input(kill: Callable[[], None]) -> None:
     while os.read(0, 4096):
         pass
-    engine.kill()
+    kill()
 
 
 def engine_environment(program: str) -> dict[str, str]:
@@ -102,7 +102,7 @@ def engine_environment(program: str) -> dict[str, str]:
     server, would change what a saved KV state means, and no fingerprint would know.
     """
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(_OPTION_PREFIX)}
-    if getattr(sys, "frozen", False) and Path(program) != Path(sys.executable):
+    if getattr(sys, "frozen", False) and program != sys.executable:
         original = environment.pop("LD_LIBRARY_PATH_ORIG", None)
         environment.pop("LD_LIBRARY_PATH", None)
         if original is not None:
