@@ -18,11 +18,12 @@ At the start
   FAKE_KV_MIB_PER_1K=N              log a KV buffer of so much for each 1024 tokens, and other buffers
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
   FAKE_LACKS="--cors-origins …"     options it does not know
-While serving; PHASE is one of prefill, stream, save, restore (and load, for hanging)
+While serving; PHASE is one of prefill, stream, save, restore (and load, but for dying)
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
   FAKE_HANG_DURING=PHASE            never answer in that phase
+  FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off
   FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
   FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
   FAKE_EXACT_ONLY=1                 like hybrid models: the cache is of use only if the prompt extends it exactly
@@ -104,9 +105,11 @@ def die() -> None:
 
 
 def phase(name: str) -> None:
-    """Die or hang here when asked to."""
+    """Die, hang or wait here when asked to."""
     if switch("FAKE_HANG_DURING") == name:
         threading.Event().wait()
+    while switch("FAKE_HOLD_DURING") == name:
+        time.sleep(0.005)
     if switch("FAKE_DIE_DURING") == name and has_turn_left("deaths", switch("FAKE_DIE_TIMES") or "1"):
         die()
 

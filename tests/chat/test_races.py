@@ -88,14 +88,15 @@ async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeyp
 
 async def test_a_database_that_fails_in_the_middle_of_a_reply_is_said_and_no_bug(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     bugs: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
     future = stage.runtime.chat.send(chat, "word " * 60)
-    await stage.until(lambda: len(stage.of(ReplyDelta)) > 3)
+    await stage.until(lambda: stage.of(ReplyDelta))
     connection = sqlite3.connect(stage.home / "data" / "conversations.db")
     connection.execute("ALTER TABLE messages RENAME TO lost")
     connection.commit()
+    stage.fake.set(FAKE_HOLD_DURING=None)
     assert await future is None
     await stage.runtime.chat.idle()
     assert stage.of(TurnFailed)
@@ -109,9 +110,9 @@ async def test_a_database_that_fails_in_the_middle_of_a_reply_is_said_and_no_bug
 async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> None:
     talking, dropped = await stage.chat(), await stage.chat()
     await stage.answered(dropped)
-    stage.fake.set(FAKE_TOKEN_DELAY=0.05)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     future = stage.runtime.chat.send(talking, "word " * 100)
-    await stage.until(lambda: len([e for e in stage.of(ReplyDelta) if e.conversation_id == talking]) > 2)
+    await stage.until(lambda: [e for e in stage.of(ReplyDelta) if e.conversation_id == talking])
     await stage.runtime.chat.delete(dropped)
     assert stage.runtime.chat.busy == talking
     assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
@@ -119,6 +120,7 @@ async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> N
     assert await stage.ask_while_busy(dropped, "Hello?") is None
     assert stage.of(QuestionNotStored)[0].text == "Hello?"
     stage.runtime.chat.stop(talking)
+    stage.fake.set(FAKE_HOLD_DURING=None)
     await future
 
 
@@ -165,10 +167,11 @@ async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage
 
 async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     first = stage.runtime.chat.send(chat, "one " * 50)
     await stage.until(lambda: stage.of(ReplyDelta))
     assert await stage.runtime.chat.send(chat, "two") is None
+    stage.fake.set(FAKE_HOLD_DURING=None)
     assert stage.of(QuestionNotStored)[0].text == "two"
     assert await first is not None
     await stage.runtime.chat.idle()
@@ -177,7 +180,7 @@ async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) ->
 
 async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     future = stage.runtime.chat.send(chat, "one " * 30)
     await stage.until(lambda: stage.of(ReplyDelta))
     connection = sqlite3.connect(stage.home / "data" / "conversations.db")
@@ -185,6 +188,7 @@ async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: 
     connection.execute("DELETE FROM conversations")
     connection.commit()
     connection.close()
+    stage.fake.set(FAKE_HOLD_DURING=None)
     await future
     await stage.runtime.chat.idle()
     assert not stage.save_points()
@@ -192,7 +196,7 @@ async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: 
 
 async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.05)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     one = stage.runtime.chat.send(first, "word " * 100)
     two = stage.runtime.chat.send(second, "word " * 100)
     await stage.until(lambda: stage.of(ReplyDelta))
@@ -218,10 +222,12 @@ async def test_stop_during_a_restore_leaves_no_link_behind(stage: Stage, smollm2
 
 async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     one = stage.runtime.chat.send(first, "word " * 20)
     await stage.until(lambda: stage.of(ReplyDelta))
     two = stage.runtime.chat.send(second, "Hello there, second conversation.")
+    await asyncio.sleep(0.2)  # the shortest wait that the receipt may name
+    stage.fake.set(FAKE_HOLD_DURING=None)
     await one
     reply = await two
     assert reply is not None
@@ -287,11 +293,12 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
     chat = await stage.chat()
     for text in ("one", "two", "three"):
         await stage.answered(chat, f"{text} {'word ' * 100}")
-    stage.fake.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="it was about this and that")
+    stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
     summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
     await stage.until(lambda: stage.runtime.chat.slot.lock.locked() or summing.done())
     assert not summing.done()
     sent = stage.runtime.chat.send(chat, "four")
+    stage.fake.set(FAKE_HOLD_DURING=None)
     with contextlib.suppress(KvchatError):
         await summing
     assert await sent is not None

@@ -129,7 +129,7 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
 
 
 async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: Stage) -> None:
-    stage.fake.set(FAKE_BATCH_DELAY=0.3)
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
     chat = await stage.chat()
     waiting = stage.runtime.chat.send(chat, QUESTION)
     await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
@@ -137,19 +137,20 @@ async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: St
     assert await waiting is None
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER], "the words are kept"
     assert not left_behind(stage)
-    stage.fake.set(FAKE_BATCH_DELAY=None)
+    stage.fake.set(FAKE_HOLD_DURING=None)
     assert await stage.runtime.chat.retry(chat) is not None
     await stage.runtime.chat.idle()
     assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(stage: Stage) -> None:
-    stage.fake.set(FAKE_BATCH_DELAY=0.1)
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
     chat = await stage.chat()
     waiting = stage.runtime.chat.send(chat, QUESTION)
     await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
     stage.runtime.chat.stop(chat)
     assert await waiting is None
+    stage.fake.set(FAKE_HOLD_DURING=None)
     await stage.until(stage.runtime.room.is_ready)
     assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True)
 
@@ -218,12 +219,12 @@ async def test_stop_while_the_system_prompt_is_read_ahead(stage: Stage) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(await stage.chat(SYSTEM))
     second = await stage.chat(SYSTEM)
-    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
     future = stage.runtime.chat.send(second, "And the Danube?")
     await stage.until(lambda: any(event.conversation_id == second for event in stage.of(Prefilling)))
     stage.runtime.chat.stop(second)
+    stage.fake.set(FAKE_HOLD_DURING=None)
     assert await future is None
-    stage.fake.set(FAKE_BATCH_DELAY=None)
     assert await stage.ask(second, "And the Elbe?") is not None
     assert not stage.errors()
 

@@ -277,11 +277,12 @@ async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
 
 async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     future = stage.runtime.chat.send(chat, "word " * 100)
-    await stage.until(lambda: len(stage.of(ReplyDelta)) > 5)
+    await stage.until(lambda: stage.of(ReplyDelta))
     assert stage.runtime.chat.is_answering(chat)
     stage.runtime.chat.stop(chat)
+    stage.fake.set(FAKE_HOLD_DURING=None)
     reply = await future
     assert reply is not None
     assert reply.state is MessageState.STOPPED
@@ -294,25 +295,24 @@ async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
 
 async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
     future = stage.runtime.chat.send(chat, "word " * 300)
-    await stage.until(lambda: len(stage.of(Prefilling)) > 2)
+    await stage.until(lambda: stage.of(Prefilling))
     stage.runtime.chat.stop(chat)
+    stage.fake.set(FAKE_HOLD_DURING=None)
     assert await future is None
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
 
 
-async def test_the_partial_reply_is_on_disk_within_a_second(stage: Stage) -> None:
+async def test_the_partial_reply_is_on_disk_while_the_rest_is_waited_for(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.05)
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02, FAKE_HOLD_DURING="stream")
     future = stage.runtime.chat.send(chat, "word " * 100)
-    await stage.until(lambda: len(stage.of(ReplyDelta)) > 3)
-    loop = asyncio.get_running_loop()
-    seen, deadline = "", loop.time() + 1.0
-    while not seen and loop.time() < deadline:
-        seen = (await stage.runtime.chat.messages(chat))[-1].content
-    assert seen
+    await stage.until(lambda: stage.of(ReplyDelta))
+    while not (await stage.runtime.chat.messages(chat))[-1].content.startswith("You said"):
+        assert not future.done()
     stage.runtime.chat.stop(chat)
+    stage.fake.set(FAKE_HOLD_DURING=None)
     await future
 
 
@@ -343,10 +343,13 @@ async def test_deleting_a_conversation_deletes_its_files(stage: Stage) -> None:
 
 async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
     future = stage.runtime.chat.send(chat, "word " * 100)
-    await stage.until(lambda: len(stage.of(ReplyDelta)) > 5)
-    await stage.runtime.chat.delete(chat)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    deleting = asyncio.create_task(stage.runtime.chat.delete(chat))
+    await asyncio.sleep(0)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await deleting
     await future
     await stage.runtime.chat.idle()
     assert await stage.runtime.chat.conversations() == []

@@ -11,7 +11,7 @@ _PAUSE = 0.05  # seconds between two looks
 
 
 def wait_until(
-    condition: Callable[[], T | None], *, seconds: float = 20.0, pause: float = _PAUSE, what: str = "a condition"
+    condition: Callable[[], T | None], *, seconds: float = 120.0, pause: float = _PAUSE, what: str = "a condition"
 ) -> T:
     """The first true value of `condition`. Raises TimeoutError, naming `what`, when there is none in time."""
     end = time.monotonic() + seconds

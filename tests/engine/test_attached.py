@@ -78,11 +78,12 @@ async def test_a_wrong_key_is_said(theirs: Theirs) -> None:
 
 
 async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_SLOW_LOAD=1.0)
+    fake_engine.set(FAKE_HOLD_DURING="load")
     theirs = Theirs(fake_engine.path, fake_engine.plan)
     try:
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
             await until(lambda: engine.status.state is EngineState.LOADING)
+            fake_engine.set(FAKE_HOLD_DURING=None)
             await engine.ready()
     finally:
         theirs.end()

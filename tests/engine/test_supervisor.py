@@ -58,10 +58,12 @@ async def watched() -> AsyncIterator[Watched]:
 
 
 async def test_start_and_stop(watched: Watched, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_SLOW_LOAD=0.4)
+    fake_engine.set(FAKE_HOLD_DURING="load")
     supervisor = watched.supervisor
     await supervisor.start(fake_engine.location, fake_engine.plan)
     assert supervisor.status.state is STARTING
+    await until(lambda: supervisor.status.state is LOADING)
+    fake_engine.set(FAKE_HOLD_DURING=None)
     engine = await supervisor.ready()
     assert (await engine.facts()).context_size == 4096
     assert supervisor.plan is not None
@@ -277,10 +279,19 @@ async def test_a_port_somebody_holds_is_found_out(watched: Watched, fake_engine:
 
 
 async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: FakeEngine) -> None:
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1, silence_s=0.3), ladder=Ladder(0.5, 0.3))
-    fake_engine.set(FAKE_SLOW_LOAD=0.8)
+    """An hour passes with each dot that the slow one prints, and with each look at the one that hangs."""
+    looks, hangs = 0, False
+
+    def clock() -> float:
+        nonlocal looks
+        looks += hangs
+        return 3600.0 * (supervisor.log.bytes_seen + looks)
+
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1), ladder=Ladder(0.5, 0.3), clock=clock)
+    fake_engine.set(FAKE_SLOW_LOAD=0.5)
     await supervisor.start(fake_engine.location, fake_engine.plan)
     await supervisor.ready()
+    hangs = True
     fake_engine.set(FAKE_HANG_DURING="load", FAKE_SLOW_LOAD=None)
     await supervisor.restart()
     with pytest.raises(EngineFailed) as failed:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
     """Return as soon as `condition` holds; fail after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():

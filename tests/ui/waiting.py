@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], what: str = "", seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], what: str = "", seconds: float = 60.0) -> None:
     """Return once `condition` holds; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
