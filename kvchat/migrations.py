@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+
+_PAGES_AT_ONCE = 1000  # 4 MB
 
 
 class DatabaseTooNew(KvchatError):
@@ -36,13 +39,15 @@ def migrate(
         raise DatabaseTooNew(too_new, path, version(connection), len(steps))
 
 
-def back_up(connection: sqlite3.Connection, target: Path) -> None:
-    """A consistent copy of a live database, by SQLite's own backup."""
-    copy = sqlite3.connect(target)
+def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
+    """A copy of a live database as of one moment, by SQLite's own backup. `step` is called all along."""
+    connection.execute("BEGIN")  # else whatever is written between two steps would make it begin again
     try:
-        connection.backup(copy)
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        with closing(sqlite3.connect(target)) as copy:
+            connection.backup(copy, pages=_PAGES_AT_ONCE, progress=lambda status, left, total: step())
     finally:
-        copy.close()
+        connection.rollback()
     target.chmod(0o600)
 
 

@@ -33,7 +33,11 @@ async def in_thread(work: Callable[[threading.Event], R]) -> R:
 
 
 async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progress) -> R:
-    """Run `work` off the loop, which tells its progress there. Asked to stop, it meets Stopped where it tells it."""
+    """Run `work` off the loop, which tells its progress there. Asked to stop, it meets Stopped where it tells it.
+
+    What is done before it tells its progress again was cancelled too late: it counts, and this returns.
+    """
+    results: list[R] = []
 
     def stoppable(stop: threading.Event) -> R:
         def tell(done: int, total: int) -> None:
@@ -41,6 +45,14 @@ async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progr
                 raise Stopped
             progress(done, total)
 
-        return work(tell)
+        results.append(work(tell))
+        return results[0]
 
-    return await in_thread(stoppable)
+    try:
+        return await in_thread(stoppable)
+    except asyncio.CancelledError:
+        if not results:
+            raise
+        if task := asyncio.current_task():
+            task.uncancel()
+        return results[0]

@@ -71,3 +71,18 @@ async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert len(met) == 1
+
+
+async def test_what_is_cancelled_too_late_counts() -> None:
+    loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def work(tell: Progress) -> str:
+        loop.call_soon_threadsafe(begun.set)
+        assert cancelled.wait(30)
+        return "done"
+
+    waiting = asyncio.create_task(in_thread_with_progress(work, lambda done, total: None))
+    await begun.wait()
+    waiting.cancel()
+    cancelled.set()
+    assert await waiting == "done"

@@ -48,6 +48,17 @@ class DatabaseFile:
             yield self._connection
 
     @contextlib.contextmanager
+    def moment(self) -> Iterator[sqlite3.Connection]:
+        """To ask several things of one moment, whoever writes meanwhile, and without holding them up."""
+        with _in_words(self.file):
+            self._connection.execute("BEGIN")
+            try:
+                yield self._connection
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")  # nothing was changed
+
+    @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and on disk when the block has ended."""
         with _in_words(self.file):

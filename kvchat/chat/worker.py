@@ -5,10 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Caller(Protocol):
+    """Calls a function where it may be called, and waits."""
+
+    def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the function returns; what it raises is raised here."""
+
+
+def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The `Caller` for who is on the right thread already."""
+    return function(*args, **kwargs)
 
 
 class Worker:
@@ -25,6 +37,10 @@ class Worker:
         return await asyncio.shield(
             asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
         )
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for another thread, which waits. Between two calls the worker does what else it was asked for."""
+        return self._executor.submit(function, *args, **kwargs).result()
 
     def close(self) -> None:
         """Finish what is queued, then end the thread."""

@@ -26,6 +26,7 @@ from kvchat import migrations
 from kvchat.chat.migrations import MIGRATIONS
 from kvchat.errors import KvchatError
 from kvchat.paths import Paths
+from kvchat.stoppable import Progress
 from kvchat.whole_file import whole_file
 
 FORMAT = "kvchat-backup"
@@ -36,8 +37,6 @@ _READY = "ready"  # written last into it
 _PIECE = 1024 * 1024  # bytes
 # In the data folder and left out, by how names begin: models can be fetched again, the database is copied by SQLite.
 _LEFT_OUT = (_WAITING, "replaced-", "models", "conversations.db")
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class BackupFailed(KvchatError):
@@ -61,13 +60,13 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
     """Write the conversations, everything else in the data folder and the settings into a zip.
 
     Models are left out, they can be fetched again; save points are a cache and no data; keys and tokens stay here.
-    The database is copied as of one moment, whoever uses it meanwhile. `target` is there whole or not at all. Raises
-    BackupFailed.
+    The database is copied as of one moment, whoever uses it meanwhile. `target` is there whole or not at all.
+    `progress` is told bytes. Raises BackupFailed and what `progress` raises.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
             database = Path(folder) / "conversations.db"
-            _copy_database(paths.database, database)
+            _copy_database(paths.database, database, progress)
             files = {"data/conversations.db": database} | dict(_files(paths))
             facts = BackupFacts(datetime.now(UTC), _count(database), sum(f.stat().st_size for f in files.values()))
             with whole_file(target) as new:
@@ -91,7 +90,8 @@ def check_backup(source: Path) -> BackupFacts:
 def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
     """Unpack a backup, check every byte and the database in it, and lay it ready for the next start.
 
-    Nothing of the present data changes. Raises BadBackup.
+    Nothing of the present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then
+    nothing is laid ready.
     """
     waiting = paths.data / _WAITING
     forget_waiting(paths)
@@ -100,14 +100,17 @@ def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, tota
             manifest = _manifest(archive)
             facts, done = _facts(manifest), 0
             for name, entry in manifest["files"].items():
-                done += _unpack(archive, name, entry, waiting)
-                progress(done, facts.size)
+                done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.size))
         _check_database(waiting / "data" / "conversations.db")
-        (waiting / _READY).write_text(f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}", "utf-8")
+        progress(facts.size, facts.size)
+        with whole_file(waiting / _READY) as ready:
+            ready.write_text(f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}", "utf-8")
         return facts
     except (OSError, zipfile.BadZipFile, sqlite3.Error, ValueError, RuntimeError) as error:
-        forget_waiting(paths)
         raise _bad(source, str(error)) from error
+    finally:
+        if not (waiting / _READY).exists():
+            forget_waiting(paths)
 
 
 def forget_waiting(paths: Paths) -> None:
@@ -182,9 +185,9 @@ def _nobody_uses(database: Path) -> bool:
         return True
 
 
-def _copy_database(source: Path, target: Path) -> None:
+def _copy_database(source: Path, target: Path, progress: Progress) -> None:
     with closing(sqlite3.connect(source)) as live:
-        migrations.back_up(live, target)
+        migrations.back_up(live, target, lambda: progress(0, 0))
     with closing(sqlite3.connect(target)) as copy:
         copy.execute("PRAGMA journal_mode = DELETE")
 
@@ -255,9 +258,14 @@ def _facts(manifest: Mapping[str, Any]) -> BackupFacts:
     return BackupFacts(datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"]), size)
 
 
-def _unpack(archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], folder: Path) -> int:
-    """Unpack one file and return its size. Raises zipfile.BadZipFile where it is not what the manifest says."""
-    target = folder / name
+def _unpack(
+    archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], into: Path, before: int, tell: Callable[[int], None]
+) -> int:
+    """Unpack one file; tells `before` and what there is of it, piece by piece, and returns both at its end.
+
+    Raises zipfile.BadZipFile where it is not what the manifest says.
+    """
+    target = into / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, size = blake3(), 0
     try:
@@ -265,6 +273,7 @@ def _unpack(archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], folde
             while (piece := packed.read(_PIECE)) and size <= entry["size"]:
                 digest.update(piece)
                 size += out.write(piece)
+                tell(before + size)
             out.flush()
             os.fsync(out.fileno())
     except KeyError as error:
@@ -272,7 +281,7 @@ def _unpack(archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], folde
     target.chmod(0o600)
     if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
         raise zipfile.BadZipFile(f"{name} is damaged")
-    return size
+    return before + size
 
 
 def _check_database(database: Path) -> None:

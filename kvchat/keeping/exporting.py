@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.keeping.documents import as_html, as_markdown, file_name
 from kvchat.keeping.own_json import write_json
 from kvchat.keeping.rows import conversation_rows
+from kvchat.stoppable import Progress
 from kvchat.whole_file import whole_file
 
 T = TypeVar("T")
@@ -44,11 +45,11 @@ def export_file(
     conversation_ids: Sequence[str],
     form: ExportForm,
     target: Path,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write these conversations and return how many; `progress` is told after each. An old file stays until then.
+    """Write these conversations, each as of one moment, and return how many. `progress` is told after each.
 
-    Call it on the database's thread. Raises ExportFailed and StorageFailed.
+    An old file stays until all is written. Raises ExportFailed, StorageFailed and what `progress` raises.
     """
     try:
         with whole_file(target) as new:
@@ -67,13 +68,13 @@ def _write(
     form: ExportForm,
     target: Path,
     new: Path,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> int:
     if form is ExportForm.JSON:
-        rows = _counted(conversation_rows(database, conversation_ids), progress)
+        rows = _counted(conversation_rows(database, conversation_ids), len(conversation_ids), progress)
         with new.open("w", encoding="utf-8") as file:
             return write_json(rows, file)
-    talks = _counted(_branches(database, conversation_ids), progress)
+    talks = _counted(_branches(database, conversation_ids), len(conversation_ids), progress)
     if form is ExportForm.HTML:
         with new.open("w", encoding="utf-8") as file:
             file.writelines(as_html(talks))
@@ -89,12 +90,13 @@ def _write(
 
 def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[tuple[Conversation, Sequence[Message]]]:
     for conversation_id in conversation_ids:
-        conversation = database.conversation(conversation_id)
+        with database.moment():
+            conversation, branch = database.conversation(conversation_id), database.branch(conversation_id)
         if conversation is not None:
-            yield conversation, database.branch(conversation_id)
+            yield conversation, branch
 
 
-def _counted(items: Iterator[T], progress: Callable[[int], None]) -> Iterator[T]:
+def _counted(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
     for done, item in enumerate(items, 1):
         yield item
-        progress(done)
+        progress(done, total)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
+from kvchat.chat.worker import Caller, call_here
 from kvchat.keeping.foreign import foreign_parser
 from kvchat.keeping.own_json import own_entries
-from kvchat.keeping.rows import BadConversation, Row, store_rows
+from kvchat.keeping.rows import BadConversation, Row, store_rows, take_back
+from kvchat.stoppable import Progress
 from kvchat.wording import one_line
 
 LARGEST_FILE = 2_000_000_000  # bytes; a zip claiming more is no export of conversations
@@ -33,22 +37,33 @@ class ImportReport:
 
 
 def import_paths(
-    database: Database, paths: Iterable[Path], progress: Callable[[int], None] = lambda done: None
+    database: Database,
+    paths: Iterable[Path],
+    progress: Progress = lambda done, total: None,
+    call: Caller = call_here,
 ) -> ImportReport:
     """Import files, zips and folders. `progress` is told how many conversations have been looked at.
 
-    Call it on the database's thread. Bad files and entries are in the report. Raises StorageFailed.
+    The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Raises
+    StorageFailed and what `progress` raises; then it takes back what it has taken in.
     """
     report, done = ImportReport(), 0
-    for path in paths:
-        for name, document in _documents(path):
-            if isinstance(document, Exception):
-                report += ImportReport(problems=(f"{name}: {_reason(document)}",))
-                continue
-            for entry in _entries(name, document):
-                report += _take(database, entry)
-                done += 1
-                progress(done)
+    try:
+        for path in paths:
+            for name, document in _documents(path):
+                progress(done, 0)
+                if isinstance(document, Exception):
+                    report += ImportReport(problems=(f"{name}: {_reason(document)}",))
+                    continue
+                for entry in _entries(name, document):
+                    report += _take(database, entry, call)
+                    done += 1
+                    progress(done, 0)
+    except BaseException:
+        with suppress(StorageFailed):
+            for conversation_id in report.imported:
+                call(take_back, database, conversation_id)
+        raise
     return report
 
 
@@ -60,10 +75,10 @@ class _Entry:
     row: Callable[[], Row]
 
 
-def _take(database: Database, entry: _Entry) -> ImportReport:
+def _take(database: Database, entry: _Entry, call: Caller) -> ImportReport:
     try:
         row = entry.row()
-        return ImportReport(imported=(row["id"],)) if store_rows(database, row) else ImportReport(known=1)
+        return ImportReport(imported=(row["id"],)) if call(store_rows, database, row) else ImportReport(known=1)
     except BadConversation as problem:
         return ImportReport(problems=(f"{entry.where}: {problem}",))
     except RecursionError:

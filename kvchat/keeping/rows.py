@@ -42,12 +42,12 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
     """Conversations as rows with their `messages`, the newest first; all of them without ids.
 
     Every column is there, so that nothing is lost between an export and an import. Times are in seconds since 1970.
-    Call it on the database's thread. Raises StorageFailed.
+    Raises StorageFailed.
     """
     if conversation_ids is None:
         conversation_ids = [conversation.id for conversation in database.conversations()]
     for conversation_id in conversation_ids:
-        with database.transaction() as db:  # one moment for a conversation and its messages
+        with database.moment() as db:
             found = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
             query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
             messages = db.execute(query, (conversation_id,)).fetchall()
@@ -80,6 +80,15 @@ def store_rows(database: Database, conversation: Row) -> bool:
     except sqlite3.IntegrityError as error:
         raise BadConversation("some of its messages are in another conversation here already") from error
     return True
+
+
+def take_back(database: Database, conversation_id: str) -> None:
+    """Undo `store_rows`, unless something was said in the conversation since. Raises StorageFailed."""
+    with database.reading() as db:
+        said_here = "SELECT 1 FROM messages WHERE conversation_id = ? AND writer IS NOT NULL"
+        if db.execute(said_here, (conversation_id,)).fetchone():
+            return
+    database.delete(conversation_id)
 
 
 def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QProgressDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.keeping.backup import BackupFacts
 from kvchat.runtime import Runtime
+from kvchat.stoppable import Progress
 from kvchat.ui.confirm import confirm
 from kvchat.ui.import_report import ImportReportDialog
 from kvchat.ui.list_bridge import ListBridge
@@ -24,7 +27,10 @@ _EXPORTS = "Exported conversations (*.json *.zip);;All files (*)"
 _BACKUPS = "Backups (*.zip);;All files (*)"
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
 _PATIENCE_MS = 600  # what takes no longer shows no progress
-_STEPS = 1000
+_PAUSE_S = 0.05  # between two looks at how far it is
+_STEPS, _WIDTH = 1000, 320
+
+R = TypeVar("R")
 
 
 class KeepBridge(QObject):
@@ -76,15 +82,21 @@ class KeepBridge(QObject):
 
     def _export(self, ids: list[str], target: Path) -> None:
         async def export() -> None:
-            with _Progress(self._window, "Exporting…", self._loop) as progress:
-                count = await self._runtime.keeping.export(ids, target, lambda done: progress.tell(done, len(ids)))
+            count = await self._with_progress(
+                "Exporting…",
+                lambda tell: self._runtime.keeping.export(ids, target, tell),
+                ("Export cancelled", "Nothing was written."),
+            )
             self._notices.tell(f"Exported {_chats(count)}", str(target))
 
         self._wishes.start(export())
 
     async def _take_in(self, paths: list[Path]) -> None:
-        with _Progress(self._window, "Importing…", self._loop) as progress:
-            report = await self._runtime.keeping.take_in(paths, lambda done: progress.tell(0, 0))
+        report = await self._with_progress(
+            "Importing…",
+            lambda tell: self._runtime.keeping.take_in(paths, tell),
+            ("Import cancelled", "Nothing was imported."),
+        )
         title = f"Imported {_chats(len(report.imported))}"
         known = f"{_chats(report.known)} {'was' if report.known == 1 else 'were'} here already." if report.known else ""
         if report.problems:
@@ -93,8 +105,11 @@ class KeepBridge(QObject):
             self._notices.tell(title, known)
 
     async def _save(self, target: Path) -> None:
-        with _Progress(self._window, "Backing up…", self._loop) as progress:
-            facts = await self._runtime.keeping.back_up(target, progress.tell)
+        facts = await self._with_progress(
+            "Backing up…",
+            lambda tell: self._runtime.keeping.back_up(target, tell),
+            ("Backup cancelled", "Nothing was written."),
+        )
         self._notices.tell(f"Backed up {_contents(facts)}", str(target))
 
     async def _look_at(self, source: Path) -> None:
@@ -111,8 +126,11 @@ class KeepBridge(QObject):
         )
 
     async def _lay_ready(self, source: Path) -> None:
-        with _Progress(self._window, "Checking the backup…", self._loop) as progress:
-            await self._runtime.keeping.lay_ready(source, progress.tell)
+        await self._with_progress(
+            "Checking the backup…",
+            lambda tell: self._runtime.keeping.lay_ready(source, tell),
+            ("Restore cancelled", "Nothing has been changed."),
+        )
         confirm(
             self._window,
             "Restart kvchat to finish?",
@@ -121,6 +139,18 @@ class KeepBridge(QObject):
             self.restart_requested.emit,
             keep="Later",
         )
+
+    async def _with_progress(
+        self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: tuple[str, str]
+    ) -> R:
+        """What the work returns. Where the user cancels it, the wish it was part of ends, and `cancelled` is told."""
+        with _Progress(self._window, words, self._loop) as progress:
+            try:
+                return await work(progress.tell)
+            except asyncio.CancelledError:
+                if progress.cancelled:  # else kvchat quits
+                    self._notices.tell(*cancelled)
+                raise
 
     def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
         dialog = self._dialog(title, QFileDialog.FileMode.AnyFile, forms)
@@ -141,15 +171,21 @@ class KeepBridge(QObject):
 
 
 class _Progress:
-    """How far it is, once it takes a while; `tell` may be called on any thread."""
+    """How far it is, once it takes a while; its Cancel ends the task. `tell` may be called on any thread."""
 
     def __init__(self, window: QWidget, words: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._ended, self._last = loop, False, -1
+        self.cancelled = False
+        self._loop, self._words, self._ended, self._last_at = loop, words, False, 0.0
+        self._task = asyncio.current_task()
         self._dialog = QProgressDialog(words, "", 0, 0, window)
-        self._dialog.setCancelButton(None)
+        cancel = QPushButton("Cancel")
+        cancel.setAutoDefault(False)  # Enter is not meant for it
+        self._dialog.setCancelButton(cancel)
+        self._dialog.setMinimumWidth(_WIDTH)
         self._dialog.setWindowTitle("kvchat")
         self._dialog.setMinimumDuration(_PATIENCE_MS)
         self._dialog.setAutoReset(False)
+        self._dialog.canceled.connect(self._cancel)
 
     def __enter__(self) -> _Progress:
         self._dialog.setValue(0)
@@ -161,16 +197,25 @@ class _Progress:
         self._dialog.deleteLater()
 
     def tell(self, done: int, total: int) -> None:
-        """So much of so much is done."""
-        step = _STEPS * done // total if total else 0
-        if step != self._last:
-            self._last = step
-            self._loop.call_soon_threadsafe(self._show, step)
+        """So much of so much is done; so many chats, where nobody knows of how many."""
+        now = time.monotonic()
+        if now - self._last_at >= _PAUSE_S:
+            self._last_at = now
+            self._loop.call_soon_threadsafe(self._show, done, total)
 
-    def _show(self, step: int) -> None:
-        if not self._ended:
-            self._dialog.setMaximum(_STEPS if step else 0)
-            self._dialog.setValue(step)
+    def _show(self, done: int, total: int) -> None:
+        if self._ended or self.cancelled:
+            return
+        step = _STEPS * done // total if total else 0
+        if done and not total:
+            self._dialog.setLabelText(f"{self._words} {_chats(done)}")
+        self._dialog.setMaximum(_STEPS if step else 0)
+        self._dialog.setValue(step)
+
+    def _cancel(self) -> None:
+        if self._task and not self._ended:  # closing the dialog says it is cancelled, too
+            self.cancelled = True
+            self._task.cancel()
 
 
 def _chats(count: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat import migrations
 from kvchat.keeping import backup
 from kvchat.keeping.backup import BackupFailed, BadBackup, check_backup, finish_restore, lay_ready, make_backup
 from kvchat.paths import Paths, resolve_paths
@@ -70,6 +71,22 @@ def test_it_is_made_while_the_database_is_in_use(paths, tmp_path):
     database = open_library(paths.data)
     talk(database)
     assert make_backup(paths, tmp_path / "b.zip").conversations == 1
+    database.close()
+
+
+def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(migrations, "_PAGES_AT_ONCE", 1)
+    add_talk(paths)
+    database, steps = open_library(paths.data), []
+
+    def progress(done: int, total: int) -> None:
+        steps.append(total)
+        if len(steps) <= 10:
+            talk(database)
+
+    assert make_backup(paths, tmp_path / "b.zip", progress).conversations == 1
+    assert steps.count(0) > 10  # one for each page
+    assert len(database.conversations()) == 11
     database.close()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.messages import Role
 from kvchat.keeping.importing import import_paths
 from tests.keeping.library import everything, open_library
@@ -219,3 +220,21 @@ def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
         "newer.json: it was written by a newer kvchat",
         "empty.json: it holds no conversations",
     )
+
+
+def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
+    database = open_library(tmp_path)
+    before = everything(database)
+
+    def disk_fails(done: int, total: int) -> None:
+        if done == 3:
+            raise StorageFailed("no")
+
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    for data, name in ((chatgpt(), "a.json"), (claude(), "b.json"), (lm_studio(), "c.json")):
+        write(folder, data, name)
+    with pytest.raises(StorageFailed):
+        import_paths(database, [folder], disk_fails)
+    assert everything(database) == before
+    assert len(import_paths(database, [folder]).imported) == 3

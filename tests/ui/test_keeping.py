@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QMenu
+from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.database import Database
 from kvchat.chat.worker import Worker
-from kvchat.keeping.backup import finish_restore
+from kvchat.keeping.backup import BackupFacts, finish_restore
 from kvchat.keeping.desk import KeepingDesk
+from kvchat.stoppable import Progress
+from kvchat.ui import keep_bridge
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.import_report import ImportReportDialog
 from kvchat.ui.main_window import MainWindow
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+
+CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-05-01T10:00:00Z"}
 
 
 @pytest.fixture
@@ -54,6 +62,10 @@ def pick(window: MainWindow, *paths: Path) -> QFileDialog:
 
 def notices(window: MainWindow) -> list[str]:
     return [notice.words[0] for notice in window.notices.on_show]
+
+
+def dialogs(window: MainWindow) -> list[QProgressDialog]:
+    return [dialog for dialog in window.findChildren(QProgressDialog) if dialog.isVisible()]
 
 
 async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
@@ -115,6 +127,54 @@ async def test_a_backup_is_made_checked_and_laid_ready(
         qtbot.mouseClick(question.yes, Qt.MouseButton.LeftButton)
     assert restarts == [True]
     assert (kept.paths.data / "restore" / "ready").exists()
+
+
+async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep_bridge, "_PATIENCE_MS", 0)
+    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
+    held, go = threading.Event(), threading.Event()
+
+    def hold(done: int, total: int) -> None:
+        held.set()
+        assert go.wait(30)
+
+    monkeypatch.setattr(keep_bridge._Progress, "tell", lambda self, done, total: hold(done, total))
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "theirs.json")
+    await until(lambda: held.is_set() and dialogs(window), "the progress")
+    qtbot.mouseClick(dialogs(window)[0].findChild(QPushButton), Qt.MouseButton.LeftButton)
+    for _ in range(10):  # until the thread has been asked to stop
+        await asyncio.sleep(0)
+    go.set()
+    await until(lambda: notices(window) == ["Import cancelled"])
+    with closing(Database(kept.paths.database)) as database:
+        assert len(database.conversations()) == 2
+    assert not dialogs(window)
+
+
+async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_bridge, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(keep_bridge, "_PAUSE_S", 0)
+    end = asyncio.Event()
+
+    async def back_up(target: Path, tell: Progress) -> BackupFacts:
+        tell(1234, 0)
+        tell(1, 4)
+        await end.wait()
+        return BackupFacts(datetime.now(UTC), 2, 4)
+
+    monkeypatch.setattr(kept.keeping, "back_up", back_up)
+    choose(window, "Back up…")
+    pick(window, Path("backup.zip"))
+    await until(lambda: dialogs(window) and dialogs(window)[0].value() > 0, "the progress")
+    dialog = dialogs(window)[0]
+    assert (dialog.labelText(), dialog.value() / dialog.maximum()) == ("Backing up… 1,234 chats", 0.25)
+    end.set()
+    await until(lambda: not dialogs(window))
+    assert [words.partition(",")[0] for words in notices(window)] == ["Backed up 2 chats"]
 
 
 async def test_a_file_that_is_no_backup_is_refused(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
