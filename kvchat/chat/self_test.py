@@ -57,7 +57,9 @@ async def self_test(room: ReadyEngine, window: int | None) -> Finding:
 @contextlib.asynccontextmanager
 async def _trial(room: ReadyEngine) -> AsyncIterator[_Trial]:
     """A trial with a store of its own, swept with the engine's slot folder should this process be killed."""
-    folder = await asyncio.to_thread(tempfile.TemporaryDirectory, dir=room.slot_path, prefix=f"{_NAME}-")
+    folder = await asyncio.to_thread(
+        tempfile.TemporaryDirectory, dir=room.slot_path, prefix=f"{disk.name_for_engine()}-"
+    )
     try:
         bounds = Bounds(quota=1 << 62, free_floor=0)
         store = await asyncio.to_thread(BlockStore, Path(folder.name), bounds, sync=False)

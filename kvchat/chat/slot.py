@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -30,6 +29,7 @@ from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import Loaded, RestoreRecord, SlotContents, Verdict
 from kvchat.engine.interface import EngineGone, EngineRefused
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
@@ -171,7 +171,7 @@ class SlotKeeper:
         `tell` false: nothing is said of one that was kept. Raises EngineGone if the engine dies while saving.
         """
         started = time.perf_counter()
-        path = room.slot_path / f"{uuid.uuid4().hex}.slot"
+        path = room.slot_path / f"{disk.name_for_engine()}.slot"
         try:
             expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
             await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -60,12 +59,12 @@ def find_server(url: str) -> RunningServer | None:
     return None
 
 
-async def reachable_slot_folder(client: LlamaServerClient, server: RunningServer) -> Path | None:
-    """Where the server's slot files can be had, proved by a save; None where they cannot."""
+async def reachable_slot_folder(client: LlamaServerClient, server: RunningServer, name: str) -> Path | None:
+    """Where the server's slot files can be had, proved by a save under `name`; None where they cannot."""
     folder = server.slot_folder
     if folder is None:
         return None
-    file = folder / f"kvchat-{uuid.uuid4().hex}.slot"
+    file = folder / name
     try:
         async with asyncio.timeout(_SAVE_S):
             written = (await client.save_slot(file.name)).n_written

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 _CHUNK = 1 << 20
 _TEMPORARY = re.compile(r"([0-9]{1,9})-")
+_FOR_ENGINE = re.compile(r"kvchat-(?P<name>[0-9]{1,9}-[0-9a-f]{8}-[0-9a-f]{8})")
 _process_mark = secrets.token_hex(4)
 
 
@@ -93,6 +94,21 @@ def process_prefix() -> str:
 def temporary_name() -> str:
     """A fresh name that says which process it belongs to."""
     return process_prefix() + secrets.token_hex(4)
+
+
+def name_for_engine() -> str:
+    """A fresh name in a folder that an engine saves into, which may be the user's own: it says that it is kvchat's."""
+    return f"kvchat-{temporary_name()}"
+
+
+def remove_stale_for_engine(folder: Path) -> None:
+    """Delete what processes that are gone named by `name_for_engine`, and nothing else. What resists stays."""
+    for entry in listing(folder):
+        match = _FOR_ENGINE.match(entry.name)
+        if match is None or not is_stale(match["name"]):
+            continue
+        with contextlib.suppress(OSError):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def remove_stale(folder: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvchat.kvstore import index_points, token_tree
+from kvchat.kvstore import disk, index_points, token_tree
 from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
@@ -53,7 +52,7 @@ class Restoring:
 
     def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
         """Put the plan's slot file into `slot_path` under a random name, verified."""
-        target = slot_path / f"restore-{secrets.token_hex(8)}.slot"
+        target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
             n_tokens, tier = self._put(plan, target, older_window_rows)
             spared = plan.save_point.prefill_ms * plan.tokens_used / max(plan.save_point.n_tokens, 1)

@@ -20,6 +20,7 @@ from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, Failu
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
@@ -233,9 +234,10 @@ class AttachedRoom:
         process = self._process
         if process is None:
             return None
-        folder = await reachable_slot_folder(engine, process)
+        folder = await reachable_slot_folder(engine, process, f"{disk.name_for_engine()}.slot")
         if folder is None:
             return None
+        await asyncio.to_thread(disk.remove_stale_for_engine, folder)  # of a kvchat that was killed
         try:
             return await asyncio.to_thread(_read_states, process, folder, facts)
         except KvchatError:  # a model kvchat cannot read is no reason not to chat with it

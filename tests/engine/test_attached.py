@@ -155,11 +155,11 @@ async def test_saving_is_used_only_where_the_file_can_be_had(
             assert server is not None
             assert ("LLAMA_ARG_MLOCK", "1") in server.variables
             assert server.value_of("-ctk", "--cache-type-k") == "f16"
-            folder = await reachable_slot_folder(client, server)
+            folder = await reachable_slot_folder(client, server, "probe.slot")
             assert folder == (fake_engine.plan.slot_path if saves else None)
             assert not list(fake_engine.plan.slot_path.iterdir())
             elsewhere = replace(server, arguments=("--slot-save-path", str(tmp_path)))
-            assert await reachable_slot_folder(client, elsewhere) is None
+            assert await reachable_slot_folder(client, elsewhere, "probe.slot") is None
     finally:
         theirs.end()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -84,6 +86,32 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             assert KEY not in await runtime.diagnostics()
         assert theirs.process.poll() is None
         assert not list(fake.plan.slot_path.glob("*"))
+
+
+@pytest.fixture
+def gone() -> int:
+    """The id of a process that is no more."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+@sees_processes
+async def test_what_a_killed_kvchat_left_in_the_servers_folder_goes_and_nothing_else(
+    tmp_path: Path, fake: FakeEngine, gone: int
+) -> None:
+    mark = f"kvchat-{gone}-0123abcd-4567cdef"
+    left = [fake.plan.slot_path / name for name in (f"{mark}.slot", f"kvchat-{os.getpid()}-0123abcd-4567cdef.slot")]
+    theirs_own = [fake.plan.slot_path / name for name in ("mine.slot", f"{gone}-mine.slot", "kvchat-notes.slot")]
+    alive = fake.plan.slot_path / f"kvchat-{os.getppid()}-0123abcd-4567cdef.slot"
+    folder = fake.plan.slot_path / f"{mark}-x"
+    (folder / "store").mkdir(parents=True)
+    for file in (*left, *theirs_own, alive):
+        file.write_bytes(b"rows")
+    with serving(fake) as theirs:
+        async with attached(tmp_path, theirs.address.url) as runtime:
+            await runtime.room.ready()
+        assert set(fake.plan.slot_path.iterdir()) == {*theirs_own, alive}
 
 
 async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake: FakeEngine) -> None:
