@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 
+COPIES_DAYS = 7.0  # for so long what a database held before a migration is kept
 _PAGES_AT_ONCE = 1000  # 4 MB
 
 
@@ -49,6 +51,14 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
     finally:
         connection.rollback()
     target.chmod(0o600)
+
+
+def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
+    """Delete the copies that `migrate` made: they hold what was deleted since."""
+    for copy in path.parent.glob(f"{path.name}.before-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - copy.stat().st_mtime > most_days * 86_400:
+                copy.unlink()
 
 
 def statements(script: str) -> Iterator[str]:

@@ -11,7 +11,8 @@ from kvchat.chat.background import Background
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
-from kvchat.chat.organiser import deleted_ids, purge_left_behind
+from kvchat.chat.forgetting import forget_strangers
+from kvchat.chat.organiser import purge_left_behind
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
@@ -26,6 +27,7 @@ from kvchat.library.downloads import Download, DownloadState
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.model_library import ModelLibrary
+from kvchat.migrations import drop_old_copies
 from kvchat.paths import Paths
 from kvchat.redaction import this_person
 from kvchat.rooms.attached import AttachedRoom
@@ -247,13 +249,9 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     database = await worker.run(Database, paths.database)
     await worker.run(database.mark_interrupted)
     await worker.run(purge_left_behind, database)
+    await asyncio.to_thread(drop_old_copies, paths.database)
     store = await asyncio.to_thread(open_store, paths, settings)
-    kept = [usage.conversation_id for usage in (await asyncio.to_thread(store.usage)).conversations]
-    # Read after that: what another process began and saved in between is known then.
-    known = {conversation.id for conversation in await worker.run(database.conversations)}
-    known |= await worker.run(deleted_ids, database)
-    for stranger in set(kept) - known:  # another process may have saved one just after its deletion
-        await asyncio.to_thread(store.delete_conversation, stranger)
+    await worker.run(forget_strangers, store, database)
     await asyncio.to_thread(
         store.set_bounds, store_bounds(paths, settings)
     )  # what has grown too old since the last run goes

@@ -32,6 +32,7 @@ class DatabaseFile:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = FULL")
                 self._connection.execute("PRAGMA foreign_keys = ON")
+                self._connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone, not hidden
                 migrate(self._connection, path)
             except BaseException:
                 self._connection.close()
@@ -40,6 +41,11 @@ class DatabaseFile:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+    def write_through(self) -> None:
+        """Nothing stays in the log beside the file, as far as no other process is in the way."""
+        with _in_words(self.file):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

@@ -90,12 +90,6 @@ def purge_left_behind(database: Database) -> None:
             database.delete(id)
 
 
-def deleted_ids(database: Database) -> set[str]:
-    """The chats whose deletion can still be undone."""
-    with database.reading() as db:
-        return {row["id"] for row in db.execute("SELECT id FROM conversations WHERE deleted_at IS NOT NULL")}
-
-
 def _set(database: Database, ids: Iterable[str], column: str, value: str | float | None) -> None:
     with database.transaction() as db:
         db.executemany(f"UPDATE conversations SET {column} = ? WHERE id = ?", [(value, id) for id in ids])

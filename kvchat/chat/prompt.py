@@ -13,6 +13,7 @@ from kvchat.errors import KvchatError
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
 BOUNDARY_PROBES = ("A", "7")
 
+NEW_TITLE = "New chat"
 TITLE_LENGTH = 48  # characters
 
 

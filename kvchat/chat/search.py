@@ -23,6 +23,7 @@ MOST_CHATS = 100  # shown for one search
 _MOST_MESSAGES = 500  # the newest ones that are looked at for one search
 _AT_ONCE = 200  # messages indexed in one transaction: some 20 ms
 _TEXT_AT_ONCE = 400_000  # characters: documents are longer than messages
+_PAGES, _ALL = 200, -200  # of the index, written anew in one transaction
 _READING_S = 0.02  # for so long documents are read for the excerpts of one search
 _READ_MOST = 200_000  # characters of one document
 
@@ -73,6 +74,14 @@ class Finder:
         if self._indexing is None or self._indexing.done():
             self._indexing = asyncio.create_task(self._index_all())
 
+    async def forget(self) -> None:
+        """Take the words of what was deleted out of the index for good: it only notes that they are gone."""
+        while await self._worker.run(index_some, self._database):
+            pass
+        more = await self._worker.run(merge_some, self._database, _ALL)
+        while more:
+            more = await self._worker.run(merge_some, self._database, _PAGES)
+
     def close(self) -> None:
         """Leave the rest for the next time."""
         if self._indexing is not None:
@@ -111,6 +120,14 @@ def index_some(database: Database) -> bool:
         db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
         db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
     return len(words) == _AT_ONCE or length > _TEXT_AT_ONCE
+
+
+def merge_some(database: Database, pages: int) -> bool:
+    """Write some of the index anew; whether there is more. A number below zero begins, see FTS5's `merge`."""
+    with database.transaction() as db:
+        before = db.total_changes
+        db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
+        return db.total_changes - before >= 2
 
 
 def find(database: Database, query: str) -> tuple[FoundChat, ...]:

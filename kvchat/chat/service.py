@@ -13,11 +13,13 @@ from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
+from kvchat.chat.forgetting import Forgetting
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
 from kvchat.chat.options_desk import OptionsDesk
 from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
+from kvchat.chat.prompt import NEW_TITLE
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
@@ -31,8 +33,6 @@ from kvchat.kvstore.store import SavePointStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-NEW_TITLE = "New chat"
 
 
 class ChatService:
@@ -65,6 +65,7 @@ class ChatService:
         self.context = ContextDesk(self._parts, self.is_answering)
         self.options = OptionsDesk(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
+        self._forgetting = Forgetting(database, worker, self.slot, self.finder, self._background.begin)
         self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._background.begin)
         self._turns = Turns(self._parts, self._background, self.context, model)
 
@@ -127,8 +128,7 @@ class ChatService:
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
         await asyncio.to_thread(self._store.delete_conversation, conversation_id)
-        # What a running turn still saves of it goes when the turn is over.
-        self._background.begin(self._forget(conversation_id))
+        self._background.begin(self._forgetting.conversation(conversation_id))
 
     def leave(self, conversation_id: str) -> None:
         """End what goes on in a conversation that is about to go."""
@@ -202,11 +202,14 @@ class ChatService:
 
     async def delete_message(self, message: Message) -> Removed:
         """Delete a message and all that follows it; what is returned puts them back."""
-        return await self._change(message.conversation_id, tree.remove, self._database, message)
+        removed = await self._change(message.conversation_id, tree.remove, self._database, message)
+        self._forgetting.deleted(removed)
+        return removed
 
     async def put_back(self, removed: Removed) -> None:
         """Undo `delete_message`."""
         await self._change(removed.conversation_id, tree.put_back, self._database, removed)
+        self._forgetting.put_back(removed)
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -235,6 +238,7 @@ class ChatService:
         self._ahead.select(None)
         self.stop_all()
         self.organiser.close()
+        self._forgetting.close()
         self.finder.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
@@ -248,7 +252,3 @@ class ChatService:
         self.events.publish(MessagesChanged(conversation_id))
         self._ahead.changed(conversation_id)
         return result
-
-    async def _forget(self, conversation_id: str) -> None:
-        async with self.slot.lock:
-            await self.slot.discard(conversation_id)

@@ -39,7 +39,7 @@ class Settling:
             if ends_with_reply(path):
                 await self._settle_and_save(engine, path)
             if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
-                await parts.slot.discard(self._conversation_id)
+                await parts.slot.discard_messages(self._conversation_id, [reply.id])
         except EngineGone as loss:
             parts.slot.forget()
             parts.events.publish(SaveSkipped(self._conversation_id, str(await parts.room.explain_loss(loss))))
@@ -60,10 +60,10 @@ class Settling:
         if early and len(early) <= len(end) < len(boundary or ()):
             early = None  # the save at the reply's end serves: the slot need not go back
         if early and await self._settled(engine, early):
-            await slot.save(engine, self._conversation_id, early, tell=False)
+            await slot.save(engine, self._conversation_id, early, message_id=path[-1].id, tell=False)
         settled = await self._settled(engine, boundary) if boundary else False
         if boundary and settled and engine.saves:
-            await slot.save(engine, self._conversation_id, boundary)
+            await slot.save(engine, self._conversation_id, boundary, message_id=path[-1].id)
         elif engine.saves:
             self._parts.events.publish(SaveSkipped(self._conversation_id, "the next message came first"))
 
@@ -74,7 +74,7 @@ class Settling:
         early = slot.early_boundary(engine, end) if end else None
         for tokens in (early, end):
             if tokens and await self._settled(engine, tokens):
-                await slot.save(engine, self._conversation_id, tokens, tell=False)
+                await slot.save(engine, self._conversation_id, tokens, message_id=path[-1].id, tell=False)
         return end or ()
 
     async def _settled(self, engine: ReadyEngine, tokens: Tokens) -> bool:

@@ -1,4 +1,4 @@
-"""A save point at the end of a system prompt that several conversations share, where states cannot be cut.
+"""A save point at the end of a system prompt that is long or shared, where states cannot be cut.
 
 Elsewhere any save point that begins with the system prompt serves a new conversation. Hybrid, recurrent and
 sliding-window models need one exactly there, and it can only be made on the way: before the first question is read.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvchat.chat.interruption import to_its_end
-from kvchat.chat.messages import Role
+from kvchat.chat.messages import Message, Role
 from kvchat.chat.rates import LEAST_GAIN
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot import SlotKeeper
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
+
+LONG_MS = 2000.0  # a system prompt that takes so long to read is saved at once
 
 
 def system_prompt(messages: Sequence[ChatMessage]) -> str | None:
@@ -25,24 +27,29 @@ def system_prompt(messages: Sequence[ChatMessage]) -> str | None:
 async def save_on_the_way(
     slot: SlotKeeper,
     engine: ReadyEngine,
-    conversation_id: str,
+    system: Message,
     messages: Sequence[ChatMessage],
     prompt: Tokens,
     progress: Callable[[PromptProgress], None],
+    *,
+    shared: bool,
 ) -> Timings | None:
-    """Read `prompt` up to where every first question begins, and save there. What the reading took.
+    """Read `prompt`, which begins with `system`, up to where every first question begins, and save. What that took.
 
-    None if a save point there would gain nothing. May be cancelled: a save that has begun is finished. Call it with
-    `slot.lock` held. Raises EngineGone and EngineRefused.
+    None if a save point there would gain nothing. A long prompt gets one before others share it: whoever asks the first
+    question anew, or begins the next chat, need not read it again. May be cancelled: a save that has begun is finished.
+    Call it with `slot.lock` held. Raises EngineGone and EngineRefused.
     """
     boundary = await slot.boundary(engine, messages[:1])
     if len(boundary) <= LEAST_GAIN or prompt[: len(boundary)] != boundary:
         return None
+    if not shared and slot.rates.prefill_ms(len(boundary)) < LONG_MS:
+        return None
     early = slot.early_boundary(engine, boundary)
     read: list[Timings] = []
     for stop in (early, boundary) if early else (boundary,):
-        read.append(await slot.settle(engine, conversation_id, stop, progress))
-        await to_its_end(slot.save(engine, conversation_id, stop, tell=False))
+        read.append(await slot.settle(engine, system.conversation_id, stop, progress))
+        await to_its_end(slot.save(engine, system.conversation_id, stop, message_id=system.id, tell=False))
     return Timings(
         cache_n=read[0].cache_n,
         prompt_n=sum(timings.prompt_n for timings in read),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 
 from kvchat.chat.events import (
@@ -164,11 +164,18 @@ class SlotKeeper:
         return boundary[:-EARLY_TOKENS] if room.slides and len(boundary) > EARLY_TOKENS else None
 
     async def save(
-        self, room: ReadyEngine, conversation_id: str, boundary: Tokens, *, tell: bool = True
+        self,
+        room: ReadyEngine,
+        conversation_id: str,
+        boundary: Tokens,
+        *,
+        message_id: str | None = None,
+        tell: bool = True,
     ) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
-        `tell` false: nothing is said of one that was kept. Raises EngineGone if the engine dies while saving.
+        `message_id`: the last message in it, with which it goes. `tell` false: nothing is said of one that was kept.
+        Raises EngineGone if the engine dies while saving.
         """
         started = time.perf_counter()
         path = room.slot_path / f"{disk.name_for_engine()}.slot"
@@ -187,6 +194,7 @@ class SlotKeeper:
                 answer.n_written,
                 self._rates.prefill_ms(len(boundary)),
                 OLDER_WINDOW_ROWS if room.slides else 0,
+                message_id,
             )
         except (StoreRefused, EngineRefused, OSError) as refusal:
             self._events.publish(SaveSkipped(conversation_id, str(refusal)))
@@ -226,6 +234,10 @@ class SlotKeeper:
         await asyncio.to_thread(self._store.delete_conversation, conversation_id)
         if self.holds() == conversation_id:
             self.forget()
+
+    async def discard_messages(self, conversation_id: str, message_ids: Collection[str]) -> None:
+        """These messages are gone: nothing of them stays in the store."""
+        await asyncio.to_thread(self._store.delete_messages, conversation_id, message_ids)
 
     def _held(self, room: ReadyEngine, prompt: Tokens) -> int:
         """How many of the prompt's tokens the slot can serve as it is."""

@@ -10,12 +10,17 @@ from typing import Any
 
 from kvchat.chat.database import ConversationGone, Database
 from kvchat.chat.messages import Message, Role
+from kvchat.chat.prompt import NEW_TITLE, title_from
 
 _BELOW = """
     WITH RECURSIVE down (id, depth) AS (
         SELECT ?, 0 UNION ALL SELECT messages.id, depth + 1 FROM down JOIN messages ON messages.parent_id = down.id
     )
 """
+
+_FIRST_QUESTION = (
+    "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY created_at, rowid LIMIT 1"
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Removed:
 
     conversation_id: str
     leaf_id: str | None  # the conversation's leaf before
+    title: str  # and its title
     rows: tuple[dict[str, Any], ...]  # of the table `messages`, parents before their children
     attachments: tuple[dict[str, Any], ...]  # of the table `attachments`
 
@@ -67,7 +73,8 @@ def remove(database: Database, message: Message) -> Removed:
     with database.transaction() as db:
         query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id) ORDER BY depth"
         removed = tuple(dict(row) for row in db.execute(query, (message.id,)))
-        leaf = db.execute("SELECT leaf_id FROM conversations WHERE id = ?", (message.conversation_id,)).fetchone()
+        query = "SELECT leaf_id, title FROM conversations WHERE id = ?"
+        leaf = db.execute(query, (message.conversation_id,)).fetchone()
         if leaf is None or not removed:
             raise ConversationGone
         if leaf["leaf_id"] in {row["id"] for row in removed}:
@@ -77,7 +84,11 @@ def remove(database: Database, message: Message) -> Removed:
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # The last first: SQLite follows a cascade no more than 1,000 messages deep.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        return Removed(message.conversation_id, leaf["leaf_id"], removed, attachments)
+        questions = [row["content"] for row in removed if row["role"] == Role.USER.value]
+        first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
+        if first is None or leaf["title"] in map(title_from, questions):  # it is of words that are gone
+            _set_title(db, message.conversation_id, title_from(first["content"]) if first else NEW_TITLE)
+        return Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments)
 
 
 def put_back(database: Database, removed: Removed) -> None:
@@ -89,6 +100,7 @@ def put_back(database: Database, removed: Removed) -> None:
         except sqlite3.IntegrityError as error:
             raise ConversationGone from error
         _set_leaf(db, removed.conversation_id, removed.leaf_id)
+        _set_title(db, removed.conversation_id, removed.title)
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -99,6 +111,11 @@ def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) 
 
 def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:
     db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
+
+
+def _set_title(db: sqlite3.Connection, conversation_id: str, title: str) -> None:
+    """But for one that the user gave."""
+    db.execute("UPDATE conversations SET title = ? WHERE id = ? AND NOT title_by_user", (title, conversation_id))
 
 
 def _newest_end(db: sqlite3.Connection, message_id: str) -> str:

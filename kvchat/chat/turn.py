@@ -184,20 +184,23 @@ class Turn:
     async def _save_shared_prompt(
         self, engine: ReadyEngine, messages: list[ChatMessage], reply: ReplyWriter
     ) -> Timings | None:
-        """Before all is read: stop at the end of a system prompt that others have as well, and save there.
+        """Before all is read: stop at the end of a system prompt that is long or that others have too, and save there.
 
         What was read to get there; None if nothing was.
         """
         parts, text = self._parts, system_prompt(messages)
-        if text is None or not await parts.worker.run(parts.database.shares_system_prompt, text, reply.message.id):
+        path = await parts.path(reply.message.id)
+        if text is None or not path:
             return None
+        parts.slot.recall_prefill(await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model))
         return await save_on_the_way(
             parts.slot,
             engine,
-            self.conversation_id,
+            path[0],
             messages,
             self._prompt,
             lambda progress: reply.tell_progress(progress, len(self._prompt)),
+            shared=await parts.worker.run(parts.database.shares_system_prompt, text, reply.message.id),
         )
 
     async def _ready(self) -> ReadyEngine:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,10 +135,11 @@ class BlockStore:
         expected_size: int | None = None,
         prefill_ms: float = 0.0,
         older_window_rows: int = 0,
+        message_id: str | None = None,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point, at once, in the warm tier alone."""
         return self._saving.take(
-            slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms, older_window_rows
+            slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms, older_window_rows, message_id
         )
 
     def absorb_pending(self) -> AbsorbReport:
@@ -192,6 +193,16 @@ class BlockStore:
         """Delete all that is kept of a conversation; returns the bytes freed."""
         with _in_words():
             return self._keeping.delete(conversation_id)
+
+    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
+        """Delete what is kept of these messages of a conversation; returns the bytes freed."""
+        with _in_words():
+            return self._keeping.delete_messages(conversation_id, message_ids)
+
+    def messages(self) -> dict[str, frozenset[str]]:
+        """The messages of which something is kept, by conversation."""
+        with _in_words(), self._parts.index.read() as db:
+            return index_points.messages(db)
 
     def delete_all(self) -> int:
         """Delete every save point and everything set aside; returns the bytes freed."""

@@ -52,12 +52,15 @@ class Index:
             self._connection.close()
 
     def shrink(self) -> None:
-        """Give the disk back what deleted save points took in the index, if that is most of it. May come to nothing."""
+        """Nothing of deleted save points stays in the index; the disk gets back what they took if that is most of it.
+
+        Comes to nothing while another process is in the way.
+        """
         with self._lock, contextlib.suppress(sqlite3.OperationalError):
             free, pages = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES)
             if 2 * free > pages:
                 self._connection.execute("VACUUM")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
@@ -18,6 +18,7 @@ class NewPoint:
     """What is known of a save point when its file has just been taken."""
 
     conversation_id: str
+    message_id: str | None  # the last one that the tokens hold
     fingerprint: Fingerprint
     tokens: Tokens
     size: int  # bytes of the slot file
@@ -53,9 +54,9 @@ def add_staged(db: sqlite3.Connection, new: NewPoint, owner: str) -> SavePoint:
     node_id = token_tree.add_tokens(db, kind, new.tokens)
     now = new.created_at.timestamp()
     point_id = db.execute(
-        "INSERT INTO save_points (conversation_id, fingerprint_id, node_id, n_tokens, owner, file_size, prefill_ms,"
-        " created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (conversation, kind, node_id, len(new.tokens), owner, new.size, new.prefill_ms, now, now),
+        "INSERT INTO save_points (conversation_id, message_id, fingerprint_id, node_id, n_tokens, owner, file_size,"
+        " prefill_ms, created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (conversation, new.message_id, kind, node_id, len(new.tokens), owner, new.size, new.prefill_ms, now, now),
     ).lastrowid
     db.execute("DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, kind))
     return SavePoint(
@@ -205,6 +206,24 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
         "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE ?1 IS NULL OR name = ?1"
     )
     return [int(row[0]) for row in db.execute(query, (conversation_id,))]
+
+
+def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
+    """The conversation's save points that end in these messages, and those of which that is not known."""
+    query = (
+        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
+        " AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
+    )
+    return [int(row[0]) for row in db.execute(query, (conversation_id, json.dumps(list(message_ids))))]
+
+
+def messages(db: sqlite3.Connection) -> dict[str, frozenset[str]]:
+    """The messages in which save points end, by conversation."""
+    query = "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+    found: dict[str, set[str]] = {}
+    for name, message_id in db.execute(f"{query} WHERE message_id IS NOT NULL"):
+        found.setdefault(name, set()).add(message_id)
+    return {name: frozenset(ids) for name, ids in found.items()}
 
 
 def largest(db: sqlite3.Connection) -> int | None:

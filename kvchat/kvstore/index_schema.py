@@ -148,4 +148,8 @@ MIGRATIONS: tuple[str, ...] = (
                 WHERE block_id = OLD.block_id LIMIT 1);
     END
     """,
+    # 3: which message a save point ends in, so that it goes with that; NULL: kept by an older version
+    """
+    ALTER TABLE save_points ADD COLUMN message_id TEXT
+    """,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
 from kvchat.kvstore import disk, eviction, index_points, index_usage, inheritance
@@ -101,16 +101,22 @@ class Keeping:
         """
         parts = self._parts
         with parts.index.write() as db:
-            if conversation_id is not None:
-                inheritance.hand_over(db, conversation_id)
-            ids = index_points.points_of(db, conversation_id)
+            doomed = index_points.points_of(db, conversation_id)
+            ids = doomed if conversation_id is None else inheritance.hand_over(db, doomed)
             index_points.delete(db, ids)
             bad = index_points.forget(db, conversation_id)
-        for point_id in ids:
-            parts.staging.drop(str(point_id))
-        freed = parts.collect() + parts.bad_files.delete(None if conversation_id is None else bad)
-        parts.index.shrink()
-        return freed
+        return self._deleted(ids) + parts.bad_files.delete(None if conversation_id is None else bad)
+
+    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
+        """Delete what is kept of these messages of a conversation; returns the bytes freed.
+
+        What others begin with as well, in any conversation, is theirs from now on.
+        """
+        with self._parts.index.write() as db:
+            doomed = index_points.points_of_messages(db, conversation_id, message_ids)
+            ids = inheritance.hand_over(db, doomed)
+            index_points.delete(db, ids)
+        return self._deleted(ids)
 
     def verify(self, progress: Callable[[int, int], None]) -> VerifyReport:
         """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
@@ -156,10 +162,14 @@ class Keeping:
             return 0
         with parts.index.write() as db:
             index_points.lose(db, point_ids, reason, parts.clock(), tell=False, block=None)
+        return self._deleted(point_ids)
+
+    def _deleted(self, point_ids: Sequence[int]) -> int:
+        """The index has these no longer: free what was kept for them alone; returns the bytes freed."""
         for point_id in point_ids:
-            parts.staging.drop(str(point_id))
-        freed = parts.collect()
-        parts.index.shrink()
+            self._parts.staging.drop(str(point_id))
+        freed = self._parts.collect()
+        self._parts.index.shrink()
         return freed
 
 

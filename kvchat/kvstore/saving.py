@@ -71,13 +71,14 @@ class Saving:
         expected_size: int | None,
         prefill_ms: float,
         older_window_rows: int,
+        message_id: str | None,
     ) -> SavePoint:
         """Check the file, and make it a save point that is warm, and nothing but warm until it is absorbed."""
         parts = self._parts
         try:
             size = check_saved(slot_file, expected, expected_size)
             budget.check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
-            new = NewPoint(conversation_id, fingerprint, expected, size, prefill_ms, parts.clock())
+            new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
             with _in_words(), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
                     raise StoreRefused("Not saved: you chose never to save this conversation.")

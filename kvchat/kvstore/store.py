@@ -6,7 +6,7 @@ call from several threads and from several processes that share one store folder
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -88,11 +88,13 @@ class SavePointStore(Protocol):
         expected_size: int | None = None,
         prefill_ms: float = 0.0,
         older_window_rows: int = 0,
+        message_id: str | None = None,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
 
         `expected_size` is what the engine says it wrote (bytes); `prefill_ms` estimates reading these tokens again.
         `older_window_rows` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
+        `message_id` names the last message that the tokens hold: the save point goes with that.
         The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
         tokens than `expected`, does not fit the bounds, or the conversation is never to be saved.
         """
@@ -132,6 +134,17 @@ class SavePointStore(Protocol):
 
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete everything kept for a conversation; returns the bytes freed."""
+        ...
+
+    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
+        """Delete what is kept of these messages of a conversation; returns the bytes freed.
+
+        Of save points that do not tell what they hold, none of the conversation is left.
+        """
+        ...
+
+    def messages(self) -> dict[str, frozenset[str]]:
+        """The messages of which something is kept, by conversation."""
         ...
 
     def delete_all(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from kvchat.chat import organiser
 from kvchat.chat.database import Database
 from kvchat.chat.messages import Conversation
-from kvchat.chat.organiser import deleted_ids, purge_left_behind
+from kvchat.chat.organiser import purge_left_behind
 from kvchat.chat.search import find
 from kvchat.paths import resolve_paths
 from kvchat.runtime import open_runtime
@@ -21,6 +21,12 @@ from tests.chat.stage import Stage
 
 async def listed(stage: Stage) -> dict[str, Conversation]:
     return {conversation.id: conversation for conversation in await stage.runtime.chat.conversations()}
+
+
+def deleted_ids(database: Database) -> set[str]:
+    """The chats whose deletion can still be undone."""
+    with database.reading() as db:
+        return {row["id"] for row in db.execute("SELECT id FROM conversations WHERE deleted_at IS NOT NULL")}
 
 
 async def test_chats_stay_where_they_are_put(stage: Stage) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat import shared_prompt
 from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling, Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.chat.messages import Role, Source
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.status import EngineState
+from kvchat.engine.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -213,6 +215,23 @@ async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage, s
         receipt = await again.answered(await again.chat(SYSTEM), "And the Rhine?")
         assert receipt.source is Source.DISK
         assert receipt.cached_tokens > 0.9 * len(SYSTEM)
+
+
+async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
+    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)
+    monkeypatch.setattr(shared_prompt, "LONG_MS", 0.001)
+    chat = await stage.chat(SYSTEM)
+    await stage.answered(chat)
+    question = (await stage.runtime.chat.messages(chat))[1]
+    reply = await stage.runtime.chat.edit(question, "And the Danube?", Sampling(temperature=0.0))
+    assert reply is not None
+    assert reply.receipt is not None
+    assert reply.receipt.cached_tokens > 0.9 * len(SYSTEM), "the first question asked anew"
+    await stage.runtime.close()
+    assert len([point for point in stage.save_points() if point.conversation_id == chat]) == 3
 
 
 async def test_stop_while_the_system_prompt_is_read_ahead(stage: Stage) -> None:

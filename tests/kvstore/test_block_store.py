@@ -307,6 +307,40 @@ def test_what_another_conversation_begins_with_outlives_the_one_that_saved_it(tm
     assert bench.store.verify().clean
 
 
+def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
+    bench.save("thesis", text(100), message="first")
+    bench.save("thesis", text(200), message="second")
+    bench.save("thesis", text(100) + text(80, start=5000), message="beside")
+    bench.save("letter", text(200) + text(50, start=7000), message="copied")
+    bench.take("thesis", text(300, start=9000), message="second")  # not absorbed yet
+    assert bench.store.messages() == {
+        "thesis": frozenset(("first", "second", "beside")),
+        "letter": frozenset(("copied",)),
+    }
+    bench.store.delete_messages("thesis", ["second"])
+    assert isinstance(bench.find(text(300, start=9000)), Miss)
+    gone_through = bench.restored(text(200) + (7,) * 50, can_cut=False)
+    assert gone_through == bench.model.slot_file(text(200)), "another chat goes through it"
+    assert bench.store.messages()["letter"] == frozenset(("copied",))
+    bench.store.delete_messages("letter", ["copied"])
+    bench.store.delete_messages("thesis", ["beside"])
+    assert bench.store.messages() == {"thesis": frozenset(("first",))}
+    assert isinstance(bench.find(text(100) + text(80, start=5000), can_cut=False), RestorePlan)
+    assert bench.store.usage().save_points == 1
+    assert bench.store.verify().clean
+
+
+def test_a_save_point_that_does_not_tell_what_it_holds_goes_with_any_message(bench: Bench) -> None:
+    bench.save("thesis", text(100))
+    bench.save("letter", text(90, start=5000))
+    bench.save("thesis", text(300, start=7000), message="first")
+    bench.store.delete_messages("thesis", ["second"])
+    assert [(c.conversation_id, c.save_points) for c in bench.store.usage().conversations] == [
+        ("thesis", 1),
+        ("letter", 1),
+    ]
+
+
 def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:
     bench.save("thesis", text(300, start=54321))
     bench.save("letter", text(300))

@@ -148,20 +148,30 @@ class Bench:
         self.slots = self.store.staging_folder()
 
     def take(
-        self, conversation: str, tokens: Tokens, fingerprint: Fingerprint = FINGERPRINT, data: bytes | None = None
+        self,
+        conversation: str,
+        tokens: Tokens,
+        fingerprint: Fingerprint = FINGERPRINT,
+        data: bytes | None = None,
+        message: str | None = None,
     ) -> SavePoint:
         """Play the engine: save these tokens, and have the file taken."""
         path = self.slots / "saved.slot"
         size = path.write_bytes(data or self.model.slot_file(tokens))
         return self.store.take(
-            path, conversation, fingerprint, tokens, size, float(len(tokens)), self.older_window_rows
+            path, conversation, fingerprint, tokens, size, float(len(tokens)), self.older_window_rows, message
         )
 
     def save(
-        self, conversation: str, tokens: Tokens, fingerprint: Fingerprint = FINGERPRINT, data: bytes | None = None
+        self,
+        conversation: str,
+        tokens: Tokens,
+        fingerprint: Fingerprint = FINGERPRINT,
+        data: bytes | None = None,
+        message: str | None = None,
     ) -> SavePoint:
         """Take, and absorb."""
-        point = self.take(conversation, tokens, fingerprint, data)
+        point = self.take(conversation, tokens, fingerprint, data, message)
         report = self.store.absorb_pending()
         assert not report.refused, report
         return point

@@ -340,7 +340,7 @@ class FakeChat(ChatService):
         self.calls.append(("delete message", message.id))
         gone = self._cut(message)
         self.events.publish(MessagesChanged(message.conversation_id))
-        return Removed(message.conversation_id, None, tuple({"message": one} for one in gone), ())
+        return Removed(message.conversation_id, None, "", tuple({"message": one} for one in gone), ())
 
     async def put_back(self, removed: Removed) -> None:
         self.said[removed.conversation_id] += [row["message"] for row in removed.rows]

@@ -1,0 +1,131 @@
+"""What was deleted for good is nowhere on the disk, and what others need of it stays."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from kvchat import migrations
+from kvchat.chat import forgetting
+from kvchat.chat.messages import Attachment, Source
+from tests.chat.stage import QUESTION, Stage
+from tests.fake_llama_server import FIRST_BYTE
+
+SECRET = "Xylograph Quokka"  # in no other text
+
+
+def traces(stage: Stage) -> list[Path]:
+    """The files that hold the secret, as text or as tokens."""
+    stage.runtime._database.write_through()
+    kinds = [form for word in SECRET.split() for form in (word, word.lower(), word[2:])]
+    texts = [kind.encode() for kind in kinds]
+    tokens = [struct.pack(f"<{len(text)}i", *(FIRST_BYTE + byte for byte in text)) for text in texts]
+    files = [file for file in stage.home.rglob("*") if file.is_file()]
+    return [file for file in files if any(trace in file.read_bytes() for trace in texts + tokens)]
+
+
+async def asked(stage: Stage) -> str:
+    """A chat whose second question, and what is attached to it, hold the secret."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    document = Attachment("Quokka.txt", 9, "h", f"{SECRET} in a document, {QUESTION}")
+    reply = await stage.runtime.chat.send(chat, f"What is a {SECRET}?", attachments=(document,))
+    assert reply is not None
+    await stage.runtime.chat.idle()
+    assert (await stage.runtime.chat.finder.find("quokka")).chats
+    return chat
+
+
+async def forgotten(stage: Stage) -> None:
+    """Wait until what was deleted has gone for good."""
+    await stage.until(lambda: not stage.runtime.chat._forgetting._waiting)
+    await stage.runtime.chat.idle()
+
+
+async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await asked(stage)
+    assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
+    monkeypatch.setattr(forgetting, "UNDO_S", 0)
+    _, _, question, _ = await stage.runtime.chat.messages(chat)
+    await stage.runtime.chat.delete_message(question)
+    await forgotten(stage)
+    assert traces(stage) == []
+    assert len(stage.save_points()) == 1
+    assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
+    assert not (await stage.runtime.chat.finder.find("quokka")).chats
+
+
+async def test_a_message_put_back_keeps_its_save_points(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = await asked(stage)
+    before = await stage.runtime.chat.messages(chat)
+    removed = await stage.runtime.chat.delete_message(before[2])
+    assert len(stage.save_points()) == 2
+    await stage.runtime.chat.put_back(removed)
+    assert not stage.runtime.chat._forgetting._waiting
+    assert await stage.runtime.chat.messages(chat) == before
+    await stage.runtime.close()
+    assert len(stage.save_points()) == 2
+
+
+async def test_quitting_ends_the_time_to_undo(stage: Stage) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    await stage.runtime.close()
+    assert len(stage.save_points()) == 1
+
+
+async def test_a_run_that_was_killed_leaves_no_save_point_of_a_deleted_message(stage: Stage, smollm2: Path) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    stage.runtime.chat._forgetting._waiting.clear()
+    await stage.runtime.close()
+    assert len(stage.save_points()) == 2
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert len(again.save_points()) == 1
+
+
+async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
+    await stage.answered(await stage.chat())
+    chat = await asked(stage)
+    await stage.runtime.chat.rename(chat, f"About the {SECRET}")
+    await stage.runtime.chat.drafts.keep({chat: f"More about {SECRET}"})
+    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.idle()
+    assert traces(stage) == []
+    assert len(stage.save_points()) == 1
+
+
+async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> None:
+    chat = await stage.chat("Be brief.")
+    await stage.answered(chat, SECRET)
+    question, reply = (await stage.runtime.chat.messages(chat))[1:]
+    await stage.runtime.chat.edit(question, "Another question")
+    removed = await stage.runtime.chat.delete_message(question)
+
+    async def title() -> str:
+        conversation = await stage.runtime.chat.conversation(chat)
+        assert conversation is not None
+        return conversation.title
+
+    assert await title() == "Another question"
+    await stage.runtime.chat.put_back(removed)
+    assert await title() == SECRET
+    await stage.runtime.chat.idle()
+    assert reply.id in {row["id"] for row in removed.rows}
+
+
+def test_copies_made_before_a_migration_do_not_stay(tmp_path: Path) -> None:
+    database, old, new = (tmp_path / name for name in ("a.db", "a.db.before-3", "a.db.before-4"))
+    for file in (database, old, new):
+        file.touch()
+    week_ago = time.time() - 7.5 * 86_400
+    for file in (database, old):
+        os.utime(file, (week_ago, week_ago))
+    migrations.drop_old_copies(database)
+    assert sorted(tmp_path.iterdir()) == [database, new]
