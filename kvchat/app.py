@@ -138,7 +138,7 @@ class _Application:
 
         try:
             path = await fetch_starter(self._runtime.paths.models, show)
-            await self._window.use_model(path)
+            await self._window.models.use(path)
         except KvchatError as error:
             page.show_error(error)
 

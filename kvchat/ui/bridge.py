@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
@@ -25,34 +24,15 @@ from kvchat.chat.events import (
     SettingsChanged,
     TurnEvent,
 )
-from kvchat.chat.messages import Attachment, Message, Role
+from kvchat.chat.messages import Attachment, Message
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.cards import EngineCard
-from kvchat.ui.composer import Composer
 from kvchat.ui.draft_keeper import DraftKeeper
-from kvchat.ui.header import Header
 from kvchat.ui.list_bridge import ListBridge
-from kvchat.ui.notices import Notices
-from kvchat.ui.sidebar import Sidebar
-from kvchat.ui.status_strip import StatusStrip
 from kvchat.ui.steering import Steering
 from kvchat.ui.talk import Talk
 from kvchat.ui.tasks import Wishes
-from kvchat.ui.transcript import Transcript
-
-
-@dataclass(frozen=True)
-class Views:
-    """The parts of the window that show what goes on."""
-
-    sidebar: Sidebar
-    header: Header
-    transcript: Transcript
-    composer: Composer
-    strip: StatusStrip
-    engine_card: EngineCard
-    notices: Notices
+from kvchat.ui.views import Views
 
 
 class Bridge(QObject):
@@ -154,16 +134,8 @@ class Bridge(QObject):
 
     def show_engine(self) -> None:
         """Engine, model and context, wherever they are shown."""
-        runtime, views = self._runtime, self._views
-        views.engine_card.show_status(
-            runtime.engine.status,
-            runtime.model.name,
-            missing=runtime.model.is_missing,
-            fetchable=runtime.model.repository is not None,
-        )
-        views.strip.show_engine(runtime.engine.status.state, runtime.model.name)
-        self._show_model()
-        views.strip.show_context(runtime.engine.context_size, runtime.engine.context_reason)
+        runtime = self._runtime
+        self._views.show_engine(runtime, self.list.conversation(self.current))
         if self._had_model != runtime.settings.model_path:
             self._had_model = runtime.settings.model_path
             self.model_changed.emit()
@@ -252,7 +224,7 @@ class Bridge(QObject):
             case ReplyDelta(message_id=message_id) if here:
                 if message_id != known and self._views.transcript.row_of(message_id) is None:
                     self._wishes.start(self._reload_messages(id))
-                self._show_live(talk)
+                self._views.show_live(talk)
             case ReplyFinished():
                 self.list.reload_soon()
                 if here:
@@ -262,9 +234,6 @@ class Bridge(QObject):
         more_of_the_same = isinstance(event, ReplyDelta) and event.message_id == known  # hundreds a second
         if here and not more_of_the_same:
             self._show_turn()
-
-    def _show_live(self, talk: Talk) -> None:
-        self._views.transcript.set_live(talk.live_id, talk.live_text, talk.live_thinking, talk.live_thinking_ms)
 
     async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
         messages = await self._runtime.chat.messages(conversation_id)
@@ -277,45 +246,19 @@ class Bridge(QObject):
             self._views.transcript.update_messages(messages)
         talk = self._talk()
         if talk.live_id:
-            self._show_live(talk)
+            self._views.show_live(talk)
         self._show_all()
 
     def _show_all(self) -> None:
         self._show_header()
         self._show_turn()
 
-    def _show_model(self) -> None:
-        """The model that answers in the open conversation, and why the context of the one in use is that large."""
-        runtime = self._runtime
-        self._views.header.show_model(
-            runtime.model.name_in(self.list.conversation(self.current)), runtime.engine.context_reason
-        )
-
     def _show_header(self) -> None:
-        self._show_model()
-        usage = self.list.usage_of(self.current)
-        self._views.header.show_conversation(
-            self.list.title(self.current),
-            exists=self.current is not None,
-            pinned=usage is not None and usage.pinned,
-            never_save=usage is not None and usage.never_save,
-        )
+        self._views.show_model(self._runtime, self.list.conversation(self.current))
+        self._views.show_kept(self.current, self.list.title(self.current), self.list.usage_of(self.current))
 
     def _show_turn(self) -> None:
-        """The open conversation's turn, wherever it is shown."""
-        talk, views = self._talk(), self._views
+        """The open conversation's turn."""
         running = self.current is not None and self._runtime.chat.is_answering(self.current)
-        views.composer.set_busy(running)
-        views.strip.show_turn(talk.story.pieces, talk.story.fraction)
-        views.transcript.show_pending(talk.story.pending if talk.awaiting else "")
-        failure = None if self._told_by_engine(talk.failure) else talk.failure
-        views.transcript.show_failure(failure, self._runtime.model.name)
-        last = self._messages[-1] if self._messages else None
-        stranded = last is not None and last.role is Role.USER and not running and failure is None
-        views.transcript.show_unanswered(stranded)
+        self._views.show_turn(self._runtime, self._talk(), self._messages, running=running)
         self.opened.emit(bool(self._messages) or running or self._loading)
-
-    def _told_by_engine(self, failure: KvchatError | None) -> bool:
-        """Whether the engine's card says the same already: one card is enough."""
-        engine = self._runtime.engine.status.failure
-        return failure is not None and engine is not None and engine.title == failure.title

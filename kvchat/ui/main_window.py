@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 
 from PySide6.QtCore import QSettings, QSize, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
@@ -20,7 +19,7 @@ from PySide6.QtWidgets import (
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.attach_bridge import AttachBridge
-from kvchat.ui.bridge import Bridge, Views
+from kvchat.ui.bridge import Bridge
 from kvchat.ui.cards import EngineCard
 from kvchat.ui.chat_page import ChatPage
 from kvchat.ui.chat_settings import Subject
@@ -29,7 +28,7 @@ from kvchat.ui.context_bridge import ContextBridge
 from kvchat.ui.context_card import ContextCard
 from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.find_bar import FindBar
-from kvchat.ui.first_start import FirstStart, open_gguf_dialog
+from kvchat.ui.first_start import FirstStart
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
 from kvchat.ui.keep_bridge import KeepBridge
@@ -45,6 +44,7 @@ from kvchat.ui.status_strip import StatusStrip
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 from kvchat.ui.transcript import Transcript
+from kvchat.ui.views import Views
 
 
 class MainWindow(QMainWindow):
@@ -82,7 +82,8 @@ class MainWindow(QMainWindow):
         self.search = SearchBridge(runtime, self.sidebar.search, self.find_bar, self.bridge, self.wishes)
         self.shelf = Shelf(runtime, self.sidebar, self.bridge, self.notices, self.wishes, self)
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
-        self.models = ModelChoices(runtime, self.bridge, self.transcript.tail.failure, self.wishes, self)
+        cards = self.transcript.tail.failure, self.engine_card
+        self.models = ModelChoices(runtime, self.bridge, *cards, self.first_start, self.wishes, self)
         self.keeping = KeepBridge(runtime, look, self.bridge.list, self.notices, self.wishes, self)
         self._connect()
         self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self._doings())
@@ -215,13 +216,10 @@ class MainWindow(QMainWindow):
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
-        self.engine_card.model_requested.connect(self.beside.open_models)
-        self.engine_card.locate_requested.connect(self._locate_model)
-        self.engine_card.fetch_requested.connect(self._fetch_again)
-        self.beside.model_used.connect(self._model_used)
+        self.beside.model_used.connect(self.models.take_up)
         self.models.models_requested.connect(self.beside.open_models)
-        self.first_start.models_requested.connect(self.beside.open_models)
-        self.first_start.pick_requested.connect(lambda path: self.wishes.start(self.use_model(path)))
+        self.models.repository_requested.connect(lambda name: self.beside.open_models().open_repository(name))
+        self.models.used.connect(self._show_right_page)
         self.first_start.back_requested.connect(self._show_right_page)
 
     def _doings(self) -> dict[str, Callable[[], object]]:
@@ -273,36 +271,11 @@ class MainWindow(QMainWindow):
         else:
             self._pages.setCurrentWidget(self._chat_page)
 
-    async def use_model(self, path: Path) -> None:
-        """Use another model; the chat page opens once it is accepted. Raises KvchatError."""
-        try:
-            await self._runtime.use_model(path)
-        except KvchatError as error:
-            self.first_start.show_error(error)
-            return
-        self._model_used()
-
     def open_chat_settings(self) -> None:
         """How the open conversation is answered, or the one that is about to begin."""
         id, conversations = self.bridge.current, self.bridge.list
         known = conversations.conversation(id)
         self.beside.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
-
-    def _model_used(self) -> None:
-        self.models.use_current()
-        self.bridge.show_engine()
-        self._show_right_page()
-
-    def _locate_model(self) -> None:
-        """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
-        missing = self._runtime.settings.model_path or ""
-        open_gguf_dialog(self, lambda path: self.wishes.start(self._runtime.locate_model(missing, path)))
-
-    def _fetch_again(self) -> None:
-        """The files of the repository the missing model came from, to choose one."""
-        repository = self._runtime.model.repository
-        if repository is not None:
-            self.beside.open_models().open_repository(repository)
 
     def _remember_place(self) -> None:
         self._memory.setValue("geometry", self.saveGeometry())

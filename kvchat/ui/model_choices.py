@@ -1,4 +1,4 @@
-"""Which model answers in the open conversation: as chosen, and what to do where its file is gone."""
+"""Which model answers: as chosen, and what to do where its file is gone."""
 
 from __future__ import annotations
 
@@ -7,25 +7,58 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
+from kvchat.errors import KvchatError
 from kvchat.rooms.choice import ModelMissing
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge
-from kvchat.ui.cards import FailureCard
-from kvchat.ui.first_start import open_gguf_dialog
+from kvchat.ui.cards import EngineCard, FailureCard
+from kvchat.ui.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.tasks import Wishes
 
 
 class ModelChoices(QObject):
-    """Joins the card of a failed turn, the models window and the conversation."""
+    """Joins the cards of the engine and of a failed turn, the first start, the models window and the conversation."""
 
     models_requested = Signal()
+    repository_requested = Signal(str)  # on Hugging Face, to choose one of its files
+    used = Signal()  # another model, from now on
 
-    def __init__(self, runtime: Runtime, bridge: Bridge, card: FailureCard, wishes: Wishes, window: QWidget) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        bridge: Bridge,
+        failure: FailureCard,
+        engine: EngineCard,
+        first_start: FirstStart,
+        wishes: Wishes,
+        window: QWidget,
+    ) -> None:
         super().__init__(window)
         self._runtime, self._bridge, self._wishes, self._window = runtime, bridge, wishes, window
-        card.use_current_requested.connect(self.use_current)
-        card.locate_requested.connect(self._locate)
-        card.model_requested.connect(self.models_requested)
+        self._first_start = first_start
+        failure.use_current_requested.connect(self.use_current)
+        failure.locate_requested.connect(self._locate_for_conversation)
+        failure.model_requested.connect(self.models_requested)
+        engine.model_requested.connect(self.models_requested)
+        engine.locate_requested.connect(self._locate)
+        engine.fetch_requested.connect(self._fetch_again)
+        first_start.models_requested.connect(self.models_requested)
+        first_start.pick_requested.connect(lambda path: wishes.start(self.use(path)))
+
+    async def use(self, path: Path) -> None:
+        """Use another model; what is wrong with it is told on the page of the first start."""
+        try:
+            await self._runtime.use_model(path)
+        except KvchatError as error:
+            self._first_start.show_error(error)
+            return
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Another model is in use now: the open conversation goes on with it."""
+        self.use_current()
+        self._bridge.show_engine()
+        self.used.emit()
 
     def use_current(self) -> None:
         """The open conversation goes on with the model in use, and the last message is answered."""
@@ -33,6 +66,17 @@ class ModelChoices(QObject):
             self._wishes.start(self._use(path, answer=isinstance(self._bridge.failure, ModelMissing)))
 
     def _locate(self) -> None:
+        """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
+        missing = self._runtime.settings.model_path or ""
+        open_gguf_dialog(self._window, lambda path: self._wishes.start(self._runtime.locate_model(missing, path)))
+
+    def _fetch_again(self) -> None:
+        """The files of the repository the missing model came from, to choose one."""
+        repository = self._runtime.model.repository
+        if repository is not None:
+            self.repository_requested.emit(repository)
+
+    def _locate_for_conversation(self) -> None:
         failure = self._bridge.failure
         if isinstance(failure, ModelMissing):
             missing = failure.path

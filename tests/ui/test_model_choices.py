@@ -35,7 +35,7 @@ async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRunti
 
 async def test_choosing_a_model_is_for_the_open_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
     window.bridge.open("c1")
-    await window.use_model(Path("/models/Third-3B.gguf"))
+    await window.models.use(Path("/models/Third-3B.gguf"))
     await until(lambda: window.header.model.toolTip() == "Third-3B")
     assert [call for call in runtime.chat.calls if call[0] == "use_model"] == [
         ("use_model", "c1", "/models/Third-3B.gguf")
