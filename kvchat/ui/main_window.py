@@ -127,6 +127,10 @@ class MainWindow(QMainWindow):
         self.first_start.show_choices(can_go_back=self._runtime.model.is_there)
         self._pages.setCurrentWidget(self.first_start)
 
+    def focusNextPrevChild(self, next: bool) -> bool:
+        """Tab goes through the window; the page has an order of its own."""
+        return self.transcript.step_in_window(next)
+
     def closeEvent(self, event: QCloseEvent) -> None:
         """Into the tray where there is one, else quit."""
         self._remember_place()

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
 from kvchat.chat.messages import Message
 from kvchat.ui.jump_button import JumpButton
@@ -244,6 +244,10 @@ class MessageColumn(QScrollArea):
             self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MOST])
 
     def _drop(self, ids: Sequence[str]) -> None:
+        """Give up the widgets of these messages. The page takes the keys over: else Qt would look for who gets them."""
+        here = QApplication.focusWidget()
+        if here is not None and any(self.views[id].isAncestorOf(here) for id in ids):
+            self.setFocus()
         for id in ids:
             view = self.views.pop(id)
             view.setParent(None)

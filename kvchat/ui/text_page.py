@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from PySide6.QtCore import QByteArray, QSize, Qt, QUrl
+from PySide6.QtCore import QByteArray, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
     QTextBlock,
     QTextDocument,
@@ -30,6 +30,8 @@ _BLOCK = "block"  # anchors in a document, where its blocks begin
 
 class TextPage(QTextBrowser):
     """One QTextDocument. Loads nothing and follows nothing: `anchorClicked` tells of a click on a link."""
+
+    link_reached = Signal()  # by Tab; the cursor is there
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -61,6 +63,15 @@ class TextPage(QTextBrowser):
         Empty bytes and not None: at None, QTextDocument goes on to read local files by itself.
         """
         return QByteArray()
+
+    def focusNextPrevChild(self, next: bool) -> bool:
+        """Tab goes from link to link, then on; a page that is being hidden has none to go to."""
+        if not self.isVisible():
+            return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
+        moved = super().focusNextPrevChild(next)
+        if moved and self.hasFocus():
+            self.link_reached.emit()
+        return moved
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave scrolling to the transcript."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QTimer, Signal
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QPoint, QRect, QTimer, Signal
+from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
 from kvchat.chat.messages import Message, Role
 from kvchat.errors import KvchatError
@@ -18,9 +18,12 @@ from kvchat.ui.message_wish import MessageWish, Wish
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.selection import Selection
+from kvchat.ui.tab_stops import next_in_window, set_focus, stops_in, takes_tab
+from kvchat.ui.text_page import TextPage
 from kvchat.ui.theme import Look
 from kvchat.ui.user_view import UserView
 
+_AROUND = 12  # pixels left around what is scrolled to
 _GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
 
 
@@ -117,12 +120,72 @@ class Transcript(MessageColumn):
             if not 0 <= top <= self.viewport().height() - mark.height():
                 self._arrange(top - self.viewport().height() // 3)
 
+    def focusNextPrevChild(self, next: bool) -> bool:
+        """Tab goes through the messages as they stand, then on to what is below the page."""
+        here = QApplication.focusWidget()
+        if here is None or not (self.isVisible() and self.isAncestorOf(here)):
+            stop = None
+        elif here is self:
+            stop = self._stop_in_sight(forwards=True) if next else None
+        elif not takes_tab(here):  # Qt looks for who gets the keys of what it hides, maybe while messages are placed
+            stop = self
+        else:
+            stop = self._stop_beside(here, next) or (None if next else self)
+        return self._give_keys(stop, next) if stop is not None else self.step_in_window(next)
+
+    def step_in_window(self, forwards: bool) -> bool:
+        """Go to what is next in the window, where the page is one stop; whether there is something."""
+        stop = next_in_window(self, forwards)
+        if stop is self and not forwards:
+            stop = self._stop_in_sight(forwards=False) or self
+        return stop is not None and self._give_keys(stop, forwards)
+
     def whole_message(self, message: Message, *, markdown: bool) -> str:
         """All of a message, as Markdown or as words."""
         return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
     def _pinned(self) -> set[str]:
         return self.selection.pinned()
+
+    def _give_keys(self, stop: QWidget, forwards: bool) -> bool:
+        set_focus(stop, forwards)
+        if self._ground.isAncestorOf(stop):
+            self._show_span(stop.mapTo(self._ground, QPoint(0, 0)).y(), stop.height())
+        return True
+
+    def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
+        """Where Tab goes from a place on the page, None beyond its ends. Messages on the way get their widgets."""
+        end = len(self._messages)
+        places = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
+        begin = next(place for place, area in places.items() if area.isAncestorOf(here))
+        for place in range(begin, end + 2) if forwards else range(begin, -1, -1):
+            stops = stops_in(self._placed_view(place) if place < end else places[place])[:: 1 if forwards else -1]
+            stops = stops[stops.index(here) + 1 :] if place == begin else stops
+            if stops:
+                return stops[0]
+        return None
+
+    def _stop_in_sight(self, forwards: bool) -> QWidget | None:
+        """The first place in sight where Tab can stop, or the last."""
+        top, sight = self.verticalScrollBar().value(), self.viewport().rect()
+        areas = [*map(self._placed_view, self._rows_between(top, top + sight.height())), self.tail, self._jump]
+        stops = [stop for area in areas for stop in stops_in(area)][:: 1 if forwards else -1]
+        seen = (s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size())))
+        return next(seen, None)
+
+    def _placed_view(self, row: int) -> View:
+        view = self._view(row)
+        if not self._rows.is_measured(row):
+            self._arrange()
+        return view
+
+    def _show_span(self, top: int, height: int) -> None:
+        """Scroll, if need be, to what stands there on the ground: to all of it, or to its nearer end."""
+        above, area = self.verticalScrollBar().value(), self.viewport().height()
+        if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
+            return
+        to_top, to_bottom = top - _AROUND, top + height + _AROUND - area
+        self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
 
     def _guess(self, message: Message) -> int:
         letters = max(int(self._column_width() / self._style.letter_width), 1)
@@ -139,6 +202,7 @@ class Transcript(MessageColumn):
         view.wished.connect(self._pass_on)
         view.text_made.connect(lambda text: self.selection.watch(text, view))
         view.text_made.connect(self.marks.watch)
+        view.text_made.connect(self._watch_links)
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
         self.marks.watch_documents(view)
         view.begin()
@@ -152,6 +216,14 @@ class Transcript(MessageColumn):
             self._focus_pager(view, self._came_by[1])
             self._came_by = None
         return view
+
+    def _watch_links(self, text: QTextEdit) -> None:
+        if isinstance(text, TextPage):
+            text.link_reached.connect(lambda: self._show_link(text))
+
+    def _show_link(self, text: TextPage) -> None:
+        link = text.cursorRect()
+        self._show_span(text.mapTo(self._ground, link.topLeft()).y(), link.height())
 
     def _tell_place(self, view: View) -> None:
         if isinstance(view, ReplyView):
