@@ -43,7 +43,7 @@ class ContextCard(Card):
         self.say(
             "The context is nearly full" if taken <= use.limit else "This does not fit the context",
             f"{taken:,} of {use.limit:,} tokens are taken, and {use.reserve:,} are kept for the reply.",
-            price + ("Nothing is cut unless you choose it." if can_shorten else "You may also send less at once."),
+            price + _otherwise(use, larger, can_shorten=can_shorten),
         )
         if larger is not None:
             self.larger.setText(f"Raise to {tokens_short(larger.tokens)}")
@@ -62,3 +62,14 @@ class ContextCard(Card):
         self.stop.setVisible(working)
         self.later.setVisible(not working)
         self.show()
+
+
+def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool) -> str:
+    """What else can be done, beside the buttons."""
+    if can_shorten:
+        return "Nothing is cut unless you choose it."
+    if larger is not None:
+        return "You may also send less at once."
+    if use.used >= use.limit:
+        return "Give this chat a model with a larger context, or begin a new chat."
+    return "Send less at once, or give this chat a model with a larger context."

@@ -55,6 +55,17 @@ async def test_no_larger_context_is_offered_than_fits(runtime: FakeRuntime, wind
     assert window.context_card.larger.isHidden()
 
 
+async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
+    runtime.larger = None
+    chat = runtime.chat.add("Long")
+    runtime.chat.write(chat.id, Role.USER, "Question?")
+    runtime.chat.context.now = ContextUse(40_000, 0, 2048, 32_768)
+    window.bridge.open(chat.id)
+    await until(window.context_card.isVisible)
+    assert window.context_card.drop.isHidden()
+    assert "a model with a larger context" in window.context_card.advice.text()
+
+
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
     window.bridge.open(chat)
