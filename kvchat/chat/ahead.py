@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvchat.chat.background import Background
 from kvchat.chat.events import Notice
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
+from kvchat.chat.prompt import begins_empty, ends_with_reply, needs_sight, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.interface import EngineError
 from kvchat.errors import KvchatError
@@ -48,12 +48,13 @@ class RestoreAhead:
                 return
             try:
                 manner = await parts.worker.run(manner_of, parts.database, conversation_id)
-                if not parts.room.is_ready(manner.model):
-                    return  # another model is loaded for a message, not for a look
                 branch = await parts.worker.run(parts.database.branch, conversation_id)
+                messages = prompt_messages(branch)
+                if not parts.room.is_ready(manner.model, sees=needs_sight(messages)):
+                    return  # another model, or a projector, is loaded for a message, not for a look
                 engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
                 if ends_with_reply(branch) or begins_empty(branch):
-                    boundary = await parts.slot.boundary(engine, prompt_messages(branch))
+                    boundary = await parts.slot.boundary(engine, messages)
                     await parts.slot.load(engine, conversation_id, boundary)
             except EngineError:
                 parts.slot.forget()

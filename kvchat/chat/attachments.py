@@ -1,4 +1,4 @@
-"""Documents that go with a message: their rows, and how the model is given them."""
+"""Documents and pictures that go with a message: their rows, and how the model is given them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvchat.chat.messages import Attachment, Message
+from kvchat.engine.wire import Picture
 
 
 def insert_attachments(db: sqlite3.Connection, message_id: str, attachments: Sequence[Attachment]) -> None:
     """Store what goes with a message, in the transaction that stores the message."""
     db.executemany(
-        "INSERT INTO attachments (message_id, position, name, size, hash, text) VALUES (?, ?, ?, ?, ?, ?)",
-        [(message_id, i, a.name, a.size, a.hash, a.text) for i, a in enumerate(attachments)],
+        "INSERT INTO attachments (message_id, position, name, size, hash, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(message_id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
     )
 
 
@@ -24,7 +25,7 @@ def with_attachments(db: sqlite3.Connection, messages: list[Message]) -> list[Me
     ids = json.dumps([message.id for message in messages])
     query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"
     for row in db.execute(query, (ids,)):
-        attachment = Attachment(row["name"], row["size"], row["hash"], row["text"])
+        attachment = Attachment(row["name"], row["size"], row["hash"], row["text"], row["data"])
         found.setdefault(row["message_id"], []).append(attachment)
     if not found:
         return messages
@@ -36,7 +37,7 @@ def prompt_content(message: Message) -> str:
 
     Whoever asks something else about the same documents then asks an extension of what was read already.
     """
-    documents = [_document(attachment) for attachment in message.attachments]
+    documents = [_document(attachment) for attachment in message.attachments if not attachment.data]
     return "\n\n".join(part for part in (*documents, message.content) if part)
 
 
@@ -44,6 +45,11 @@ def searched_text(message: Message) -> str:
     """What a search looks through of a message: its words, and the documents' names and texts."""
     documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
     return "\n".join(part for part in (message.content, *documents) if part)
+
+
+def pictures_of(message: Message) -> tuple[Picture, ...]:
+    """What the model is shown with a message."""
+    return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
 
 
 def _document(attachment: Attachment) -> str:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvchat.chat.attachments import prompt_content
+from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.branching import branch_of_copies, words_of_nobody_yet
 from kvchat.chat.context import (
     TEMPLATE_TOKENS,
@@ -20,12 +20,13 @@ from kvchat.chat.context import (
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
+from kvchat.chat.pictures import TOKENS_GUESSED
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.prompt import needs_sight, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.interface import EngineGone
-from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.engine.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -72,7 +73,10 @@ class _Case:
     async def sizes(self) -> list[int]:
         """Each message's tokens, roughly."""
         count = self.engine.engine.count_tokens
-        return [await count(prompt_content(message)) + TEMPLATE_TOKENS for message in self.branch]
+        return [
+            await count(prompt_content(message)) + TEMPLATE_TOKENS + TOKENS_GUESSED * len(pictures_of(message))
+            for message in self.branch
+        ]
 
 
 class ContextDesk:
@@ -103,16 +107,27 @@ class ContextDesk:
         return ContextUse(used, waiting, reserve, engine.context_size)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
-        """A document's tokens, and whether they were counted: without a ready engine they are estimated."""
-        if not self._parts.room.is_ready():
-            return len(attachment.text.encode()) // BYTES_PER_TOKEN, False
+        """Its tokens, and whether they were counted: without an engine that is ready for it they are estimated."""
+        if not self._parts.room.is_ready(sees=bool(attachment.data)):
+            return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
         return await self._document(await self._parts.room.ready(), attachment), True
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
-        """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit."""
+        """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
+
+        For pictures a model without sight is refused first: that raises a KvchatError, too.
+        """
+        if any(attachment.data for attachment in attachments) and not await self.check_sight(conversation_id):
+            attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
         use = await self.use(conversation_id, draft, attachments)
         if use is not None and use.used + use.waiting >= use.limit:
             raise DocumentsTooLong([attachment.name for attachment in attachments], use)
+
+    async def check_sight(self, conversation_id: str | None) -> bool:
+        """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""
+        manner = await self._manner(conversation_id) if conversation_id else Manner()
+        await self._parts.room.check_sight(manner.model)
+        return self._parts.room.is_ready(manner.model, sees=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
@@ -154,17 +169,24 @@ class ContextDesk:
         if self._is_answering(conversation_id):
             raise StillAnswering
         manner = await self._manner(conversation_id)
-        engine = (await self._parts.room.ready(manner.model)).rendering(manner.options.template)
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        sees = needs_sight(prompt_messages(branch))
+        engine = (await self._parts.room.ready(manner.model, sees=sees)).rendering(manner.options.template)
         return _Case(engine, self._parts.drawn(None, manner.options), branch)
 
     async def _manner(self, conversation_id: str) -> Manner:
         return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> int:
+        if attachment.data and not engine.sees:
+            return TOKENS_GUESSED
         key = (engine.fingerprint.model, attachment.hash)
         if key not in self._documents:
-            self._documents[key] = await engine.engine.count_tokens(attachment.text)
+            self._documents[key] = (
+                await _picture_tokens(engine, Picture(attachment.data))
+                if attachment.data
+                else await engine.engine.count_tokens(attachment.text)
+            )
         return self._documents[key]
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
@@ -174,7 +196,7 @@ class ContextDesk:
             return 0
         key = (engine.generation, tuple(messages))
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, len(await engine.engine.prompt_tokens(messages)))
+            self._counted = (key, await _prompt_size(engine, messages))
         return self._counted[1]
 
     async def _summarisable(self, case: _Case, split: Split) -> tuple[Split, list[ChatMessage]]:
@@ -213,3 +235,19 @@ class ContextDesk:
         await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
         parts.events.publish(MessagesChanged(conversation_id))
         parts.events.publish(ConversationsChanged())
+
+
+async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:
+    """A prompt's tokens; pictures are guessed where the engine does not see."""
+    if engine.sees or not needs_sight(messages):
+        return len(await engine.engine.prompt_tokens(messages))
+    words = [replace(message, pictures=()) for message in messages]
+    guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
+    return len(await engine.engine.prompt_tokens(words)) + guess
+
+
+async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
+    """What a picture adds to a prompt."""
+    alone, shown = ChatMessage("user", "?"), ChatMessage("user", "?", pictures=(picture,))
+    count = engine.engine.prompt_tokens
+    return len(await count([shown])) - len(await count([alone]))

@@ -9,32 +9,38 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.chat.messages import Attachment
+from kvchat.chat.pictures import CannotAttach, is_picture, picture_of
 from kvchat.errors import KvchatError
 from kvchat.wording import size as size_in_words
 
 MOST_BYTES = 64_000_000
 PDF_PATIENCE_S = 60.0
 _HEAD = 16_384  # bytes that are looked at to tell text from what is not
-_PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
 
 
-class CannotAttach(KvchatError):
-    """A file that cannot be given to the model."""
+def read_attachment(path: Path) -> Attachment:
+    """A file as text, or a picture as it is. Raises CannotAttach."""
+    data = read_bytes(path)
+    return picture_of(path.name, data) if is_picture(data) else document_of_file(path.name, data)
 
 
-def read_document(path: Path) -> Attachment:
-    """A file as text. Raises CannotAttach."""
+def read_bytes(path: Path) -> bytes:
+    """A file, within bounds. Raises CannotAttach."""
     try:
         if not path.is_file():
-            raise _refusal(path.name, "It is not a file.", "Attach files one by one, or several at once.")
+            raise CannotAttach(path.name, "It is not a file.", "Attach files one by one, or several at once.")
         if path.stat().st_size > MOST_BYTES:
             words = f"It has {size_in_words(path.stat().st_size)}; {size_in_words(MOST_BYTES)} is the most."
-            raise _refusal(path.name, words, "Attach the part that matters.")
-        data = path.read_bytes()
+            raise CannotAttach(path.name, words, "Attach the part that matters.")
+        return path.read_bytes()
     except OSError as error:
-        raise _refusal(path.name, f"{error.strerror or error}.", "Check that you may read it.") from error
-    return _attachment(path.name, data, _text(path.name, data))
+        raise CannotAttach(path.name, f"{error.strerror or error}.", "Check that you may read it.") from error
+
+
+def document_of_file(name: str, data: bytes) -> Attachment:
+    """What a file holds, as text. Raises CannotAttach."""
+    return _attachment(name, data, _text(name, data))
 
 
 def document_of_text(name: str, text: str) -> Attachment:
@@ -42,28 +48,17 @@ def document_of_text(name: str, text: str) -> Attachment:
     return _attachment(name, text.encode(), _tidy(text))
 
 
-def picture_refused(name: str = "The picture") -> CannotAttach:
-    """Why a picture cannot be attached."""
-    return CannotAttach(
-        f"{name} cannot be attached",
-        "kvchat gives the model text; it cannot show it pictures yet.",
-        "Attach the text that is in it.",
-    )
-
-
 def _attachment(name: str, data: bytes, text: str) -> Attachment:
     if not text.strip():
-        raise _refusal(name, "There is no text in it.", "Attach a file with text.")
+        raise CannotAttach(name, "There is no text in it.", "Attach a file with text.")
     return Attachment(name, len(data), blake3(data).hexdigest(), text)
 
 
 def _text(name: str, data: bytes) -> str:
     if data[:1024].lstrip().startswith(b"%PDF-"):
         return _tidy(_pdf_text(name, data))
-    if data.startswith(_PICTURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
-        raise picture_refused(f"“{name}”")
     if Path(name).suffix.lower() in _OFFICE:
-        raise _refusal(name, "kvchat reads text and PDF.", "Save it as PDF or as text, and attach that.")
+        raise CannotAttach(name, "kvchat reads text and PDF.", "Save it as PDF or as text, and attach that.")
     return _tidy(_decoded(name, data))
 
 
@@ -81,7 +76,7 @@ def _decoded(name: str, data: bytes) -> str:
             best = from_bytes(data).best()
             if best is not None:
                 return str(best)
-    raise _refusal(name, "It holds no text that kvchat can read.", "Attach text, code, Markdown, CSV or a PDF.")
+    raise CannotAttach(name, "It holds no text that kvchat can read.", "Attach text, code, Markdown, CSV or a PDF.")
 
 
 def _pdf_text(name: str, data: bytes) -> str:
@@ -92,19 +87,19 @@ def _pdf_text(name: str, data: bytes) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise _refusal(name, "It is protected by a password.", "Save it without the password, and attach that.")
+            raise CannotAttach(name, "It is protected by a password.", "Save it without the password, and attach that.")
         for page in reader.pages:
             if time.monotonic() > deadline:
-                raise _refusal(name, "Its text takes too long to find.", "Attach fewer of its pages.")
+                raise CannotAttach(name, "Its text takes too long to find.", "Attach fewer of its pages.")
             pages.append(page.extract_text().strip())
     except KvchatError:
         raise
     except Exception as error:  # a damaged PDF can break the reader in any way
         words = f"The PDF is damaged or unusual ({type(error).__name__})."
-        raise _refusal(name, words, "Save it anew from another program, or attach its text.") from error
+        raise CannotAttach(name, words, "Save it anew from another program, or attach its text.") from error
     if not any(pages):
         advice = "Run text recognition (OCR) over it first."
-        raise _refusal(name, "Its pages are pictures: there is no text in it.", advice)
+        raise CannotAttach(name, "Its pages are pictures: there is no text in it.", advice)
     return "\n\n".join(pages)
 
 
@@ -112,7 +107,3 @@ def _tidy(text: str) -> str:
     """Line ends as everywhere else, and nothing that no database or template takes."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _refusal(name: str, why: str, advice: str) -> CannotAttach:
-    return CannotAttach(f"“{name}” cannot be attached", why, advice)

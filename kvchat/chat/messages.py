@@ -71,12 +71,13 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A document that goes with a message: what was read from a file, and how to know that file again."""
+    """A document or a picture that goes with a message, and how to know its file again."""
 
     name: str
     size: int  # bytes of the original
     hash: str  # BLAKE3 of the original, as hex
-    text: str  # what the model is given
+    text: str  # what the model is given of a document
+    data: bytes = b""  # what it is shown: a picture's file
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,10 @@ MIGRATIONS: tuple[str, ...] = (
     END;
     UPDATE searched SET stale = 1 WHERE message_id IN (SELECT message_id FROM attachments)
     """,
+    # 11: pictures that go with messages, as their files
+    """
+    ALTER TABLE attachments ADD COLUMN data BLOB NOT NULL DEFAULT x''
+    """,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kvchat.chat.attachments import prompt_content
+from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.messages import Message, Role
 from kvchat.engine.wire import ChatMessage
 from kvchat.errors import KvchatError
@@ -39,12 +39,18 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
         continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
         if not message.content.strip() and message.role is not Role.USER and not continued:
             continue
-        role, content = message.role.value, prompt_content(message)
-        if joined and joined[-1].role == role:
-            joined[-1] = ChatMessage(role, f"{joined[-1].content}\n\n{content}", joined[-1].thinking)
+        role, content, pictures = message.role.value, prompt_content(message), pictures_of(message)
+        if joined and (last := joined[-1]).role == role:
+            words = "\n\n".join(part for part in (last.content, content) if part)
+            joined[-1] = ChatMessage(role, words, last.thinking, last.pictures + pictures)
         else:
-            joined.append(ChatMessage(role, content, message.thinking))
+            joined.append(ChatMessage(role, content, message.thinking, pictures))
     return joined
+
+
+def needs_sight(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the model is shown pictures with these messages."""
+    return any(message.pictures for message in messages)
 
 
 def ends_with_reply(branch: Sequence[Message]) -> bool:

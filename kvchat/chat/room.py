@@ -23,6 +23,7 @@ class ReadyEngine:
     context_size: int  # tokens
     kv_bytes_per_token: float
     finding: Finding  # what restoring can do here
+    sees: bool = False  # it can be shown pictures
 
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
         """The same engine, rendering prompts with these options of the model's chat template."""
@@ -47,15 +48,21 @@ class ReadyEngine:
 class EngineRoom(Protocol):
     """Where ready engines come from."""
 
-    async def ready(self, model: str | None = None) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, sees: bool = False) -> ReadyEngine:
         """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
+
+        `sees`: one that can be shown pictures.
 
         Call it between turns. Raises KvchatError when there will be none.
         """
         ...
 
-    def is_ready(self, model: str | None = None) -> bool:
+    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
         """Whether `ready` would answer at once."""
+        ...
+
+    async def check_sight(self, model: str | None = None) -> None:
+        """Whether that model, or the one in use, can be shown pictures. Raises a KvchatError that says why not."""
         ...
 
     def recovers(self) -> bool:

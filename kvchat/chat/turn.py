@@ -22,7 +22,7 @@ from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import ConversationTooLong, prompt_messages
+from kvchat.chat.prompt import ConversationTooLong, needs_sight, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.settling import Settling
@@ -61,6 +61,7 @@ class Turn:
         self._reply: ReplyWriter | None = None
         self._engine: ReadyEngine | None = None
         self._prompt: Tokens = ()
+        self._sees = False  # the model is shown pictures
         self._loaded = Loaded(0, None, miss_reason=None)
 
     def stop(self) -> None:
@@ -117,6 +118,7 @@ class Turn:
         messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
             raise ConversationGone
+        self._sees = needs_sight(messages)
         reply = await self._open_reply(self.beginning)
         try:
             await self._say(messages, reply)
@@ -206,10 +208,10 @@ class Turn:
     async def _ready(self) -> ReadyEngine:
         parts = self._parts
         manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
-        if not parts.room.is_ready(manner.model):
+        if not parts.room.is_ready(manner.model, sees=self._sees):
             parts.events.publish(WaitingForEngine(self.conversation_id))
         asked_at = time.perf_counter()
-        engine = await parts.room.ready(manner.model)
+        engine = await parts.room.ready(manner.model, sees=self._sees)
         self._engine = engine.rendering(manner.options.template)
         self._drawn = parts.drawn(self._sampling, manner.options)
         if self._reply:

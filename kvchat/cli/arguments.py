@@ -135,7 +135,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="attach text, code or a PDF; repeatable",
+        help="attach text, code, a PDF or a picture; repeatable",
     )
     parser.add_argument("--max-tokens", metavar="N", type=_positive, help="stop the reply after N tokens")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 always takes the likeliest token")

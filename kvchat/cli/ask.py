@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from kvchat.chat.documents import read_document
+from kvchat.chat.documents import read_attachment
 from kvchat.chat.events import (
     Event,
     Notice,
@@ -78,7 +78,7 @@ async def _ask(options: AskOptions) -> int:
     printer = _Printer(options.as_json)
     try:
         runtime.events.subscribe(printer.hear)
-        attachments = tuple([await asyncio.to_thread(read_document, path) for path in options.attach])
+        attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
         chat_id = await _conversation(runtime, options)
         if options.model is not None:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))

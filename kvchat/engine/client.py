@@ -14,6 +14,7 @@ import httpx
 
 from kvchat.engine import wire
 from kvchat.engine.interface import EngineError, EngineRefused, NotOurEngine
+from kvchat.engine.sight import FIRST_ID, Sight, cannot_show, without_pictures
 from kvchat.engine.transport import CONNECT_S, Transport
 from kvchat.engine.wire import (
     ChatChunk,
@@ -57,6 +58,7 @@ class LlamaServerClient:
         self.base_url = base_url
         self.key = key
         self._template: Mapping[str, bool | str] = {}
+        self._sight: Sight | None = None
         self._http = Transport(base_url, key, hang_guard_s, on_fault, transport)
 
     async def __aenter__(self) -> Self:
@@ -98,6 +100,19 @@ class LlamaServerClient:
         other._template = options
         return other
 
+    def with_sight(self, projector: str, marker: str) -> LlamaServerClient:
+        """The same connections to an engine that sees."""
+
+        async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return await self._http.call("POST", path, body)
+
+        async def tokenize(text: str, special: bool) -> tuple[int, ...]:
+            return await self._tokens({"content": text, "add_special": special, "parse_special": True})
+
+        other = copy.copy(self)
+        other._sight = Sight(call, tokenize, projector, marker)
+        return other
+
     async def check_schema(self, schema: str) -> None:
         """POST /apply-template, which makes a grammar of the schema. Raises EngineRefused where it cannot."""
         messages = wire.messages_body([ChatMessage("user", "?")])
@@ -109,8 +124,10 @@ class LlamaServerClient:
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
-        body = {"messages": wire.messages_body(messages)} | wire.template_body(self._template)
+        body = {"messages": without_pictures(messages)} | wire.template_body(self._template)
         rendered = await self._http.call("POST", "/apply-template", body)
+        if pictures := [picture for message in messages for picture in message.pictures]:
+            return await self._eyes().tokens(str(rendered.get("prompt")), pictures)
         return await self._tokens({"content": rendered.get("prompt"), "add_special": True, "parse_special": True})
 
     async def count_tokens(self, text: str) -> int:
@@ -132,7 +149,9 @@ class LlamaServerClient:
     ) -> Timings:
         """POST /completion with n_predict 0: make the slot hold exactly these tokens; what that took."""
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
-        async with contextlib.aclosing(self._http.stream("/completion", wire.prefill_body(tokens))) as chunks:
+        has_pictures = min(tokens, default=0) <= FIRST_ID
+        prompt = await self._eyes().prompt(tokens) if has_pictures else list(tokens)
+        async with contextlib.aclosing(self._http.stream("/completion", wire.prefill_body(prompt))) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
                 if chunk.progress:
@@ -154,6 +173,11 @@ class LlamaServerClient:
     async def look(self, path: str) -> bytes:
         """GET something that is there to be looked at, such as /slots or /metrics."""
         return await self._http.answer("GET", path)
+
+    def _eyes(self) -> Sight:
+        if self._sight is None:
+            raise cannot_show("no projector is loaded")
+        return self._sight
 
     async def _tokens(self, body: dict[str, Any]) -> tuple[int, ...]:
         tokens = wire.parse_tokens(await self._http.call("POST", "/tokenize", body))

@@ -55,6 +55,10 @@ class Engine(Protocol):
         """The same engine, which renders and answers with these options of the chat template."""
         ...
 
+    def with_sight(self, projector: str, marker: str) -> Engine:
+        """The same engine, which is known to see pictures through that projector."""
+        ...
+
     async def check_schema(self, schema: str) -> None:
         """Whether a reply can follow this JSON schema, without touching the slot. Raises EngineRefused if not."""
         ...

@@ -40,6 +40,7 @@ class LaunchPlan:
     threads: int | None = None  # None: the engine's default
     gpu_layers: int | None = None  # the output counted as one more; None: there is no GPU
     cpu_experts: int = 0  # of the first so many layers a mixture's experts stay in the computer's memory
+    projector: Path | None = None  # makes pictures into what the model reads
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
     extra: tuple[str, ...] = ()  # the user's own arguments, checked
     left_out: frozenset[str] = frozenset()  # of OPTIONAL, what this build does not know
@@ -91,6 +92,8 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     ]
     if plan.gpu_layers is not None:
         arguments += ["--n-gpu-layers", str(plan.gpu_layers)]
+    if plan.projector is not None:
+        arguments += ["--mmproj", str(plan.projector)]
     if plan.rpc_workers:
         arguments += ["--rpc", ",".join(plan.rpc_workers)]
     if plan.threads is not None:
@@ -121,6 +124,8 @@ def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
         ("fit_params", False),
         ("verbosity", TRACE),
     ]
+    if plan.projector is not None:
+        fields.append(("mmproj.path", str(plan.projector)))
     if plan.threads is not None:
         # The batch threads do not follow by themselves here, as they do on llama-server's command line.
         fields += [("cpuparams.n_threads", plan.threads), ("cpuparams_batch.n_threads", plan.threads)]

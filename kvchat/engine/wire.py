@@ -7,6 +7,7 @@ Field names follow llama.cpp's server README (tools/server/README.md).
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,12 +57,25 @@ class ChatChunk:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture as it travels: the bytes of a PNG, JPEG, WebP or GIF file."""
+
+    data: bytes
+
+    @property
+    def url(self) -> str:
+        """The picture as a data: URL. llama-server looks at the bytes alone, whatever the URL says they are."""
+        return f"data:image/*;base64,{base64.b64encode(self.data).decode()}"
+
+
+@dataclass(frozen=True)
 class ChatMessage:
     """A message as the engine's chat template takes it."""
 
     role: str  # "system", "user" or "assistant"
     content: str
     thinking: str = ""  # sent back as reasoning_content, so that templates which keep it render the same prompt
+    pictures: tuple[Picture, ...] = ()  # they stand before the words
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,8 @@ class ServerFacts:
     model_path: str
     build: str
     total_slots: int
+    sees: bool  # a projector for pictures is loaded
+    media_marker: str  # what stands for a picture in a rendered prompt
 
 
 @dataclass(frozen=True)
@@ -213,6 +229,8 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
         model_path=_str(body, "model_path"),
         build=_str(body, "build_info"),
         total_slots=_int(body, "total_slots"),
+        sees=_dict(body, "modalities").get("vision") is True,
+        media_marker=_str(body, "media_marker") or "<__media__>",  # builds of the year before did not tell
     )
 
 
@@ -224,13 +242,21 @@ def parse_tokens(body: dict[str, Any]) -> tuple[int, ...] | None:
     return tuple(tokens)
 
 
-def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as the OpenAI-style API takes them."""
     return [
-        {"role": message.role, "content": message.content}
+        {"role": message.role, "content": _content(message)}
         | ({"reasoning_content": message.thinking} if message.thinking else {})
         for message in messages
     ]
+
+
+def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
+    """Words alone are a string; with pictures it is a list of parts."""
+    if not message.pictures:
+        return message.content
+    pictures = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
+    return [*pictures, *([{"type": "text", "text": message.content}] if message.content else [])]
 
 
 def chat_body(
@@ -254,10 +280,13 @@ def template_body(template: Mapping[str, bool | str]) -> dict[str, Any]:
     return {"chat_template_kwargs": dict(template)} if template else {}
 
 
-def prefill_body(tokens: Sequence[int]) -> dict[str, Any]:
-    """A request that reads the tokens into slot 0 and answers without a reply. Streamed, so that a hang shows."""
+def prefill_body(prompt: Sequence[int] | dict[str, Any]) -> dict[str, Any]:
+    """A request that reads the prompt into slot 0 and answers without a reply. Streamed, so that a hang shows.
+
+    It is a list of tokens, or text and files where there are pictures.
+    """
     return {
-        "prompt": list(tokens),
+        "prompt": prompt,
         "n_predict": 0,
         "stream": True,
         "id_slot": 0,

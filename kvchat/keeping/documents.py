@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from collections.abc import Iterable, Sequence
@@ -13,11 +14,13 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.chat.messages import Attachment, Conversation, Message, Role
+from kvchat.chat.pictures import kind_of
 from kvchat.wording import one_line
 
 SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 :root { color-scheme: light dark; }
 body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.6 system-ui, sans-serif; }
@@ -29,6 +32,7 @@ code { font-family: ui-monospace, monospace; font-size: .92em; }
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 td, th { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left; }
 blockquote { margin-left: 0; padding-left: 1rem; border-left: 3px solid #8886; }
+img { max-width: 100%; border-radius: .4rem; }
 .time { opacity: .65; font-size: .85rem; }
 """
 
@@ -50,7 +54,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
     """A page with these conversations, in pieces. It runs no script and loads nothing."""
     yield (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>Chats</title>\n<style>{_STYLE}</style>\n"
     )
@@ -75,12 +79,22 @@ def _article(message: Message, reader: MarkdownIt) -> str:
         f"<details><summary>Thinking</summary>{_plain(message.thinking)}</details>" if message.thinking.strip() else ""
     )
     attached = "".join(
-        f"<details><summary>{html.escape(attachment.name)}</summary>{_plain(attachment.text)}</details>"
+        _picture(attachment)
+        if attachment.data
+        else f"<details><summary>{html.escape(attachment.name)}</summary>{_plain(attachment.text)}</details>"
         for attachment in message.attachments
     )
     body = reader.render(message.content) if message.role is Role.ASSISTANT else _plain(message.content)
     heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
     return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
+
+
+def _picture(attachment: Attachment) -> str:
+    """The picture itself: the page stands alone."""
+    url = (
+        f"data:image/{(kind_of(attachment.data) or 'png').lower()};base64,{base64.b64encode(attachment.data).decode()}"
+    )
+    return f'<p><img src="{url}" alt="{html.escape(attachment.name)}"></p>'
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.messages import MessageState, Receipt, Role, Source
+from kvchat.chat.pictures import CannotAttach, picture_of
 
 Row = dict[str, Any]
 
@@ -99,7 +101,9 @@ def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
     )
     found: dict[str, Row] = {}
     for row in db.execute(query, (conversation_id,)):
-        entry = {name: value for name, value in _kept(row).items() if name not in ("message_id", "position")}
+        entry = {name: value for name, value in _kept(row).items() if name not in ("message_id", "position", "data")}
+        if row["data"]:
+            entry["data"] = base64.b64encode(row["data"]).decode()
         found.setdefault(row["message_id"], {"attachments": []})["attachments"].append(entry)
     return found
 
@@ -135,13 +139,25 @@ def _checked_message(message: Row, number: int) -> Row:
     clean = _clean(plain, _MESSAGE_NEEDS, what)
     if not isinstance(attachments, list) or not all(isinstance(attachment, dict) for attachment in attachments):
         raise BadConversation(f"the attachments of {what} are not a list")
-    clean["attachments"] = [_clean(entry, _ATTACHMENT_NEEDS, f"an attachment of {what}") for entry in attachments]
+    clean["attachments"] = [_checked_attachment(entry, f"an attachment of {what}") for entry in attachments]
     if clean["role"] not in _ROLES:
         raise BadConversation(f"{what} is by “{clean['role']}”, which is not a role")
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
         raise BadConversation(f"{what} has the unknown state “{clean['state']}”")
     if receipt is not None:
         clean["receipt"] = _checked_receipt(receipt, what)
+    return clean
+
+
+def _checked_attachment(attachment: Row, what: str) -> Row:
+    """Its row; a picture's file is base64 and no other than what could be attached by hand."""
+    clean = _clean(attachment, _ATTACHMENT_NEEDS, what)
+    if "data" in clean:
+        try:
+            picture = picture_of(clean["name"], base64.b64decode(clean["data"], validate=True))
+        except (TypeError, ValueError, CannotAttach) as error:
+            raise BadConversation(f"{what} is no picture") from error
+        clean |= {"data": picture.data, "size": picture.size, "hash": picture.hash, "text": ""}
     return clean
 
 

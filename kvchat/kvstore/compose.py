@@ -40,10 +40,12 @@ class _Rows:
 def cut(layout: Layout, n_tokens: int) -> Plan:
     """The file for exactly the first `n_tokens` tokens: what the engine itself saves there.
 
-    Raises CannotCompose where the state cannot be cut: recurrent state, or a window that has lost its oldest rows.
+    Raises CannotCompose where the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
     """
     if not 0 < n_tokens <= layout.n_tokens:
         raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
+    if n_tokens < layout.n_tokens and layout.header.media is not None:
+        raise CannotCompose("it holds pictures")  # the engine cuts it back itself
     if n_tokens < layout.n_tokens and layout.recurrent is not None:
         raise CannotCompose("recurrent state cannot be cut")
     if n_tokens < layout.n_tokens and layout.windows:
@@ -90,14 +92,18 @@ def _compose(newest: Layout, older: Sequence[OlderSave], n_tokens: int, first_po
 
 
 def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
-    """Magic and version as they are, then the first tokens in the same wrapping."""
+    """Magic and version as they are, then the first tokens in the same wrapping; pictures only if all tokens are."""
     yield Copy(0, Span(0, 8))
+    media = header.media
     if header.wrapped:
-        yield Inline(struct.pack("<IiII", n_tokens + 4, -1, 1, n_tokens))
+        words = 3 + n_tokens + (media.size // 4 if media else 1)
+        yield Inline(struct.pack("<IiII", words, -1, 1, n_tokens))
     else:
         yield Inline(struct.pack("<I", n_tokens))
     yield Copy(0, Span(header.tokens.offset, 4 * n_tokens))
-    if header.wrapped:
+    if media is not None:
+        yield Copy(0, media)
+    elif header.wrapped:
         yield Inline(struct.pack("<I", 0))
 
 

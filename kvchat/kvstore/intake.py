@@ -26,7 +26,7 @@ def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) ->
         raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
     if not tokens:
         raise StoreRefused("Not saved: the slot was empty.", "The engine had nothing of this conversation in memory.")
-    if tokens != expected:
+    if not slotfile.stands_for(tokens, expected):
         detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this conversation's."
         raise StoreRefused("Not saved: the slot holds something else.", detail)
     return size

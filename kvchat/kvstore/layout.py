@@ -36,8 +36,9 @@ class Header:
 
     span: Span
     version: int
-    wrapped: bool  # -1, 1, n, tokens, 0 as newer servers write it, or the bare tokens
+    wrapped: bool  # -1, 1, n, tokens, n_media, media… as newer servers write it, or the bare tokens
     tokens: Span  # the token ids alone, 4 bytes each
+    media: Span | None = None  # n_media and what follows it, where there are pictures
 
     @property
     def n_tokens(self) -> int:

@@ -42,7 +42,7 @@ from kvchat.kvstore.layout import (
     Span,
     UnknownLayout,
 )
-from kvchat.kvstore.slotfile import MAGIC, WRAPPED, WRAPPED_VERSION
+from kvchat.kvstore.slotfile import MAGIC, PLACEHOLDER, WRAPPED, WRAPPED_VERSION
 
 VERSION = 4
 CHECKPOINT_MAGIC, CHECKPOINT_VERSION = 0x504B4353, 1  # "SCKP"
@@ -117,7 +117,8 @@ class _Parser:
         self._tokens = np.frombuffer(
             self._file.take(self._header.tokens.offset, self._header.tokens.size, "the token list"), dtype="<i4"
         )
-        if not len(self._tokens) or self._tokens.min() < 0:
+        least = 0 if self._header.media is None else PLACEHOLDER
+        if not len(self._tokens) or self._tokens.min() < least:
             raise UnknownLayout("its token list is empty or holds ids that are no tokens")
         found: list[Layout] = []
         for caches, end in self._chains(self._header.span.end, ()):
@@ -141,11 +142,14 @@ class _Parser:
         if count < 4 or self._file.words(12, "i", "the token list") != (WRAPPED,):
             return Header(span, version, wrapped=False, tokens=Span(12, 4 * count))
         wrapping, n_tokens = self._file.words(16, "II", "the token list")
-        if wrapping != WRAPPED_VERSION or n_tokens != count - 4:
-            raise UnknownLayout("it holds images or sound, or its token list has an unknown form")
-        if self._file.words(span.end - 4, "I", "the token list") != (0,):
-            raise UnknownLayout("it holds images or sound")
-        return Header(span, version, wrapped=True, tokens=Span(24, 4 * n_tokens))
+        if wrapping != WRAPPED_VERSION or n_tokens > count - 4:
+            raise UnknownLayout("its token list has an unknown form")
+        tokens = Span(24, 4 * n_tokens)
+        (n_media,) = self._file.words(tokens.end, "I", "the token list")
+        if (n_media > 0) != (n_tokens < count - 4):
+            raise UnknownLayout("its token list has an unknown form")
+        media = Span(tokens.end, span.end - tokens.end) if n_media else None
+        return Header(span, version, wrapped=True, tokens=tokens, media=media)
 
     def _chains(self, offset: int, before: tuple[Cache, ...]) -> Iterator[tuple[tuple[Cache, ...], _End]]:
         """All ways to read the file from here to its end."""

@@ -3,7 +3,7 @@
 Format (llama.cpp `src/llama-context.cpp`, state_seq_save_file; little endian):
 `magic 'ggsq' u32 | version u32 | n u32 | n x i32 | state`. In files of older servers the n words are the token list
 itself; since `server_tokens::serialize` (tools/server/server-common.cpp) they wrap it:
-`-1, 1, n_tokens, tokens..., n_media, media...`.
+`-1, 1, n_tokens, tokens..., n_media, media...`, where the tokens of media are PLACEHOLDER.
 The file carries no checksum and no total length: a cut or flipped state cannot be seen from here.
 """
 
@@ -22,6 +22,7 @@ from kvchat.kvstore.savepoint import Tokens
 MAGIC = 0x67677371  # 'ggsq'
 WRAPPED = -1  # no token has this id, so it marks the wrapped form
 WRAPPED_VERSION = 1
+PLACEHOLDER = -1  # stands for a token of a picture, whichever picture it is
 _HEADER = struct.Struct("<III")
 # The token list has had the same place in every state version so far. Whether it may load a version is the engine's to
 # judge; a value out of this range is no version at all.
@@ -35,8 +36,8 @@ class SlotFileError(Exception):
 def read_tokens(path: Path) -> Tokens:
     """The token ids the slot file at `path` stands for; () for the file of an empty slot.
 
-    Reads the header alone and never allocates more than the file is long. Raises SlotFileError for an empty, truncated
-    or foreign file and for one that holds images or sound, OSError where the file cannot be read.
+    Where it holds pictures their tokens are PLACEHOLDER. Reads the header alone and never allocates more than the file
+    is long. Raises SlotFileError for an empty, truncated or foreign file, OSError where the file cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
         raise SlotFileError("not a file")
@@ -74,12 +75,22 @@ def _unwrap(words: list[int]) -> Tokens:
         end = 3 + words[2]
         if words[2] < 0 or end >= len(words):
             raise SlotFileError("its token list is longer than its place")
-        if words[end] != 0:
-            # Media stand in the list as placeholders: two different images would look alike.
-            raise SlotFileError("it holds images or sound")
-        if end + 1 != len(words):
+        has_media = PLACEHOLDER in words[3:end]
+        if has_media != (words[end] > 0) or has_media != (end + 1 < len(words)):
             raise SlotFileError("its token list has an unknown form")
         words = words[3:end]
-    if any(token < 0 for token in words):
+        if any(token < PLACEHOLDER for token in words):
+            raise SlotFileError("its token list holds ids that are no tokens")
+    elif any(token < 0 for token in words):
         raise SlotFileError("its token list holds ids that are no tokens")
     return tuple(words)
+
+
+def stands_for(words: Tokens, expected: Tokens) -> bool:
+    """Whether a slot file's words are these tokens.
+
+    Of a picture (ids below PLACEHOLDER) only its place can be told, and words the engine puts around it are part of it.
+    """
+    if len(words) != len(expected) or (PLACEHOLDER in words) != (min(expected, default=0) < PLACEHOLDER):
+        return False
+    return all(word == token or token < PLACEHOLDER for word, token in zip(words, expected, strict=True))

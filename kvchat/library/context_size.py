@@ -55,12 +55,13 @@ def choose_context_size(
     *,
     corrections: Corrections = NOTHING_LEARNED,
     swa_full: bool = False,
+    projector: int = 0,
 ) -> ContextChoice:
     """The context size to launch the engine with. A `wanted` size is honoured, with a warning where it is unwise.
 
-    Raises ValueError for an unknown KV type.
+    `projector`: bytes of the one that is loaded as well. Raises ValueError for an unknown KV type.
     """
-    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections), memory)
+    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections, projector), memory)
     return chooser.automatic() if wanted is None else chooser.honour(wanted)
 
 
@@ -72,9 +73,10 @@ def smaller_choices(
     *,
     corrections: Corrections = NOTHING_LEARNED,
     swa_full: bool = False,
+    projector: int = 0,
 ) -> tuple[ContextChoice, ...]:
     """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
-    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections), memory)
+    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections, projector), memory)
     return tuple(chooser.stepped_down(tokens, placement, choice) for tokens, placement in chooser.steps_below(choice))
 
 

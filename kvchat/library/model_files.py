@@ -58,6 +58,14 @@ def _one_file(path: Path) -> Iterator[ModelFile]:
     )
 
 
+def projector_of(model: Path) -> Path | None:
+    """The projector that lies with a model, by the names; None where there is none. Looks at the disk."""
+    found = _one_file(model)
+    if model.parent.name == "blobs":
+        found = (one for one in _of_ollama(model.parent.parent, lambda *_: None) if one.path == model)
+    return next((one.projector for one in found), None)
+
+
 def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
     try:
         for model in ollama_models(folder):

@@ -10,6 +10,7 @@ from kvchat.library.gguf_facts import read_facts, unreadable
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024
+_HEADER_BYTES = 1024 * 1024  # read whole of a file whose header is not looked into
 
 
 def model_identity(path: Path) -> str:
@@ -27,6 +28,13 @@ def model_identity(path: Path) -> str:
             _add_part(digest, part, facts.header_size)
     except OSError as error:
         raise unreadable(path, error) from None
+    return digest.hexdigest()
+
+
+def file_identity(path: Path) -> str:
+    """The same of a file that is no model by itself, such as a projector. Raises OSError."""
+    digest = blake3()
+    _add_part(digest, path, _HEADER_BYTES)
     return digest.hexdigest()
 
 

@@ -46,7 +46,7 @@ class Need:
     weights: int = 0
     kv: int = 0
     compute: int = 0
-    other: int = 0  # the engine itself, and copies of its state that it keeps to go back to
+    other: int = 0  # the engine itself, a projector, and copies of its state that it keeps to go back to
 
     @property
     def total(self) -> int:
@@ -75,6 +75,7 @@ class Demand:
     kv_type: str
     swa_full: bool
     corrections: Corrections
+    projector: int = 0  # bytes of the projector that gives it sight
 
     def needs(self, tokens: int, placement: Placement) -> Needs:
         """What it needs with a context of `tokens`. Raises ValueError for an unknown KV type."""
@@ -92,12 +93,13 @@ class Demand:
             round(gpu_weights * learned.weights),
             round(sum(kv[start:]) * learned.kv),
             compute if placement.gpu_layers else 0,
+            self.projector if placement.gpu_layers else 0,
         )
         host = Need(
             round(host_weights * learned.weights),
             round(sum(kv[:start]) * learned.kv),
             self._inputs(tokens) if placement.gpu_layers else compute,
-            ENGINE_BYTES + self._checkpoints(tokens),
+            ENGINE_BYTES + self._checkpoints(tokens) + (0 if placement.gpu_layers else self.projector),
         )
         return Needs(gpu, host)
 

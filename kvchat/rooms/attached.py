@@ -26,6 +26,7 @@ from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.model_identity import model_identity
 from kvchat.rooms.choice import promised_strategy, with_file_stamps
+from kvchat.rooms.sight import server_cannot_see
 from kvchat.secret_store import SecretStore
 from kvchat.settings import Settings
 
@@ -146,8 +147,21 @@ class AttachedRoom:
             self._meeting.cancel()
             await asyncio.wait({self._meeting})
 
-    async def ready(self) -> ReadyEngine:
-        """Wait until the server can be used. Raises KvchatError when it cannot."""
+    @property
+    def sees(self) -> bool:
+        """Whether the server can be shown pictures."""
+        return self.known is not None and self.known.sees and self.is_ready()
+
+    async def check_sight(self, _model: str | None) -> None:
+        """Whether the server can be shown pictures, as far as it is known. Raises CannotSee."""
+        if self.is_ready() and not self.sees:
+            raise server_cannot_see()
+
+    async def ready(self, *, sees: bool = False) -> ReadyEngine:
+        """Wait until the server can be used. Raises KvchatError when it cannot.
+
+        `sees`: to be shown pictures.
+        """
         while True:
             if self.status.state in (EngineState.STOPPED, EngineState.FAILED):
                 await self.start()
@@ -155,6 +169,8 @@ class AttachedRoom:
                 raise _error(self._refusal.failure)
             await self._engine.ready()
             if known := self.known:
+                if sees and not known.sees:
+                    raise server_cannot_see()
                 return known
             self._changed.clear()
             if self._meeting is None or self._meeting.done():
@@ -208,6 +224,8 @@ class AttachedRoom:
             )
         else:
             self._ready = await self._with_states(engine, generation, facts, states)
+        if facts.sees:  # what it was started with is part of the fingerprint, the projector too
+            self._ready = replace(self._ready, engine=self._ready.engine.with_sight("", facts.media_marker), sees=True)
         self._told()
 
     async def _with_states(self, engine: Engine, generation: int, facts: ServerFacts, states: _States) -> ReadyEngine:

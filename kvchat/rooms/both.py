@@ -95,9 +95,15 @@ class EngineRooms:
         """How the running engine is doing; None without a ready one."""
         return await self._now.vitals()
 
-    def is_ready(self, model: str | None = None) -> bool:
+    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
         """Whether `ready` would answer at once."""
-        return self._now.is_ready() and (model is None or not self._runs_another(model))
+        fits = (model is None or not self._runs_another(model)) and (self._now.sees or not sees)
+        return self._now.is_ready() and fits
+
+    async def check_sight(self, model: str | None = None) -> None:
+        """Whether that model, or the one in use, can be shown pictures. Raises CannotSee."""
+        await self._change_rooms()
+        await self._now.check_sight(model)
 
     def recovers(self) -> bool:
         """After a loss: whether an engine is there or coming up by itself."""
@@ -127,15 +133,16 @@ class EngineRooms:
         await self.attached.stop()
         await self.own.close()
 
-    async def ready(self, model: str | None = None) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, sees: bool = False) -> ReadyEngine:
         """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
 
-        A server of the user's has the model it has. Raises KvchatError when there will be none.
+        `sees`: one that can be shown pictures. A server of the user's has the model it has. Raises KvchatError when
+        there will be none.
         """
         await self._change_rooms()
         if model is not None and not self.is_attached:
             await self._change_models(model)
-        return await self._now.ready()
+        return await self._now.ready(sees=sees)
 
     async def note_restore(self, *, hollow: bool) -> None:
         """A restore in a real turn held, or proved hollow."""

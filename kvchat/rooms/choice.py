@@ -20,9 +20,10 @@ from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, Correctio
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts
-from kvchat.library.model_identity import model_identity
+from kvchat.library.model_identity import file_identity, model_identity
 from kvchat.library.proposals import FULL_WINDOW, Proposal, Situation, proposals
 from kvchat.rooms.capacity import memory_for
+from kvchat.rooms.sight import CannotSee, find_projector
 from kvchat.settings import Settings
 
 FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
@@ -62,6 +63,8 @@ class EngineChoice:
     memory: MemoryFacts
     circumstances: Circumstances
     corrections: Corrections  # what was learned in them before
+    projector: str = ""  # its identity, where one is loaded
+    projector_bytes: int = 0
 
     def model_changed(self) -> bool:
         """Whether the files have been replaced since. Looks at the disk."""
@@ -74,8 +77,14 @@ class EngineChoice:
 
     @property
     def subject(self) -> Subject:
-        """What is found out about restoring holds for this alone."""
-        return Subject(self.fingerprint, self.build)
+        """What is found out about restoring holds for this alone.
+
+        A state of a text means the same with a projector; whether the engine restores it may be another matter.
+        """
+        if self.plan.projector is None:
+            return Subject(self.fingerprint, self.build)
+        options = f"{self.fingerprint.options} with a projector".strip()
+        return Subject(dataclasses.replace(self.fingerprint, options=options), self.build)
 
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
@@ -86,6 +95,7 @@ class EngineChoice:
             self.plan.kv_type_k,
             corrections=self.corrections,
             swa_full=is_swa_full(self.plan.extra),
+            projector=self.projector_bytes,
         )
         return tuple(self._with(context) for context in contexts)
 
@@ -127,10 +137,13 @@ class EngineChoice:
         )
 
 
-def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | None = None) -> EngineChoice:
+def choose_engine(
+    settings: Settings, slot_path: Path, book: CorrectionBook | None = None, *, sees: bool = False
+) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    `book`: what earlier loads taught. Call it off the event loop. Raises KvchatError.
+    `book`: what earlier loads taught. `sees`: with the model's projector. Call it off the event loop.
+    Raises KvchatError.
     """
     if not settings.model_path:
         raise NoModel
@@ -139,6 +152,8 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
     stamp = file_stamps(facts.parts)
     location, asked = usable_engine(settings.engine_path)
     extra, workers = wished_arguments(settings, location, asked)
+    projector = find_projector(model, extra) if sees else None
+    projector_bytes, projector_name = _weighed(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers), model_identity(model)
     build = build_identity(location, asked)
     circumstances = Circumstances(identity, facts.size, build, memory.device_kind)
@@ -150,6 +165,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         settings.context_size,
         corrections=corrections,
         swa_full=is_swa_full(extra),
+        projector=projector_bytes,
     )
     plan = LaunchPlan(
         model=model,
@@ -157,6 +173,7 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         slot_path=slot_path,
         kv_type_k=settings.kv_type,
         kv_type_v=settings.kv_type,
+        projector=projector,
         rpc_workers=workers,
         extra=extra,
         left_out=options_to_leave_out(asked),
@@ -184,7 +201,18 @@ def choose_engine(settings: Settings, slot_path: Path, book: CorrectionBook | No
         memory,
         circumstances,
         corrections,
+        projector_name,
+        projector_bytes,
     )
+
+
+def _weighed(projector: Path) -> tuple[int, str]:
+    """Size in bytes and identity. Raises CannotSee."""
+    try:
+        return projector.stat().st_size, file_identity(projector)
+    except OSError as error:
+        why = f"Its projector {projector.name} cannot be read: {error.strerror or error}."
+        raise CannotSee("This model", why, "Check that you may read it.") from error
 
 
 def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:

@@ -11,7 +11,7 @@ from kvchat.chat.findings import Findings
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine import refusal
+from kvchat.engine import extra_arguments, refusal
 from kvchat.engine.interface import EngineError, EngineGone
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineState, EngineStatus
@@ -20,6 +20,7 @@ from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.rooms.choice import EngineChoice, choose_engine
 from kvchat.rooms.memory import EngineMemory
+from kvchat.rooms.sight import CannotSee, find_projector
 from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0  # how long the supervisor may take to see that a process died
@@ -50,6 +51,7 @@ class SupervisedRoom:
         self._ready: ReadyEngine | None = None
         self._meeting: asyncio.Task[None] | None = None  # with an engine that has just come up
         self._checking = False
+        self._meant_to_see = False  # the engine was started to be shown pictures
         self._starting = asyncio.Lock()
         supervisor.subscribe(self._supervisor_changed)
 
@@ -94,19 +96,32 @@ class SupervisedRoom:
         """Whether `ready` would answer at once."""
         return self.status.state is EngineState.READY
 
+    @property
+    def sees(self) -> bool:
+        """Whether the engine that runs can be shown pictures."""
+        return self._ready is not None and self._ready.sees and self.is_ready()
+
+    async def check_sight(self, model: str | None) -> None:
+        """Whether a model can be shown pictures. Raises CannotSee, or KvchatError where there is no model."""
+        settings = self._settings()
+        chosen = model or settings.model_path
+        if chosen is not None:
+            await asyncio.to_thread(find_projector, Path(chosen), extra_arguments.parse(settings.engine_arguments))
+
     def recovers(self) -> bool:
         """After a loss: whether an engine is there or coming up by itself."""
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 
-    async def start(self) -> None:
+    async def start(self, *, sees: bool = False) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
         async with self._starting:
             if self.status.state not in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED):
                 return
             self._set_preparing(EngineStatus(EngineState.STARTING))
             self.started_with = settings = self._settings()
+            self._meant_to_see = sees
             try:
-                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self.memory.book)
+                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self.memory.book, sees=sees)
             except KvchatError as error:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=refusal.explain(error)))
                 return
@@ -139,16 +154,26 @@ class SupervisedRoom:
         if self._meeting is not None:
             await asyncio.wait([self._meeting])  # it ends with its engine
 
-    async def ready(self) -> ReadyEngine:
-        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
+    async def ready(self, *, sees: bool = False) -> ReadyEngine:
+        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none.
+
+        `sees`: one with a projector. It is loaded only when it is asked for, and then stays as long as the engine.
+        """
+        if sees and not self.sees:
+            await self.check_sight(None)
         while True:
             if self._preparing or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
-                await self.start()
+                await self.start(sees=sees)
             if self._preparing and self._preparing.failure:
                 raise refusal.raised(self._preparing.failure)
             await self._supervisor.ready()
             if known := self._known():
-                return known
+                if known.sees or not sees:
+                    return known
+                if self._meant_to_see:
+                    raise CannotSee("This model", "Its projector is not for pictures.")
+                await self.stop()
+                continue
             meeting = self._meeting if self._meeting and not self._meeting.done() else self._meet()
             await asyncio.shield(meeting)  # a caller that is cancelled does not end it for the others
 
@@ -200,13 +225,14 @@ class SupervisedRoom:
         engine, generation = await self._supervisor.ready(), self._supervisor.generation
         facts = await engine.facts()
         met = ReadyEngine(
-            engine=engine,
+            engine=engine.with_sight(choice.projector, facts.media_marker) if facts.sees else engine,
             generation=generation,
             slot_path=self._slot_path,
             fingerprint=choice.fingerprint,
             context_size=facts.context_size,
             kv_bytes_per_token=choice.kv_bytes_per_token,
             finding=Finding(choice.promised, proved=False),
+            sees=facts.sees,
         )
         finding = await self._findings.known(choice.subject) or await self._find_out(met, choice)
         if finding is not None:

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject
-from PySide6.QtGui import QDragEnterEvent, QDropEvent
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-from kvchat.chat.documents import document_of_text, picture_refused, read_document
+from kvchat.chat.documents import document_of_file, document_of_text, read_bytes
 from kvchat.chat.events import EngineChanged, Event
 from kvchat.chat.messages import Attachment
+from kvchat.chat.pictures import is_picture
 from kvchat.runtime import Runtime
 from kvchat.ui.composer import Composer, local_files
+from kvchat.ui.pictures import of_image, prepared
 from kvchat.ui.tasks import Wishes
 
-PASTED = "Pasted text.txt"
+PASTED, PASTED_PICTURE = "Pasted text.txt", "Pasted picture.png"
 
 
 class AttachBridge(QObject):
@@ -35,7 +37,7 @@ class AttachBridge(QObject):
         self._runtime, self._composer, self._wishes = runtime, composer, wishes
         composer.attach_requested.connect(self.choose)
         composer.files_given.connect(self.take)
-        composer.picture_given.connect(lambda: wishes.on_error(picture_refused()))
+        composer.picture_given.connect(lambda image: wishes.start(self._add_image(image)))
         composer.text_given.connect(lambda text: wishes.start(self._add(document_of_text(PASTED, text))))
         composer.chips.changed.connect(self._count_again)
         page.setAcceptDrops(True)
@@ -71,10 +73,16 @@ class AttachBridge(QObject):
         return super().eventFilter(watched, event)
 
     async def _read(self, path: Path) -> None:
-        await self._add(await asyncio.to_thread(read_document, path))
+        await self._add(await asyncio.to_thread(_read, path))
+
+    async def _add_image(self, image: QImage) -> None:
+        await self._add(await asyncio.to_thread(of_image, PASTED_PICTURE, image))
 
     async def _add(self, attachment: Attachment) -> None:
-        """Onto the composer, unless it is there already. Raises DocumentsTooLong if it can never fit."""
+        """Onto the composer, unless it is there already. Raises DocumentsTooLong if it can never fit.
+
+        A picture is refused where the model cannot see.
+        """
         if any(other.hash == attachment.hash for other in self._composer.chips.attachments):
             return
         await self._runtime.chat.context.check_fits(None, "", [attachment])
@@ -92,3 +100,9 @@ class AttachBridge(QObject):
     def _hear(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:
             self._count_again()
+
+
+def _read(path: Path) -> Attachment:
+    """A document's text, or a picture as it is sent. Raises CannotAttach."""
+    data = read_bytes(path)
+    return prepared(path.name, data) if is_picture(data) else document_of_file(path.name, data)

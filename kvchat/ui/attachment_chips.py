@@ -1,84 +1,52 @@
-"""Documents as chips: those that go with the message being written, and those that went with one."""
+"""Documents as chips and pictures as tiles: those that go with the message being written, or went with one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Signal
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from kvchat.chat.folding import Term, any_span
 from kvchat.chat.messages import Attachment
+from kvchat.ui.attachment_card import AttachmentCard
 from kvchat.ui.attachment_view import AttachmentView
-from kvchat.ui.elided import plain_tip
 from kvchat.ui.icons import icon
+from kvchat.ui.picture_tile import PictureTile, PictureView
 from kvchat.ui.theme import Look
-from kvchat.wording import one_line, size, tokens_short
+from kvchat.wording import one_line
 
 _NAME_LETTERS = 34
+_PICTURES_BESIDE = 4
 
 
-class AttachmentChip(QFrame):
-    """One document: its name, how much it is, and the cross that takes it away again."""
-
-    opened = Signal()
-    removed = Signal()
+class AttachmentChip(AttachmentCard):
+    """One document, by its name."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__()
-        self.attachment = attachment
-        self.setProperty("kind", "chip")
-        self.name = QPushButton(short_name(attachment.name))
+        super().__init__(look, attachment, "Attachment", "Show what the model is given")
+        self.name.setText(short_name(attachment.name))
         self.name.setProperty("kind", "chip")
         self.name.setIcon(icon("document", look.theme.muted))
-        self.name.setAccessibleName(f"Attachment {attachment.name}")
-        self.name.setToolTip(plain_tip(f"{attachment.name}\n{size(attachment.size)}\nShow what the model is given"))
-        self.name.clicked.connect(self.opened)
-        self.count = QLabel(size(attachment.size))
-        self.count.setProperty("kind", "small")
         row = QHBoxLayout(self)
         row.setContentsMargins(8, 2, 8, 2)
         row.setSpacing(6)
         row.addWidget(self.name)
         row.addWidget(self.count)
         if removable:
-            cross = QToolButton()
-            cross.setIcon(icon("close", look.theme.muted))
-            cross.setIconSize(QSize(12, 12))
-            cross.setAccessibleName(f"Remove {attachment.name}")
-            cross.clicked.connect(self.removed)
-            row.addWidget(cross)
+            row.addWidget(self.cross())
             row.setContentsMargins(8, 2, 3, 2)
-
-    def show_found(self, found: bool) -> None:
-        """Whether what is searched for is in it."""
-        self.setProperty("found", "true" if found else "false")
-        self.style().unpolish(self)
-        self.style().polish(self)
-        self.name.setAccessibleDescription("What you search for is in it" if found else "")
-
-    def show_tokens(self, tokens: int, *, counted: bool) -> None:
-        """How many tokens it has; an estimate says so."""
-        self.count.setText(f"{tokens_short(tokens)} tokens" if counted else f"about {tokens_short(tokens)} tokens")
 
 
 class ChipRows(QWidget):
-    """Chips one below the other in a column: names may be long."""
+    """Pictures beside each other; below them chips one below the other, for names may be long."""
 
     changed = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
-        self.chips: list[AttachmentChip] = []
+        self.chips: list[AttachmentCard] = []
         self._terms: tuple[Term, ...] = ()
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -86,7 +54,7 @@ class ChipRows(QWidget):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """The documents on show."""
+        """The documents and pictures on show."""
         return tuple(chip.attachment for chip in self.chips)
 
     def show_attachments(self, attachments: Sequence[Attachment], *, removable: bool) -> None:
@@ -94,12 +62,16 @@ class ChipRows(QWidget):
         for chip in self.chips:
             chip.hide()
             chip.deleteLater()
-        self.chips = [AttachmentChip(self._look, attachment, removable=removable) for attachment in attachments]
+        self.chips = [
+            (PictureTile if attachment.data else AttachmentChip)(self._look, attachment, removable=removable)
+            for attachment in attachments
+        ]
+        pictures = [chip for chip in self.chips if chip.attachment.data]
+        for start in range(0, len(pictures), _PICTURES_BESIDE):
+            self._add_row(pictures[start : start + _PICTURES_BESIDE])
         for chip in self.chips:
-            row = QHBoxLayout()
-            row.addWidget(chip)
-            row.addStretch(1)
-            self._column.addLayout(row)
+            if not chip.attachment.data:
+                self._add_row([chip])
             chip.opened.connect(lambda a=chip.attachment: self._open(a))
             chip.removed.connect(lambda a=chip.attachment: self._remove(a, removable=removable))
         self.setVisible(bool(self.chips))
@@ -121,8 +93,19 @@ class ChipRows(QWidget):
     def _has_terms(self, attachment: Attachment) -> bool:
         return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
 
+    def _add_row(self, chips: Sequence[AttachmentCard]) -> None:
+        row = QHBoxLayout()
+        row.setSpacing(4)
+        for chip in chips:
+            row.addWidget(chip)
+        row.addStretch(1)
+        self._column.addLayout(row)
+
     def _open(self, attachment: Attachment) -> None:
-        AttachmentView(self._look, attachment, self._terms, self.window()).open()
+        if attachment.data:
+            PictureView(attachment, self.window()).open()
+        else:
+            AttachmentView(self._look, attachment, self._terms, self.window()).open()
 
     def _remove(self, attachment: Attachment, *, removable: bool) -> None:
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtGui import QImage, QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QToolButton, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Attachment
@@ -24,7 +24,7 @@ class _Editor(QPlainTextEdit):
 
     send_pressed = Signal()
     files_given = Signal(list)  # of paths
-    picture_given = Signal()
+    picture_given = Signal(QImage)
     long_pasted = Signal(str)
     up_from_empty = Signal()
 
@@ -38,7 +38,7 @@ class _Editor(QPlainTextEdit):
         if files:
             self.files_given.emit(files)
         elif source.hasImage() and not source.hasText():
-            self.picture_given.emit()
+            self.picture_given.emit(QImage(source.imageData()))
         else:
             super().insertFromMimeData(source)
             if len(source.text()) >= LONG_PASTE:
@@ -61,7 +61,7 @@ class Composer(QWidget):
     sent = Signal(str, tuple)  # the words, and what is attached
     attach_requested = Signal()
     files_given = Signal(list)  # of paths
-    picture_given = Signal()
+    picture_given = Signal(QImage)
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
     edit_last_requested = Signal()
@@ -88,7 +88,7 @@ class Composer(QWidget):
         self.attach.setFixedSize(32, 32)
         self.attach.setIconSize(QSize(18, 18))
         self.attach.setAccessibleName("Attach files")
-        self.attach.setToolTip("Attach text, code or PDF files (Ctrl+O); you can also drop or paste them")
+        self.attach.setToolTip("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
         self.attach.clicked.connect(self.attach_requested)
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._show_button)

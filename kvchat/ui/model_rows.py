@@ -29,7 +29,7 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
     name = without_quantisation(model.name, facts.quantisation)
     chip, tone = ("in use", Tone.GOOD) if model.path == used else _chip(one.judgement)
     tip = [one.judgement.reason, str(model.path)]
-    tip += [f"{model.projector.name} would let it see or hear; kvchat sends text alone."] if model.projector else []
+    tip += [f"It can be shown pictures, if {model.projector.name} is for them."] if model.projector else []
     return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
 
 

@@ -30,6 +30,7 @@ def _frames(t: Theme) -> str:
     QFrame[kind="composer"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 18px; }}
     QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
     QFrame[kind="chip"] {{ background: {t.hover}; border: none; border-radius: 9px; }}
+    QPushButton[kind="picture"] {{ border: none; padding: 0; background: transparent; }}
     QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
     QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}

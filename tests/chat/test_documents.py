@@ -8,7 +8,7 @@ import pytest
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from kvchat.chat.documents import CannotAttach, document_of_text, read_document
+from kvchat.chat.documents import CannotAttach, document_of_text, read_attachment
 
 CHINESE = "姓名,城市,電話\n王小明,臺北,02-1234\n陳美麗,高雄,07-5678\n林志強,臺中,04-9876\n黃淑芬,新竹,03-4567\n"
 
@@ -41,14 +41,14 @@ def pdf(path: Path, *pages: str, password: str = "") -> Path:
 def test_text_of_any_encoding(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "people.csv"
     file.write_bytes((CHINESE * 4).replace("\n", "\r\n").encode(encoding))
-    read = read_document(file)
+    read = read_attachment(file)
     assert read.text == CHINESE * 4
     assert read.name == "people.csv"
     assert read.size == file.stat().st_size
 
 
 def test_the_text_of_a_pdf(tmp_path: Path) -> None:
-    read = read_document(pdf(tmp_path / "two.pdf", "The heron stands.", "The river runs."))
+    read = read_attachment(pdf(tmp_path / "two.pdf", "The heron stands.", "The river runs."))
     assert read.text == "The heron stands.\n\nThe river runs."
 
 
@@ -60,7 +60,7 @@ def test_the_same_bytes_have_the_same_hash() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(20), "pictures"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(20), "damaged"),
         ("letter.docx", b"PK\x03\x04" + bytes(20), "Save it as PDF"),
         ("program", b"\x7fELF\0\0\0" + bytes(range(256)), "no text"),
         ("empty.txt", b" \n", "no text in it"),
@@ -70,19 +70,19 @@ def test_the_same_bytes_have_the_same_hash() -> None:
 def test_what_is_not_text_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(CannotAttach) as refusal:
-        read_document(tmp_path / name)
+        read_attachment(tmp_path / name)
     assert words in str(refusal.value)
     assert name in refusal.value.title
 
 
 def test_a_pdf_of_pictures_and_a_locked_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotAttach, match="pictures"):
-        read_document(pdf(tmp_path / "scan.pdf", "", ""))
+        read_attachment(pdf(tmp_path / "scan.pdf", "", ""))
     with pytest.raises(CannotAttach, match="password"):
-        read_document(pdf(tmp_path / "locked.pdf", "Secret.", password="heron"))
+        read_attachment(pdf(tmp_path / "locked.pdf", "Secret.", password="heron"))
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone.txt"):
         with pytest.raises(CannotAttach):
-            read_document(path)
+            read_attachment(path)

@@ -83,7 +83,7 @@ def test_where_a_stream_ends() -> None:
 
 def test_facts_of_this_version_and_an_older_one() -> None:
     body = {"default_generation_settings": {"n_ctx": 2048}, "total_slots": 1, "model_path": "/m", "build_info": "b1"}
-    assert wire.parse_facts(body) == wire.ServerFacts(2048, "/m", "b1", 1)
+    assert wire.parse_facts(body) == wire.ServerFacts(2048, "/m", "b1", 1, sees=False, media_marker="<__media__>")
     assert wire.parse_facts({"n_ctx": 512}).context_size == 512
 
 

@@ -119,7 +119,7 @@ def llama() -> AttentionCache:
         (lambda: changed("b11434-llama-40", llama().data_head.offset, "I", 1), "transposed"),
         (lambda: changed("b11434-llama-40", llama().cells.offset + 4, "I", 2), "other sequences"),
         (lambda: changed("b11434-llama-40", llama().cells.offset, "i", 1), "cells are not those"),
-        (lambda: changed("b11434-llama-40", 12 + 4 * 43, "I", 1), "images or sound"),
+        (lambda: changed("b11434-llama-40", 12 + 4 * 43, "I", 1), "unknown form"),
         (lambda: changed("b11434-llama-40", llama().regions[0].head.offset, "i", 14), "rows of type 14"),
         (lambda: slot("b11549-gemma3-256")[:-4], "within a checkpoint"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvchat.kvstore.slotfile import SlotFileError, read_tokens
+from kvchat.kvstore.slotfile import SlotFileError, read_tokens, stands_for
 from tests.kvstore.slot_files import MAGIC, slot_file_bytes
 
 # The first 1,100 bytes of what xllamacpp (llama.cpp b11434) saved for SmolLM2 after "Say hi. " * 50 and a reply.
@@ -62,7 +62,7 @@ def test_any_bytes_are_tokens_or_a_slot_file_error(tmp_path: Path, data: bytes) 
         tokens = reading(tmp_path / "a.slot", data)
         assert data.startswith(MAGIC)
         assert len(tokens) * 4 < len(data)
-        assert all(token >= 0 for token in tokens)
+        assert all(token >= -1 for token in tokens)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -85,7 +85,10 @@ def test_every_cut_within_the_header_is_noticed(tmp_path: Path, wrapped: bool) -
         (MAGIC + struct.pack("<II4i", 4, 4, -1, 2, 0, 0) + b"state", "unknown form"),
         (MAGIC + struct.pack("<II4i", 4, 4, -1, 1, 9, 0) + b"state", "longer than its place"),
         (MAGIC + struct.pack("<II4i", 4, 4, -1, 1, -3, 0) + b"state", "longer than its place"),
-        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 1, 7, 1, 0) + b"state", "images"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 1, 7, 1, 0) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 2, 7, -1, 0) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 2, 7, -1, 1) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II7i", 4, 7, -1, 1, 2, -2, -1, 1, 0) + b"state", "no tokens"),
         (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 1, 7, 0, 7) + b"state", "unknown form"),
         (MAGIC + struct.pack("<II2i", 4, 2, 5, -7) + b"state", "no tokens"),
     ],
@@ -93,6 +96,18 @@ def test_every_cut_within_the_header_is_noticed(tmp_path: Path, wrapped: bool) -
 def test_what_is_wrong_is_said(tmp_path: Path, data: bytes, words: str) -> None:
     with pytest.raises(SlotFileError, match=words):
         reading(tmp_path / "a.slot", data)
+
+
+def test_pictures_are_placeholders_and_known_by_their_place(tmp_path: Path) -> None:
+    words = [-1, 1, 5, 7, 8, -1, -1, 9, 1, 5, 1234]  # one picture, with a word of the engine's own before it
+    held = reading(tmp_path / "a.slot", MAGIC + struct.pack("<II11i", 4, 11, *words) + b"state")
+    assert held == (7, 8, -1, -1, 9)
+    assert stands_for(held, (7, -500, -600, -700, 9))
+    assert not stands_for(held, (7, -500, -600, -700, 8))
+    assert not stands_for(held, (7, 8, 1, -700, 9))
+    assert not stands_for(held, (7, -500, -600, 9))
+    assert not stands_for((7, 8, 9), (7, -500, 9))
+    assert stands_for((7, 8, 9), (7, 8, 9))
 
 
 def test_a_count_of_billions_allocates_nothing(tmp_path: Path) -> None:

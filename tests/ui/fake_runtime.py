@@ -99,6 +99,9 @@ class FakeContext(ContextDesk):
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
         return len(attachment.text) // 4, True
 
+    async def check_sight(self, conversation_id: str | None) -> bool:
+        return True
+
     async def drop_middle(self, conversation_id: str) -> int:
         self._calls.append(("drop_middle", conversation_id))
         return 4

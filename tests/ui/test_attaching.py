@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+import pytest
+from PySide6.QtCore import QMimeData, QPointF, QSize, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QApplication
 
@@ -12,11 +13,14 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import QuestionNotStored
 from kvchat.errors import KvchatError
+from kvchat.rooms.sight import CannotSee
 from kvchat.ui.attachment_chips import short_name
 from kvchat.ui.attachment_view import AttachmentView
 from kvchat.ui.composer import LONG_PASTE
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.picture_tile import PictureView
 from kvchat.ui.user_view import UserView
+from tests.pictures import png
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -53,16 +57,52 @@ async def test_files_are_attached_counted_sent_and_shown(
     shown.close()
 
 
-async def test_pictures_and_what_is_not_text_are_refused_in_words(window: MainWindow, tmp_path: Path) -> None:
-    picture = QMimeData()
-    picture.setImageData(QImage(4, 4, QImage.Format.Format_RGB32))
-    window.composer.editor.insertFromMimeData(picture)
+async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: MainWindow, tmp_path: Path) -> None:
     (tmp_path / "program").write_bytes(bytes(range(256)))
-    window.composer.files_given.emit([tmp_path / "program"])
+    (tmp_path / "broken.png").write_bytes(png()[:40])
+    window.composer.files_given.emit([tmp_path / "program", tmp_path / "broken.png"])
     await until(lambda: len(window.notices.on_show) == 2)
     told = " ".join(word for notice in window.notices.on_show for word in notice.words)
-    assert "pictures" in told
     assert "“program” cannot be attached" in told
+    assert "“broken.png” cannot be attached" in told
+    assert not names(window)
+
+
+async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow, tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(png(width=80, height=60))
+    window.composer.files_given.emit([tmp_path / "red.png"])
+    await until(lambda: names(window) == ["red.png"])
+    pasted = QMimeData()
+    image = QImage(30, 20, QImage.Format.Format_RGB32)
+    image.fill(0xFF00FF00)
+    pasted.setImageData(image)
+    window.composer.editor.insertFromMimeData(pasted)
+    await until(lambda: names(window) == ["red.png", "Pasted picture.png"])
+    await until(lambda: "tokens" in window.composer.chips.chips[1].count.text())
+    window.composer.button.click()
+    await until(lambda: window.transcript.views)
+    view = next(iter(window.transcript.views.values()))
+    assert isinstance(view, UserView)
+    assert view.chips is not None
+    assert [a.name for a in view.chips.attachments] == ["red.png", "Pasted picture.png"]
+    view.chips.chips[0].name.click()
+    shown = window.findChild(PictureView)
+    assert shown is not None
+    assert shown.picture.pixmap().deviceIndependentSize().toSize() == QSize(80, 60)
+    shown.close()
+
+
+async def test_a_model_without_sight_refuses_pictures(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise CannotSee("Llama")
+
+    monkeypatch.setattr(runtime.chat.context, "check_sight", refuse)
+    (tmp_path / "red.png").write_bytes(png())
+    window.composer.files_given.emit([tmp_path / "red.png"])
+    await until(lambda: len(window.notices.on_show) == 1)
+    assert "Llama cannot see pictures" in window.notices.on_show[0].words
     assert not names(window)
 
 

@@ -1,0 +1,71 @@
+"""Pictures on their way to the model and onto the page: the only place that decodes them, and with bounds.
+
+What is sent is drawn anew from what Qt has read: no file of a stranger's reaches the engine's own decoder.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QSize, Qt
+from PySide6.QtGui import QImage, QImageReader, QPainter
+
+from kvchat.chat.messages import Attachment
+from kvchat.chat.pictures import CannotAttach, picture_of
+
+FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
+LONGEST_SIDE = 1536  # pixels; models look at no more than about that
+MOST_MIB = 256  # that one picture may take in memory as it is decoded
+_PNG_MOST = 2_000_000  # bytes; beyond it, it is sent as JPEG
+_JPEG_QUALITY = 90
+
+
+def prepared(name: str, data: bytes) -> Attachment:
+    """A picture's file as it is sent: its first frame, upright and no larger than is of use. Raises CannotAttach.
+
+    Of any thread.
+    """
+    image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
+    if image is None:
+        raise CannotAttach(name, "The picture is damaged, too large, or of an unusual kind.", "Save it as PNG first.")
+    return of_image(name, image)
+
+
+def of_image(name: str, image: QImage) -> Attachment:
+    """A picture out of no file, such as one from the clipboard. Raises CannotAttach."""
+    if max(image.width(), image.height()) > LONGEST_SIDE:
+        image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, Qt.AspectRatioMode.KeepAspectRatio, _SMOOTH)
+    data = _encoded(image, "PNG", -1)
+    return picture_of(name, data if len(data) <= _PNG_MOST else _encoded(image, "JPEG", _JPEG_QUALITY))
+
+
+def decoded(data: bytes, most: QSize) -> QImage | None:
+    """A picture's first frame, upright, scaled down to `most`; None for what is none, or would take too much."""
+    QImageReader.setAllocationLimit(MOST_MIB)
+    held = QByteArray(data)
+    buffer = QBuffer(held)
+    buffer.open(QIODevice.OpenModeFlag.ReadOnly)
+    reader = QImageReader(buffer)
+    reader.setAutoTransform(True)
+    if bytes(reader.format().data()) not in FORMATS:
+        return None
+    size = reader.size()
+    if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
+        reader.setScaledSize(size.scaled(most, Qt.AspectRatioMode.KeepAspectRatio))
+    image = reader.read()
+    return None if image.isNull() else image
+
+
+def _encoded(image: QImage, kind: str, quality: int) -> bytes:
+    if kind == "JPEG" and image.hasAlphaChannel():  # what is transparent would be black
+        opaque = QImage(image.size(), QImage.Format.Format_RGB32)
+        opaque.fill(Qt.GlobalColor.white)
+        painter = QPainter(opaque)
+        painter.drawImage(0, 0, image)
+        painter.end()
+        image = opaque
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    image.save(buffer, kind, quality)  # type: ignore[call-overload]
+    return bytes(buffer.data().data())
+
+
+_SMOOTH = Qt.TransformationMode.SmoothTransformation

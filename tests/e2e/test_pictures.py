@@ -1,0 +1,81 @@
+"""Pictures in a conversation, with both real engines: shown, kept, and warm after a restart like any text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.messages import Attachment, Source
+from kvchat.chat.pictures import picture_of
+from kvchat.runtime import Runtime
+from tests.e2e.home import Home
+from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
+from tests.models import seeing, tiny_model
+from tests.pictures import png
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+RED, GREEN = picture_of("red.png", png(255, 0, 0)), picture_of("green.png", png(0, 255, 0))
+
+
+def model_for(kind: str, smollm2: Path) -> Path:
+    return seeing(smollm2 if kind == "smollm2" else tiny_model(kind, {"gemma3": 1024}.get(kind), heeds=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("smollm2", "embedded"), ("smollm2", "llama-server"), ("gemma3", "embedded"), ("qwen35", "embedded")],
+)
+async def test_a_chat_with_pictures_is_warm_after_a_restart(
+    tmp_path: Path, smollm2: Path, kind: str, engine: str
+) -> None:
+    app = App(tmp_path / "home", model_for(kind, smollm2), engine)
+    chat = await app.new(SYSTEM)
+
+    def ask(words: str, *pictures: Attachment):
+        return app.once(lambda runtime: runtime.chat.send(chat, words, GREEDY, attachments=pictures))
+
+    await ask("What is this?", RED, GREEN)
+    second = await ask("And the other one?")
+    assert receipt(second).source is Source.DISK, receipt(second)
+    assert receipt(second).cached_tokens >= 0.95 * receipt(second).prompt_tokens, receipt(second)
+    third = await ask("Are they alike?", RED)
+    assert receipt(third).source is Source.DISK, receipt(third)
+
+    fresh = App(tmp_path / "cold", model_for(kind, smollm2), engine)
+    told = await app.once(lambda runtime: runtime.chat.regenerate(third, GREEDY))
+    assert receipt(told).source is Source.DISK, receipt(told)
+    assert told.content == third.content
+    del fresh
+
+
+async def test_a_text_chat_keeps_its_save_points_whether_a_projector_is_loaded_or_not(
+    tmp_path: Path, smollm2: Path
+) -> None:
+    app = App(tmp_path / "home", seeing(smollm2), "embedded")
+    text, shown = await app.new(SYSTEM), await app.new()
+    await app.once(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
+
+    async def look_then_read(runtime: Runtime):
+        await runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,))
+        await runtime.chat.idle()
+        assert (await runtime.room.ready()).sees
+        return await runtime.chat.send(text, "And the shortest?", GREEDY)
+
+    reply = await app.once(look_then_read)
+    assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
+    reply = await app.once(lambda runtime: runtime.chat.send(text, "And the oldest?", GREEDY))
+    assert receipt(reply).source is Source.DISK, receipt(reply)
+
+
+def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path: Path, smollm2: Path) -> None:
+    (tmp_path / "red.png").write_bytes(RED.data)
+    home = Home(tmp_path)
+    asked = ("What is this?", "--attach", str(tmp_path / "red.png"), "--max-tokens", "4", "--model")
+    shown = home.run("ask", "--new", *asked, str(seeing(smollm2)))
+    assert shown.returncode == 0, shown.stderr
+    assert "saved" in shown.stderr
+    refused = home.run("ask", "--new", *asked, str(smollm2))
+    assert refused.returncode != 0
+    assert "cannot see pictures" in refused.stderr
