@@ -19,7 +19,7 @@ def run_kvchat(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kvchat", *arguments]
     return subprocess.run(
-        command, env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        command, env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240
     )
 
 
@@ -91,7 +91,7 @@ def test_the_window_says_so_in_a_box(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     environment = os.environ | {"KVCHAT_HOME": str(tmp_path / "file"), "QT_QPA_PLATFORM": "offscreen"}
     command = [sys.executable, "-c", BOX]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert ended.stdout.startswith("A folder that kvchat needs cannot be made")

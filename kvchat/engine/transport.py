@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -43,6 +45,7 @@ class Transport:
             base_url=base_url,
             # The server closes connections after a streamed reply; a pooled one would break the next request.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            verify=_trust(base_url),
             trust_env=False,  # a proxy has no business between us and our own child
             transport=transport,
         )
@@ -133,6 +136,16 @@ class Transport:
             arrive(
                 None if ended else EngineGone("The engine broke off", "Its reply stopped before the end.", _GONE_ADVICE)
             )
+
+
+def _trust(base_url: str) -> ssl.SSLContext:
+    """Whose certificates count. Reading all of them takes long, and an engine of our own speaks plain HTTP."""
+    return _known_authorities() if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@functools.cache
+def _known_authorities() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _refusal(error: wire.WireError) -> EngineRefused:

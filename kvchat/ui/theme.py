@@ -51,6 +51,7 @@ class Look(QObject):
         self.numbers = True  # whether receipts and figures are shown
         self._zoom = 100
         self.theme: Theme = LIGHT
+        self._applied: tuple[Theme, Type] | None = None
         app.setStyle("Fusion")
         self._system = app.styleHints().colorScheme()
         app.styleHints().colorSchemeChanged.connect(self._system_changed)
@@ -78,11 +79,13 @@ class Look(QObject):
         if self._choice == "system":
             dark = self._system is Qt.ColorScheme.Dark
         self.theme = DARK if dark else LIGHT
-        font = QFont(self.type.family)
-        font.setPointSizeF(self.type.base)
-        self._app.setFont(font)
-        self._app.setPalette(_palette(self.theme))
-        self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small))
+        if self._applied != (self.theme, self.type):  # styling every widget anew takes its time
+            self._applied = (self.theme, self.type)
+            font = QFont(self.type.family)
+            font.setPointSizeF(self.type.base)
+            self._app.setFont(font)
+            self._app.setPalette(_palette(self.theme))
+            self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small))
         self.changed.emit()
 
 

@@ -78,7 +78,7 @@ async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeyp
     stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
     future = stage.runtime.chat.send(chat, QUESTION)
     await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
-    await asyncio.wait_for(stage.runtime.stop_engine(), 20)
+    await asyncio.wait_for(stage.runtime.stop_engine(), 120)
     assert stage.runtime.engine.status.state is EngineState.STOPPED
     await future
     await stage.runtime.chat.idle()

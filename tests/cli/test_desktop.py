@@ -25,7 +25,7 @@ def running(command: list[str], **options: object) -> Iterator[subprocess.Popen[
         yield process
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(120)
         if process.stdout:
             process.stdout.close()
 

@@ -17,7 +17,7 @@ _BUS = DBusAddress("/org/a11y/bus", bus_name="org.a11y.Bus", interface="org.a11y
 _ATSPI = "org.a11y.atspi."
 _NULL_PATH = "/org/a11y/atspi/null"
 _SCREEN = 0  # coordinates relative to the screen
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
 # Positions in the state bit field (atspi-constants.h).
 _ENABLED, _FOCUSED, _SHOWING = 8, 12, 25
 

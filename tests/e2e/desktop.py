@@ -69,7 +69,7 @@ class View:
         """The whole screen."""
         return from_framebuffer(Path(self.environment[_FRAMEBUFFER]))
 
-    def tray(self, seconds: float = 20.0) -> TrayItem:
+    def tray(self, seconds: float = 120.0) -> TrayItem:
         """The one icon in the tray; waits for it."""
         return wait_until(lambda: tray_items(self.bus), seconds=seconds, what="an icon in the tray")[0]
 
@@ -77,7 +77,7 @@ class View:
         """The applications that can be read."""
         return applications(self.accessibility)
 
-    def find(self, role: str | None = None, name: str | None = None, seconds: float = 20.0) -> Node:
+    def find(self, role: str | None = None, name: str | None = None, seconds: float = 120.0) -> Node:
         """The first showing widget with this role and name in any application; waits for it."""
 
         def look() -> Node | None:
@@ -110,7 +110,7 @@ class View:
     def xdotool(self, *arguments: str, check: bool = True) -> str:
         """Run xdotool on this display and return what it printed."""
         command = ["xdotool", *arguments]
-        done = subprocess.run(command, env=self.environment, check=check, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=self.environment, check=check, capture_output=True, text=True, timeout=240)
         return done.stdout
 
     def close_connections(self) -> None:

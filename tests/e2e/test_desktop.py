@@ -56,7 +56,7 @@ def test_the_tray_can_be_read_and_used(desktop: Desktop) -> None:
         tray.click("Show")
         wait_until(desktop.windows, what="the window's return")
         tray.click("Quit")
-        assert toy.wait(20) == 0
+        assert toy.wait(120) == 0
 
 
 def test_a_desktop_may_have_no_tray() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.home import Home
+from tests.e2e.waiting import wait_until
 from tests.library import fake_hub
 from tests.library.fake_hub import FakeHub
 
@@ -39,11 +39,8 @@ def test_fetched_through_a_kill_found_and_talked_to(served: FakeHub, tmp_path: P
     get = ("models", "get", f"{REPOSITORY}:Q4_1", "--use")
     first = subprocess.Popen([sys.executable, "-m", "kvchat", *get], env=os.environ | {"KVCHAT_HOME": str(home.folder)})
     try:
-        assert served.held.wait(60)
-        for _ in range(1000):
-            if partial.exists() and partial.stat().st_size > whole // 3:
-                break
-            time.sleep(0.01)
+        assert served.held.wait(240)
+        wait_until(lambda: partial.exists() and partial.stat().st_size > whole // 3, what="a third of the file")
     finally:
         first.kill()
         first.wait()

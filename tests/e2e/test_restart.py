@@ -53,7 +53,7 @@ def test_a_restore_is_finished_by_the_restart(tmp_path: Path) -> None:
         "QT_QPA_PLATFORM": "offscreen",
     }
     ended = subprocess.run(
-        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=240, check=True
     )
     starts = [line.split()[1:] for line in ended.stdout.splitlines() if line.startswith("start")]
     assert [chats for _, chats in starts] == ["0", "3"]

@@ -121,7 +121,7 @@ def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop
         wait_until(home.messages, what="the message on disk")
         assert home.messages()[0]["content"] == "Are you there?"
         desktop.tray().click("Quit")
-        assert only.process.wait(30) == 0
+        assert only.process.wait(LONG) == 0
 
 
 def test_a_second_start_raises_the_first_window(desktop: Desktop, tmp_path: Path, smollm2: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_second_start_raises_the_first_window(desktop: Desktop, tmp_path: Path
         wait_until(lambda: not desktop.windows(), what="the window in the tray")
         assert first.process.poll() is None
         with desktop.application(*KVCHAT, KVCHAT_HOME=str(home.folder)) as second:
-            assert second.wait(30) == 0
+            assert second.wait(LONG) == 0
         wait_until(desktop.windows, what="the first window")
         first.quit()
 
@@ -144,7 +144,7 @@ def test_without_a_tray_closing_the_window_quits(tmp_path: Path, smollm2: Path) 
     with Desktop(tray=False) as bare, open_window(bare, home) as only:
         only.strip_says("ready")
         bare.key("alt+F4")
-        assert only.process.wait(30) == 0
+        assert only.process.wait(LONG) == 0
         assert not left_behind(home)
 
 

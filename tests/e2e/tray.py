@@ -22,7 +22,7 @@ WATCHER_PATH = "/StatusNotifierWatcher"
 ITEM_PATH = "/StatusNotifierItem"
 ITEM_INTERFACE = "org.kde.StatusNotifierItem"
 MENU_INTERFACE = "com.canonical.dbusmenu"
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
 
 
 class Watcher:

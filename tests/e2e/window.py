@@ -33,7 +33,7 @@ class Window:
         self.home = home
         self._output = output
 
-    def composer(self, seconds: float = 60.0) -> Node:
+    def composer(self, seconds: float = LONG) -> Node:
         """The field one writes into; waits for it."""
         return self.desktop.find("text", "Message", seconds=seconds)
 
@@ -102,7 +102,7 @@ class Window:
         rows = self.desktop.find("list", "Conversations").find_all("list item")
         self.desktop.click(next(row for row in rows if row.name.startswith(title)))
 
-    def quit(self, seconds: float = 60.0) -> None:
+    def quit(self, seconds: float = LONG) -> None:
         """Quit from the tray's menu. Nothing may stay, and nothing may have been complained of."""
         self.desktop.tray().click("Quit")
         assert self.process.wait(seconds) == 0

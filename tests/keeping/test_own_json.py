@@ -48,7 +48,7 @@ def test_a_second_import_changes_nothing(tmp_path):
     ),
     title=st.text(min_size=1),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_tree_comes_back_equal(tmp_path_factory, texts, title):
     folder = tmp_path_factory.mktemp("library")
     here, there = open_library(folder / "here"), open_library(folder / "there")

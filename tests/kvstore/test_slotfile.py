@@ -33,7 +33,7 @@ near_headers = st.builds(
     st.lists(st.one_of(st.integers(-2, 9), st.integers(-(2**31), 2**31 - 1)), max_size=12),
     st.binary(max_size=12),
 )
-per_example_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+per_example_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def reading(path: Path, data: bytes) -> tuple[int, ...]:

@@ -133,6 +133,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(
-    max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestStore.settings = settings(max_examples=25, stateful_step_count=15, suppress_health_check=list(HealthCheck))

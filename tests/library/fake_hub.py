@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             for position in range(start, end, SLICE):
                 if hub.hold_at is not None and position >= hub.hold_at:
                     hub.held.set()
-                    hub.go_on.wait(60)
+                    hub.go_on.wait(240)
                 self.wfile.write(content[position : min(position + SLICE, end)])
         except ConnectionError:
             pass  # the client has gone

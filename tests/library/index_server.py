@@ -86,7 +86,7 @@ def serving(model: Path) -> Iterator[PackageIndex]:
             try:
                 self.wfile.write(body[:half])
                 if kind == "application/octet-stream":
-                    index.go_on.wait(60)
+                    index.go_on.wait(240)
                 self.wfile.write(body[half:])
             except ConnectionError:
                 self.close_connection = True  # the client was cancelled

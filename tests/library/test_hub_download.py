@@ -63,7 +63,7 @@ async def interrupted(hub: Hub, served: FakeHub, models: Path) -> None:
             under_way.set()
 
     task = asyncio.create_task(fetch_model(order(), models, hub, told))
-    await asyncio.wait_for(under_way.wait(), 30)
+    await asyncio.wait_for(under_way.wait(), 240)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -133,7 +133,7 @@ def test_killed_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path) ->
     served.hold_at = 2_000_000
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2])
     try:
-        assert served.held.wait(30)
+        assert served.held.wait(240)
         (left,) = unfinished_orders(tmp_path)
         for _ in range(3000):
             if left.done(tmp_path) >= 1_000_000:
@@ -179,7 +179,7 @@ async def test_a_connection_that_stalls_is_given_up_and_made_anew(
     monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.5)
     served.hold_at = 1_000_000
     fetching = asyncio.create_task(fetched(hub, tmp_path))
-    await asyncio.to_thread(served.held.wait, 30)
+    await asyncio.to_thread(served.held.wait, 240)
     served.hold_at = None  # the next connection flows; this one hangs until the end
     assert (await fetching).read_bytes() == CONTENT
     assert "range" in served.downloads[-1].headers
@@ -283,7 +283,7 @@ async def test_no_file_name_leads_out_of_the_folder(hub: Hub, tmp_path: Path, pa
 async def test_two_do_not_fetch_the_same_model(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.hold_at = 100_000
     first = asyncio.create_task(fetched(hub, tmp_path))
-    await asyncio.to_thread(served.held.wait, 30)
+    await asyncio.to_thread(served.held.wait, 240)
     with pytest.raises(DownloadFailed, match="being fetched already"):
         await fetched(hub, tmp_path)
     served.go_on.set()

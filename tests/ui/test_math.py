@@ -13,6 +13,7 @@ from kvchat.ui.page_style import PageStyle
 from kvchat.ui.text_page import TextPage
 from kvchat.ui.theme import Look
 from tests.ui.reading import MARKDOWN, blocks
+from tests.ui.waiting import LONG_MS
 
 
 def formulas(text: str) -> list[str]:
@@ -95,7 +96,7 @@ def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtB
     known = Formulas()
     page = TextPage(PageStyle(look, known), "Reply")
     qtbot.addWidget(page)
-    with qtbot.waitSignal(known.ready, timeout=20_000):
+    with qtbot.waitSignal(known.ready, timeout=LONG_MS):
         page.show_blocks([block for block in blocks("a $x_7^2$ b") if not hasattr(block, "language")])  # type: ignore[misc]
         assert "$x_7^2$" in page.toPlainText()
     assert page.show_formulas()
@@ -107,6 +108,6 @@ def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtB
 def test_each_formula_is_set_once(qtbot: QtBot) -> None:
     known = Formulas()
     formula = Formula("y_8", False, "$y_8$")
-    with qtbot.waitSignal(known.ready, timeout=20_000):
+    with qtbot.waitSignal(known.ready, timeout=LONG_MS):
         assert not known.is_known(formula)
     assert known.is_known(formula)

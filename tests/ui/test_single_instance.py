@@ -29,7 +29,7 @@ async def test_a_second_start_raises_the_first(tmp_path: Path) -> None:
     raised: list[bool] = []
     first.raise_requested.connect(lambda: raised.append(True))
     second = start_again(tmp_path)
-    await until(lambda: second.poll() is not None, "the second start to end", seconds=20)
+    await until(lambda: second.poll() is not None, "the second start to end")
     assert second.returncode == 3
     await until(lambda: raised)
     first.release()
@@ -51,5 +51,5 @@ async def test_the_folder_is_free_after_release(tmp_path: Path) -> None:
     assert first.claim()
     first.release()
     second = start_again(tmp_path)
-    await until(lambda: second.poll() is not None, seconds=20)
+    await until(lambda: second.poll() is not None)
     assert second.returncode == 0

@@ -22,6 +22,7 @@ from kvchat.ui.transcript import Transcript
 from kvchat.ui.user_view import UserView
 from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
+from tests.ui.waiting import LONG_MS
 
 REPLY = "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint(1)\n```\n\nLast [words](https://example.org/a)."
 
@@ -98,7 +99,7 @@ def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript,
     assert len(page.views) < 20
     assert "a2499" in page.views
     assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 100_000
-    qtbot.waitUntil(lambda: len(page.views) >= 40)  # those near are made while nothing else goes on
+    qtbot.waitUntil(lambda: len(page.views) >= 40, timeout=LONG_MS)  # those near are made while nothing else goes on
     QTest.qWait(50)
     assert len(page.views) < 130
 
@@ -123,8 +124,8 @@ def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
     for place in range(10, 0, -1):
         page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() * place // 11)
         count = len(page.views)
-        qtbot.waitUntil(lambda count=count: len(page.views) > count or "a299" not in page.views)  # type: ignore[misc]
-    qtbot.waitUntil(lambda: "a299" not in page.views)
+        qtbot.waitUntil(lambda count=count: len(page.views) > count or "a299" not in page.views, timeout=LONG_MS)  # type: ignore[misc]
+    qtbot.waitUntil(lambda: "a299" not in page.views, timeout=LONG_MS)
     assert len(page.views) <= 130
 
 
@@ -252,7 +253,7 @@ def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: 
     end = texts(page, "a299")[0]
     QTest.mouseClick(end.viewport(), Qt.MouseButton.LeftButton, pos=_point(end, 0))
     page.verticalScrollBar().setValue(0)
-    qtbot.waitUntil(lambda: len(page.views) <= 125 and "a150" not in page.views)
+    qtbot.waitUntil(lambda: len(page.views) <= 125 and "a150" not in page.views, timeout=LONG_MS)
     start = texts(page, "q0")[0]
     where = _point(start, 0)
     QTest.mouseClick(start.viewport(), Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, pos=where)
@@ -291,7 +292,9 @@ def test_a_user_message_is_shown_as_typed(page: Transcript) -> None:
 def test_a_megabyte_is_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation([a_message("q", Role.USER, "x " * 40_000), a_message("a", Role.ASSISTANT, "y " * 40_000)])
     assert not page.views["a"].complete
-    qtbot.waitUntil(lambda: all(view.complete for view in page.views.values()) and len(page.views) == 2, timeout=30_000)
+    qtbot.waitUntil(
+        lambda: all(view.complete for view in page.views.values()) and len(page.views) == 2, timeout=LONG_MS
+    )
     assert sum(text.toPlainText().count("y") for text in page.views["a"].texts) == 40_000
 
 

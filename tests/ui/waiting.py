@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+LONG_MS = 60_000  # what pytest-qt waits at most; a condition that comes true is not waited for any longer
+
 
 async def until(condition: Callable[[], object], what: str = "", seconds: float = 60.0) -> None:
     """Return once `condition` holds; fail after `seconds`."""
