@@ -98,6 +98,11 @@ class AttentionCache:
         return min(run.position for run in self.runs)
 
     @property
+    def end(self) -> int:
+        """The offset of the first byte behind it."""
+        return self.regions[-1].span.end if self.regions else self.data_head.end
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one token's rows in all regions."""
         return sum(region.row_size for region in self.regions)
@@ -126,6 +131,11 @@ class RecurrentState:
     span: Span
     position: int  # of the last token it has seen
     layers: int  # recurrent ones
+
+    @property
+    def end(self) -> int:
+        """The offset of the first byte behind it."""
+        return self.span.end
 
 
 @dataclass(frozen=True)

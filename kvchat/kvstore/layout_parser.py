@@ -18,62 +18,21 @@ Whether cells are long, and whether V follows, is not said either: each way is t
 
 from __future__ import annotations
 
-import itertools
 import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from kvchat.kvstore.layout import (
-    AttentionCache,
-    Cache,
-    CellRun,
-    Checkpoint,
-    Header,
-    Layout,
-    RecurrentState,
-    RowRegion,
-    Span,
-    UnknownLayout,
-)
+from kvchat.kvstore.layout import Cache, Checkpoint, Header, Layout, RecurrentState, Span, UnknownLayout
+from kvchat.kvstore.layout_caches import CacheReader, Read, SlotBytes
 from kvchat.kvstore.slotfile import MAGIC, PLACEHOLDER, WRAPPED, WRAPPED_VERSION
 
 VERSION = 4
-CHECKPOINT_MAGIC, CHECKPOINT_VERSION = 0x504B4353, 1  # "SCKP"
-SHORT_CELL, LONG_CELL = 12, 24
-# ggml type ids a KV cache or a recurrent state can have: (bytes per block).
-BLOCK_BYTES = {0: 4, 1: 2, 2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 30: 2}
+CHECKPOINT_VERSION = 1
 # More than any model has, and few enough that a hostile file costs little time and memory.
-MOST_LAYERS, MOST_CACHES, MOST_RUNS, MOST_CHECKPOINTS, MOST_ROW_BYTES = 1024, 4, 4096, 1024, 1 << 28
-MOST_TRIES = 64
-
-Read = Callable[[int, int], bytes]
-
-
-@dataclass(frozen=True)
-class _File:
-    """The bytes to be parsed. `read(offset, size)` is called inside `size` only."""
-
-    size: int
-    read: Read
-
-    def take(self, offset: int, size: int, what: str) -> bytes:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise UnknownLayout(f"it ends within {what}")
-        data = self.read(offset, size)
-        if len(data) != size:
-            raise UnknownLayout(f"it was cut while {what} was read")
-        return data
-
-    def words(self, offset: int, form: str, what: str) -> tuple[int, ...]:
-        packed = struct.Struct("<" + form)
-        return packed.unpack(self.take(offset, packed.size, what))
+MOST_CACHES, MOST_CHECKPOINTS, MOST_TRIES = 4, 1024, 64
 
 
 def parse_layout(path: Path) -> Layout:
@@ -93,7 +52,7 @@ def parse_layout(path: Path) -> Layout:
 
 def parse(size: int, read: Read) -> Layout:
     """The layout of `size` bytes that `read(offset, count)` gives. Raises UnknownLayout."""
-    return _Parser(_File(size, read)).layout()
+    return _Parser(SlotBytes(size, read)).layout()
 
 
 @dataclass(frozen=True)
@@ -107,7 +66,7 @@ class _End:
 class _Parser:
     """One parse. It tries the few ways a file can be read, and keeps count of them."""
 
-    def __init__(self, file: _File) -> None:
+    def __init__(self, file: SlotBytes) -> None:
         self._file = file
         self._tries = 0
         self._failure: UnknownLayout | None = None
@@ -120,6 +79,7 @@ class _Parser:
         least = 0 if self._header.media is None else PLACEHOLDER
         if not len(self._tokens) or self._tokens.min() < least:
             raise UnknownLayout("its token list is empty or holds ids that are no tokens")
+        self._caches = CacheReader(self._file, self._tokens, self._note)
         found: list[Layout] = []
         for caches, end in self._chains(self._header.span.end, ()):
             found.append(Layout(self._file.size, self._header, caches, end.checkpoint_head, end.checkpoints))
@@ -169,123 +129,19 @@ class _Parser:
         if len(before) == MOST_CACHES or any(isinstance(cache, RecurrentState) for cache in before):
             self._note(UnknownLayout("there is more than the caches known of"))
             return
-        for cache in self._caches(offset):
-            yield from self._chains(_end_of(cache), (*before, cache))
-
-    def _caches(self, offset: int) -> Iterator[Cache]:
-        """All ways to read one cache from here."""
-        ways: list[Callable[[], Cache]] = []
-        for cell_size in (SHORT_CELL, LONG_CELL):
-            ways += [partial(self._attention, offset, cell_size, with_v) for with_v in (True, False)]
-        ways.append(partial(self._recurrent, offset))
-        seen: list[Cache] = []
-        for way in ways:
-            try:
-                cache = way()
-            except UnknownLayout as failure:
-                self._note(failure)
-                continue
-            if cache not in seen:  # a cache without layers has no V either way
-                seen.append(cache)
-                yield cache
+        for cache in self._caches.ways(offset):
+            yield from self._chains(cache.end, (*before, cache))
 
     def _note(self, failure: UnknownLayout) -> None:
         """Keep the reason of the way that led farthest; of those that led nowhere, the first."""
         if self._failure is None or failure.at > self._failure.at:
             self._failure = failure
 
-    def _attention(self, offset: int, cell_size: int, with_v: bool) -> AttentionCache:
-        n_stream, n_cells = self._file.words(offset, "II", "a cache's head")
-        if n_stream != 1:
-            raise UnknownLayout(f"{n_stream} KV streams")
-        if not 0 < n_cells <= len(self._tokens):
-            raise UnknownLayout(f"{n_cells} cells for {len(self._tokens)} tokens")
-        cells = Span(offset + 8, n_cells * cell_size)
-        runs = self._cell_runs(cells, cell_size)
-        try:
-            data_head, regions = self._rows(cells.end, n_cells, with_v)
-        except UnknownLayout as failure:
-            failure.at = cells.end  # the cells at least were right, so this is what is wrong with the file
-            raise
-        return AttentionCache(Span(offset, 8), cells, cell_size, runs, data_head, regions)
-
-    def _rows(self, offset: int, n_cells: int, with_v: bool) -> tuple[Span, tuple[RowRegion, ...]]:
-        """The part of a cache behind its cells."""
-        data_head = Span(offset, 16)
-        v_trans, n_layer, _, _ = self._file.words(offset, "IIII", "a cache's head")
-        if v_trans != 0:
-            raise UnknownLayout("V is transposed (flash attention is off)")
-        if n_layer > MOST_LAYERS:
-            raise UnknownLayout(f"{n_layer} layers")
-        regions = self._regions(data_head.end, "k", n_layer, n_cells)
-        if with_v:
-            end = regions[-1].span.end if regions else data_head.end
-            regions += self._regions(end, "v", n_layer, n_cells)
-        return data_head, tuple(regions)
-
-    def _cell_runs(self, cells: Span, cell_size: int) -> tuple[CellRun, ...]:
-        """Check every cell, and say in runs which tokens they are of."""
-        data = self._file.take(cells.offset, cells.size, "the cells")
-        words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
-        positions = words[:, 0]
-        if (words[:, 1] != 1).any() or (words[:, -1] != 0).any():
-            raise UnknownLayout("cells of other sequences than the slot's, or with unknown extras")
-        total = len(self._tokens)
-        first = total - len(positions)
-        if positions.min() != first or positions.max() != total - 1 or len(np.unique(positions)) != len(positions):
-            raise UnknownLayout("its cells are not those of its last tokens")
-        if cell_size == LONG_CELL and (words[:, 4] != self._tokens[positions]).any():
-            raise UnknownLayout("unknown extras in its cells")
-        return _runs(positions)
-
-    def _regions(self, offset: int, kind: Literal["k", "v"], n_layer: int, rows: int) -> list[RowRegion]:
-        regions: list[RowRegion] = []
-        for layer in range(n_layer):
-            type_id, row_size = self._row_head(offset)
-            if regions and type_id != regions[0].type:
-                raise UnknownLayout("layers of different KV types")
-            region = RowRegion(kind, layer, type_id, row_size, rows, Span(offset, 12), offset + 12)
-            if region.span.end > self._file.size:
-                raise UnknownLayout("it ends within the rows")
-            regions.append(region)
-            offset = region.span.end
-        return regions
-
-    def _row_head(self, offset: int) -> tuple[int, int]:
-        type_id, row_size = self._file.words(offset, "iQ", "a region's head")
-        block = BLOCK_BYTES.get(type_id)
-        if block is None or row_size % block or not 0 <= row_size <= MOST_ROW_BYTES:
-            raise UnknownLayout(f"rows of type {type_id} and {row_size} bytes")
-        return type_id, row_size
-
-    def _recurrent(self, offset: int) -> RecurrentState:
-        n_cells, position, n_seq, s_trans, n_layer = self._file.words(offset, "IiIII", "the recurrent state")
-        if (n_cells, position, n_seq, s_trans) != (1, len(self._tokens) - 1, 0, 0) or not 0 < n_layer <= MOST_LAYERS:
-            raise UnknownLayout("recurrent state of an unknown form")
-        rows: list[tuple[int, int]] = []
-        end = offset + 20
-        while not self._is_end(end):
-            if len(rows) == 2 * n_layer:
-                raise UnknownLayout("more after the recurrent state")
-            rows.append(self._row_head(end))
-            end += 12 + rows[-1][1]
-            if end > self._file.size:
-                raise UnknownLayout("it ends within the recurrent state")
-        layers = len(rows) // 2
-        if not rows or len(rows) % 2 or len(set(rows[:layers])) > 1 or len(set(rows[layers:])) > 1:
-            raise UnknownLayout("recurrent layers of an unknown form")
-        return RecurrentState(Span(offset, end - offset), position, layers)
-
-    def _is_end(self, offset: int) -> bool:
-        if offset == self._file.size:
-            return True
-        return self._file.words(offset, "I", "what follows the caches") == (CHECKPOINT_MAGIC,)
-
     def _end(self, offset: int) -> _End | None:
         """What follows the last cache; None where another cache does."""
         if offset == self._file.size:
             return _End(None, ())
-        if not self._is_end(offset):
+        if not self._file.caches_end(offset):
             return None
         head = Span(offset, 12)
         _, version, count = self._file.words(offset, "III", "the checkpoints' head")
@@ -311,21 +167,6 @@ class _Parser:
             if end > self._file.size:
                 raise UnknownLayout("it ends within a checkpoint")
         return Checkpoint(Span(offset, end - offset), n_tokens, pos_min)
-
-
-def _runs(positions: npt.NDArray[np.int32]) -> tuple[CellRun, ...]:
-    """Split where a cell is not of the token after its predecessor's: the window cache is used as a ring."""
-    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    if len(breaks) >= MOST_RUNS:
-        raise UnknownLayout("its cells are scattered")
-    edges = [0, *breaks.tolist(), len(positions)]
-    return tuple(CellRun(first, int(positions[first]), last - first) for first, last in itertools.pairwise(edges))
-
-
-def _end_of(cache: Cache) -> int:
-    if isinstance(cache, RecurrentState):
-        return cache.span.end
-    return cache.regions[-1].span.end if cache.regions else cache.data_head.end
 
 
 def _check_cover(layout: Layout) -> None:
