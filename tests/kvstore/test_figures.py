@@ -60,7 +60,7 @@ def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(tmp_path: Path) -
             names = [pack_tokens([number, place, *range(6)]) for place in range(BLOCKS_EACH)]
             for turn in range(TURNS):
                 tokens = system + tuple(range(10_000 + 300 * number, 10_198 + 300 * number + turn))
-                new = index_points.NewPoint(f"chat {number}", FINGERPRINT, tokens, 10**6, 1.0, bench.clock())
+                new = index_points.NewPoint(f"chat {number}", None, FINGERPRINT, tokens, 10**6, 1.0, bench.clock())
                 point = index_points.add_staged(db, new, "nobody")
                 there = names[: BLOCKS_EACH + turn + 1 - TURNS]
                 uses = tuple(BlockUse(name, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, name in enumerate(there))
