@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -139,12 +140,19 @@ def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """What `llama-server --list-devices` prints: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`."""
+    """What `llama-server --list-devices` prints: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`.
+
+    A worker's, `  RPC1: den:50052 (…)`, is named as its buffers are in the log: RPC0[den:50052], the first of its own.
+    """
     pattern = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
-    return tuple(
-        Device(name, description, int(total) << 20, int(free) << 20)
-        for name, description, total, free in pattern.findall(text)
-    )
+    of_worker: Counter[str] = Counter()
+    devices = []
+    for name, description, total, free in pattern.findall(text):
+        if re.fullmatch(r"RPC\d+", name):
+            name = f"RPC{of_worker[description]}[{description}]"
+            of_worker[description] += 1
+        devices.append(Device(name, description, int(total) << 20, int(free) << 20))
+    return tuple(devices)
 
 
 def parse_embedded_devices(text: str) -> tuple[Device, ...]:
@@ -203,7 +211,7 @@ def _ask(command: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=_ASK_TIMEOUT_S,
-            env=leash.engine_environment(command[0]),
+            env=leash.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would bury the reason
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -38,7 +38,9 @@ _GPU_LOST = re.compile(
 )
 # llama-server goes on after this, and no request will succeed again (tools/server/server-context.cpp).
 _CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
-_ASSERTION = re.compile(r"GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
+# ggml_abort begins with the place in its source; the backtrace below it names ggml_abort, and no reason.
+_ASSERTION = re.compile(r"GGML_ASSERT|\.(c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: |terminate called", re.IGNORECASE)
+_WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)|Remote RPC server)", re.IGNORECASE)
 
 _Rule = tuple[re.Pattern[str], Callable[[str], EngineFailure]]
 _FROM_OUTSIDE = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
@@ -62,6 +64,12 @@ def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
         _with_line(f"It ended with exit code {outcome.code}.", _last_error(lines)),
         _LOG_ADVICE,
     )
+
+
+def worker_gone(text: str) -> EngineFailure | None:
+    """That a computer which shares the work does not answer, if it is this that an engine said; else None."""
+    line = _find(_WORKER_GONE, text.splitlines())
+    return _worker_gone(line) if line else None
 
 
 def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
@@ -171,6 +179,7 @@ def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> Engine
     dying: tuple[_Rule, ...] = (
         (_OUT_OF_MEMORY, _out_of_memory),
         (_GPU_LOST, _gpu_lost),
+        (_WORKER_GONE, _worker_gone),
         (_ASSERTION, _assertion),
     )
     starting: tuple[_Rule, ...] = (
@@ -222,6 +231,17 @@ def _gpu_lost(line: str) -> EngineFailure:
         "The graphics card stopped working for the engine",
         line,
         "This happens when its driver is reset or updated, or after sleep. If it goes on, restart the computer.",
+    )
+
+
+def _worker_gone(line: str) -> EngineFailure:
+    match = _WORKER_GONE.search(line)
+    worker = match["worker"] if match else None
+    return EngineFailure(
+        FailureKind.WORKER_LOST,
+        "Another computer does not answer",
+        f"No rpc-server answers at {worker}." if worker else "The rpc-server of another computer has stopped.",
+        "Start rpc-server there and check the network, or take that computer out of the list in the settings.",
     )
 
 

@@ -17,6 +17,13 @@ BUG = EngineFailure(
 )
 
 
+class WorkerGone(KvchatError):
+    """A computer that shares the work does not answer."""
+
+    def __init__(self, failure: EngineFailure) -> None:
+        super().__init__(failure.title, failure.detail, failure.advice)
+
+
 def explain(error: KvchatError) -> EngineFailure:
     """What kept the engine from being chosen, as a failure."""
     kinds = {
@@ -24,6 +31,7 @@ def explain(error: KvchatError) -> EngineFailure:
         EngineTooOld: FailureKind.INCOMPATIBLE,
         BadArguments: FailureKind.INCOMPATIBLE,
         BadWorkers: FailureKind.INCOMPATIBLE,
+        WorkerGone: FailureKind.WORKER_LOST,
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), FailureKind.BAD_MODEL)
     return EngineFailure(kind, error.title, error.detail, error.advice)

@@ -33,6 +33,7 @@ class FailureKind(Enum):
     TIMED_OUT = "timed out"
     HANGS = "hangs"  # it was ready and answers no more
     GPU_LOST = "gpu lost"
+    WORKER_LOST = "worker lost"  # a computer that shares the work
     EXITED = "exited"
 
 

@@ -127,8 +127,10 @@ class _Chooser:
             )
         elif self._memory.devices and not placement.whole:
             length = "a good length" if tokens >= min(self._trained, ENOUGH_ON_DEVICE) else "what fits"
-            reason = f"{tokens:,} tokens: {length} where {placement.in_words}. {self._share(tokens, placement)}"
-            reason += self._ran_out(placement)
+            reason = (
+                f"{tokens:,} tokens: {length} where {placement.in_words(self._memory.beside)}. "
+                f"{self._share(tokens, placement)}{self._ran_out(placement)}"
+            )
         elif tokens >= self._trained:
             reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
         else:
@@ -164,7 +166,7 @@ class _Chooser:
             where = place(larger)
             if larger >= worthwhile and self._fits(larger, where):
                 needed, free = self._compared(larger, where)
-                slower = f" Then {where.in_words}: slower." if where != stays else ""
+                slower = f" Then {where.in_words(self._memory.beside)}: slower." if where != stays else ""
                 reason = (
                     f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
                     f"{self._place(where)} once the engine has stopped.{slower}"
@@ -174,8 +176,8 @@ class _Chooser:
 
     def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
-        more = f"{before.tokens:,}" if tokens < before.tokens else "more of the model on the GPU"
-        less = f"; {placement.in_words}" if self._memory.devices and not placement.whole else ""
+        more = f"{before.tokens:,}" if tokens < before.tokens else f"more of the model on {self._memory.beside}"
+        less = f"; {placement.in_words(self._memory.beside)}" if self._memory.devices and not placement.whole else ""
         reason = f"{tokens:,} tokens: memory ran out with {more}{less}. {self._share(tokens, placement)}"
         return self._choice(tokens, placement, reason)
 
@@ -258,8 +260,8 @@ class _Chooser:
         if placement.gpu_layers == 0:
             return "allowed here" if self._memory.limited else "free"
         if placement.whole:
-            return "free on the GPU" if len(self._memory.devices) == 1 else "free on the GPUs"
-        return "free, the GPU's included"
+            return f"free on {self._memory.beside}"
+        return f"free, {self._memory.beside} included"
 
     def _sparable(self, placement: Placement) -> str:
         """How much can be spared, as the end of a sentence."""

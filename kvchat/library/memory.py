@@ -11,15 +11,15 @@ import psutil
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The free memory of one GPU, in bytes."""
+    """The free memory of one GPU, or of another computer that shares the work, in bytes."""
 
-    name: str  # as the engine calls it: "CUDA0", "Vulkan1"
+    name: str  # as the engine calls its buffers: "CUDA0", "Vulkan1", "RPC0[den:50052]"
     free: int
 
     @property
     def kind(self) -> str:
-        """What sort of device it is: "CUDA", "Vulkan", …"""
-        return self.name.rstrip("0123456789")
+        """What sort of device it is: "CUDA", "Vulkan", "RPC", …"""
+        return self.name.partition("[")[0].rstrip("0123456789")
 
     @property
     def is_computers(self) -> bool:
@@ -39,6 +39,13 @@ class MemoryFacts:
     def device_free(self) -> int:
         """Free memory of all GPUs together."""
         return sum(device.free for device in self.devices)
+
+    @property
+    def beside(self) -> str:
+        """What there is beside the computer's own memory and processor, in words; "" without."""
+        kinds = ["computer" if device.kind == "RPC" else "GPU" for device in self.devices]
+        words = {"GPU": "the GPU", "computer": "the other computer"}
+        return " and ".join(words[kind] + ("s" if kinds.count(kind) > 1 else "") for kind in dict.fromkeys(kinds))
 
     @property
     def device_kind(self) -> str:

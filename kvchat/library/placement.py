@@ -29,14 +29,13 @@ class Placement:
         """Whether everything that can be is on the GPUs."""
         return self.gpu_layers == self.all_layers and self.cpu_experts == 0
 
-    @property
-    def in_words(self) -> str:
-        """What of the model is on the GPUs, as part of a sentence."""
+    def in_words(self, where: str) -> str:
+        """What of the model is beside the computer's memory, as part of a sentence; `where`: "the GPU"."""
         if self.gpu_layers == 0:
-            return "nothing of the model fits on the GPU"
+            return f"nothing of the model fits on {where}"
         if self.gpu_layers < self.all_layers:
-            return f"{self.gpu_layers} of its {self.all_layers} layers fit on the GPU"
-        return f"the experts of {self.cpu_experts} layers do not fit on the GPU"
+            return f"{self.gpu_layers} of its {self.all_layers} layers fit on {where}"
+        return f"the experts of {self.cpu_experts} layers do not fit on {where}"
 
 
 @dataclass(frozen=True)

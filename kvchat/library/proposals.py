@@ -125,7 +125,7 @@ def _bought(situation: Situation, best: ContextChoice, same: ContextChoice, offe
         gain = f"The {best.tokens:,} tokens then fit."
     elif _on_gpu(best) > _on_gpu(choice):
         whole = best.placement is not None and best.placement.whole
-        gain = f"{'All' if whole else 'More'} of the model fits on the GPU then, which is faster."
+        gain = f"{'All' if whole else 'More'} of the model fits on {situation.memory.beside} then, which is faster."
     else:
         return None
     return dataclasses.replace(offer, gain=gain, tokens=tokens, bytes=freed)

@@ -45,7 +45,7 @@ def judge(
     if not choice.fits:
         return Judgement(Verdict.NO, choice.reason)
     if choice.beside_gpu:
-        return Judgement(Verdict.TIGHT, f"{choice.reason} {_BESIDE_THE_GPU}")
+        return Judgement(Verdict.TIGHT, f"{choice.reason} {_partly(memory)}")
     if choice.tokens < min(facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.reason)
     return Judgement(Verdict.FITS, choice.reason)
@@ -55,12 +55,12 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     """A model of which only the size of its files is known, in bytes: a guess, and said to be one."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
-    where = "free on the GPU" if memory.devices else "free"
+    where = f"free on {memory.beside}" if memory.devices else "free"
     guess = f"By its size it takes about {size_in_words(needed)}; {size_in_words(free)} is {where}."
     if needed <= _spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= _spendable(free + memory.available):
-        return Judgement(Verdict.TIGHT, f"{guess} {_BESIDE_THE_GPU}")
+        return Judgement(Verdict.TIGHT, f"{guess} {_partly(memory)}")
     if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
         return Judgement(Verdict.TIGHT, f"{guess} Little room is left for a conversation.")
     return Judgement(Verdict.NO, guess)
@@ -71,4 +71,5 @@ def _spendable(free: int) -> int:
     return free - margin(free)
 
 
-_BESIDE_THE_GPU = "Part of it runs beside the GPU, which is slower."
+def _partly(memory: MemoryFacts) -> str:
+    return f"Part of it runs beside {memory.beside}, which is slower."

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.engine import extra_arguments
+from kvchat.engine import extra_arguments, failure
 from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.probe import build_identity, usable_engine
+from kvchat.engine.refusal import WorkerGone
 from kvchat.errors import KvchatError
 from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.gguf_facts import GgufFacts
@@ -69,7 +70,7 @@ def model_judge(settings: Settings, capacity: Capacity, book: CorrectionBook) ->
 def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
     """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
 
-    Raises EngineNotFound, and BadWorkers where it is with them that the engine does not run.
+    Raises EngineNotFound, and where it is with its workers that the engine does not run WorkerGone or BadWorkers.
     """
     if location.path is None:  # the embedded engine is built for the processor alone
         return available_memory()
@@ -78,6 +79,8 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryF
     except EngineNotFound as error:
         if not workers:
             raise
+        if reason := failure.worker_gone(error.detail):
+            raise WorkerGone(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
     return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])

@@ -89,6 +89,10 @@ def test_devices_as_llama_server_prints_them() -> None:
     text = "Available devices:\n  CUDA0: NVIDIA RTX (x) 4090 (24564 MiB, 23800 MiB free)\n  (none)\n"
     assert parse_devices(text) == (Device("CUDA0", "NVIDIA RTX (x) 4090", 24564 << 20, 23800 << 20),)
     assert parse_devices("Available devices:\n  (none)\n") == ()
+    workers = "".join(
+        f"  RPC{n}: {at} (24105 MiB, 24105 MiB free)\n" for n, at in enumerate(("den:1", "den:1", "attic:2"))
+    )
+    assert [device.name for device in parse_devices(workers)] == ["RPC0[den:1]", "RPC1[den:1]", "RPC0[attic:2]"]
 
 
 def test_devices_as_the_embedded_engine_prints_them() -> None:

@@ -54,6 +54,12 @@ CUDA_RESET = "CUDA error: unspecified launch failure\n/src/ggml-cuda.cu:99: CUDA
 VULKAN_RESET = (
     "terminate called after throwing an instance of 'vk::DeviceLostError'\nvk::Queue::submit: ErrorDeviceLost"
 )
+BACKTRACE = """
+30\t../sysdeps/unix/sysv/linux/wait4.c: No such file or directory.
+#1  0x0000557bb523e11b in ggml_print_backtrace ()
+#2  0x0000557bb523e268 in ggml_abort ()"""
+WORKER_ABSENT = f"/src/ggml-rpc/ggml-rpc.cpp:547: Failed to connect to den:50052\n{BACKTRACE}"
+WORKER_DIED = f"/src/ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response\n{BACKTRACE}"
 BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"
 LD_SO = "llama-server: error while loading shared libraries: libggml.so.0: cannot open shared object file"
 DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
@@ -113,6 +119,24 @@ def test_a_kv_type_without_flash_attention_is_not_blamed_on_the_model(log: str) 
     assert "KV type" in told.title
     assert "quantized V cache" in told.detail
     assert '"f16"' in told.advice
+
+
+def test_a_worker_that_is_gone_is_named() -> None:
+    absent = failure.explain(Outcome(-6, tuple(WORKER_ABSENT.splitlines())))
+    assert absent.kind is FailureKind.WORKER_LOST
+    assert absent.detail == "No rpc-server answers at den:50052."
+    assert failure.worker_gone(WORKER_ABSENT) == absent
+    assert failure.worker_gone(NOT_A_MODEL) is None
+    lost = failure.explain(Outcome(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
+    assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "The rpc-server of another computer has stopped.")
+
+
+def test_a_backtrace_is_no_reason() -> None:
+    crashed = failure.explain(
+        Outcome(-6, tuple(WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()))
+    )
+    assert crashed.kind is FailureKind.CRASHED
+    assert crashed.detail == "/src/ggml.c:9: A thing crashed or returned malformed response"
 
 
 def test_a_kill_is_out_of_memory_only_when_the_system_counted_one() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvchat.library.memory import DeviceMemory, available_memory, cgroup_room
+from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory, cgroup_room
 
 MIB = 1024 * 1024
 
@@ -66,3 +66,14 @@ def test_no_cgroup_limit(tmp_path: Path) -> None:
         memory__usage_in_bytes="9",
     )
     assert cgroup_room(huge) is None
+
+
+def test_what_is_beside_the_computer_in_words() -> None:
+    def beside(*names: str) -> str:
+        return MemoryFacts(1, devices=tuple(DeviceMemory(name, 1) for name in names)).beside
+
+    assert beside("CUDA0") == "the GPU"
+    assert beside("CUDA0", "CUDA1") == "the GPUs"
+    assert beside("RPC0[den:1]") == "the other computer"
+    assert beside("RPC0[den:1]", "RPC0[attic:1]", "CUDA0") == "the other computers and the GPU"
+    assert DeviceMemory("RPC0[den:1]", 1).kind == "RPC"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from kvchat.engine.discovery import EngineKind, EngineLocation, EngineNotFound
+from kvchat.engine.refusal import WorkerGone
 from kvchat.library.corrections import Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.model_identity import model_identity
 from kvchat.library.verdict import Verdict
 from kvchat.rooms import capacity
-from kvchat.rooms.capacity import Capacity, look_at_capacity, model_judge
+from kvchat.rooms.capacity import Capacity, look_at_capacity, memory_for, model_judge
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import llama_8b
@@ -40,3 +44,12 @@ def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Pa
     nobody = look_at_capacity(Settings(engine_path=str(tmp_path / "gone")))
     assert (nobody.build, nobody.memory.devices) == ("", ())
     assert nobody.memory.available > 0
+
+
+def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_devices(_: EngineLocation, workers: Sequence[str]) -> NoReturn:
+        raise EngineNotFound("The engine cannot be run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
+
+    monkeypatch.setattr(capacity, "list_devices", no_devices)
+    with pytest.raises(WorkerGone, match=r"No rpc-server answers at den:50052\."):
+        memory_for(EngineLocation(EngineKind.LLAMA_SERVER, tmp_path), ["den:50052"])

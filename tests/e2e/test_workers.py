@@ -1,0 +1,122 @@
+"""Other computers that share the work (`--rpc`): real workers, killed as well. Needs a build that has them.
+
+KVCHAT_TEST_RPC_BUILD names a folder with `llama-server` and `ggml-rpc-server` (llama.cpp built with GGML_RPC=ON).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import Event, TurnFailed
+from kvchat.chat.messages import Source
+from kvchat.engine.invocation import free_port
+from kvchat.engine.status import FailureKind
+from tests.engine_fixtures import FakeEngine
+from tests.running import ask, running
+
+HOST = "127.0.0.1"
+STARTS_WITHIN_S = 30.0
+SYSTEM = " ".join(f"Item {number} weighs {number * 37 % 91} grams." for number in range(60))
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.skipif("KVCHAT_TEST_RPC_BUILD" not in os.environ, reason="KVCHAT_TEST_RPC_BUILD names no build"),
+]
+
+
+class Worker:
+    """One rpc-server, on the same port every time that it is started."""
+
+    def __init__(self, program: Path) -> None:
+        self._command = [str(program), "-H", HOST, "-p", str(free_port(HOST)), "-t", "1"]
+        self.address = f"{HOST}:{self._command[4]}"
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, int(self._command[4]))):
+                return
+        raise TimeoutError(self.address)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def build() -> Path:
+    return Path(os.environ["KVCHAT_TEST_RPC_BUILD"])
+
+
+@pytest.fixture
+def workers(build: Path) -> Iterator[tuple[Worker, Worker]]:
+    both = Worker(build / "ggml-rpc-server"), Worker(build / "ggml-rpc-server")
+    yield both
+    for worker in both:
+        worker.kill()
+
+
+async def test_two_workers_share_a_model_and_its_save_points(
+    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, build: Path, workers: tuple[Worker, Worker]
+) -> None:
+    """Saved and restored through both; one that is gone is named, and when it is back the message is answered."""
+    wishes = {
+        "model_path": str(smollm2),
+        "engine_path": str(build / "llama-server"),
+        "rpc_workers": ", ".join(worker.address for worker in workers),
+        "max_tokens": 8,
+    }
+    async with running(tmp_path, fake_engine, **wishes) as runtime:
+        chat = (await runtime.chat.new_conversation(SYSTEM)).id
+        await ask(runtime, chat, "Hello")
+        *shares, _ = runtime.engine.memory_bars
+        assert [bar.place for bar in shares] == [f"RPC0[{worker.address}]" for worker in workers]
+        assert all(bar.measured and bar.weights and bar.kv for bar in shares)
+        assert "free on the other computers" in runtime.engine.context_reason
+        await runtime.chat.idle()
+    async with running(tmp_path, fake_engine, **wishes) as runtime:
+        told: list[Event] = []
+        runtime.events.subscribe(told.append)
+        restored = await ask(runtime, chat, "And then?")
+        assert restored.receipt is not None
+        assert restored.receipt.source is Source.DISK
+        assert restored.receipt.cached_tokens > 0.9 * restored.receipt.prompt_tokens
+        await runtime.chat.idle()
+
+        workers[1].kill()
+        assert await runtime.chat.send(chat, "And after that?") is None
+        failed = next(event for event in told if isinstance(event, TurnFailed))
+        assert failed.error.title == "Another computer does not answer"
+        assert runtime.engine.status.failure is not None
+        assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST
+        assert workers[1].address in runtime.engine.status.failure.detail
+
+        workers[1].start()
+        answered = await runtime.chat.retry(chat)
+        assert answered is not None
+        assert answered.receipt is not None
+        assert answered.receipt.cached_tokens > 0.9 * answered.receipt.prompt_tokens
+
+
+async def test_a_worker_that_is_not_there_is_named(
+    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, build: Path
+) -> None:
+    nobody = f"{HOST}:{free_port(HOST)}"
+    wishes = {"model_path": str(smollm2), "engine_path": str(build / "llama-server"), "rpc_workers": nobody}
+    async with running(tmp_path, fake_engine, **wishes) as runtime:
+        with pytest.raises(Exception, match="Another computer does not answer"):
+            await runtime.room.ready()
+        assert runtime.engine.status.failure is not None
+        assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST
+        assert runtime.engine.status.failure.detail == f"No rpc-server answers at {nobody}."
