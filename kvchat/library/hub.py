@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
-from kvchat.library.model_files import is_projector, quantisation_in
+from kvchat.library.model_files import is_projector, projector_for, quantisation_in
 from kvchat.library.split_files import part_name
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class HubPart:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A model in a repository: one file, or all parts of a split one."""
+    """A model in a repository: one file, or all parts of a split one; last, the projector that lies with it."""
 
     name: str  # without folders, parts and suffix
     quantisation: str  # as its name says it; may be empty
@@ -83,6 +83,11 @@ class HubFile:
     def size(self) -> int:
         """Bytes of all parts."""
         return sum(part.size for part in self.parts)
+
+    @property
+    def projector(self) -> HubPart | None:
+        """What lets it see or hear."""
+        return next((part for part in self.parts if is_projector(part.path)), None)
 
 
 @dataclass(frozen=True)
@@ -253,16 +258,26 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
     parts = {
         one.rfilename: HubPart(one.rfilename, one.size or one.lfs.size, one.lfs.sha256)
         for one in info.siblings or ()
-        if one.lfs is not None and one.rfilename.lower().endswith(".gguf") and not is_projector(one.rfilename)
+        if one.lfs is not None and one.rfilename.lower().endswith(".gguf")
     }
+    models = {path: part for path, part in parts.items() if not is_projector(path)}
     files = []
-    for path, part in parts.items():
-        split = part_name(path)
+    for path, part in models.items():
+        split, with_it = part_name(path), _projector(path, parts)
         if split is None:
-            files.append(_file(path.removesuffix(".gguf"), [part]))
-        elif split.number == 1 and parts.keys() >= set(split.all_names):
-            files.append(_file(split.stem, (parts[name] for name in split.all_names)))
+            files.append(_file(path.removesuffix(".gguf"), [part, *with_it]))
+        elif split.number == 1 and models.keys() >= set(split.all_names):
+            files.append(_file(split.stem, [*(parts[name] for name in split.all_names), *with_it]))
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
+
+
+def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
+    """The projector that belongs to a model, from the same folder: on this computer they are found side by side."""
+    folder = model.rpartition("/")[0]
+    beside = {path.rpartition("/")[2]: part for path, part in parts.items() if path.rpartition("/")[0] == folder}
+    projectors = [name for name in beside if is_projector(name)]
+    name = projector_for(model.rpartition("/")[2], [one for one in beside if one not in projectors], projectors)
+    return [beside[name]] if name else []
 
 
 def _file(stem: str, parts: Iterable[HubPart]) -> HubFile:

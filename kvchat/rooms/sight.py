@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.model_files import projector_of
+from kvchat.library.model_files import display_name, projector_of
 
 _OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # the user's own arguments that load one
 
@@ -17,8 +17,8 @@ class CannotSee(KvchatError):
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
             f"{model} cannot see pictures",
-            why or "There is no projector (a file with “mmproj” in its name) for it beside it.",
-            advice or "Choose a model that comes with one, or put its projector into the model’s folder.",
+            why or "No projector (a file with “mmproj” in its name) lies beside it.",
+            advice or "Choose a model that can see. If this one can, download it again: its projector comes with it.",
         )
 
 
@@ -42,5 +42,5 @@ def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
         return None
     projector = projector_of(model)
     if projector is None:
-        raise CannotSee(model.stem)
+        raise CannotSee(display_name(model))
     return projector

@@ -17,7 +17,8 @@ from kvchat.ui.theme import Look
 from kvchat.wording import one_line
 
 _NAME_LETTERS = 34
-_PICTURES_BESIDE = 4
+_GAP = 4
+_ROW_WIDTH = 312  # of pictures beside each other: what a message has in the narrowest window
 
 
 class AttachmentChip(AttachmentCard):
@@ -66,9 +67,8 @@ class ChipRows(QWidget):
             (PictureTile if attachment.data else AttachmentChip)(self._look, attachment, removable=removable)
             for attachment in attachments
         ]
-        pictures = [chip for chip in self.chips if chip.attachment.data]
-        for start in range(0, len(pictures), _PICTURES_BESIDE):
-            self._add_row(pictures[start : start + _PICTURES_BESIDE])
+        for row in _packed([chip for chip in self.chips if chip.attachment.data]):
+            self._add_row(row)
         for chip in self.chips:
             if not chip.attachment.data:
                 self._add_row([chip])
@@ -95,7 +95,7 @@ class ChipRows(QWidget):
 
     def _add_row(self, chips: Sequence[AttachmentCard]) -> None:
         row = QHBoxLayout()
-        row.setSpacing(4)
+        row.setSpacing(_GAP)
         for chip in chips:
             row.addWidget(chip)
         row.addStretch(1)
@@ -109,6 +109,20 @@ class ChipRows(QWidget):
 
     def _remove(self, attachment: Attachment, *, removable: bool) -> None:
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
+
+
+def _packed(chips: Sequence[AttachmentCard]) -> list[list[AttachmentCard]]:
+    """Rows no wider than _ROW_WIDTH, unless it is a single one."""
+    rows: list[list[AttachmentCard]] = []
+    used = 0
+    for chip in chips:
+        width = chip.sizeHint().width() + _GAP
+        if not rows or used + width > _ROW_WIDTH:
+            rows.append([])
+            used = 0
+        rows[-1].append(chip)
+        used += width
+    return rows
 
 
 def short_name(name: str) -> str:

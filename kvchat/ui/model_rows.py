@@ -26,10 +26,10 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
         why = "\n".join(part for part in (problem.detail, problem.advice, str(model.path)) if part)
         return Row(model.path, model.name, f"{problem.title}.", "unusable", Tone.BAD, why)
     parts = [facts.quantisation, size(model.size), f"{tokens_short(facts.trained_context)} context", model.source.value]
+    parts += ["can see or hear"] if model.projector else []
     name = without_quantisation(model.name, facts.quantisation)
     chip, tone = ("in use", Tone.GOOD) if model.path == used else _chip(one.judgement)
     tip = [one.judgement.reason, str(model.path)]
-    tip += [f"It can be shown pictures, if {model.projector.name} is for them."] if model.projector else []
     return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
 
 
@@ -56,6 +56,7 @@ def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
     """A model in a repository. `here`: it has been downloaded already."""
     judgement = judge_size(file.size, memory)
     words = size(file.size) + (f" in {len(file.parts)} files" if len(file.parts) > 1 else "")
+    words += " · can see or hear" if file.projector else ""
     chip, tone = ("on this computer", Tone.GOOD) if here else _chip(judgement)
     return Row(file, file.name, words, chip, tone, judgement.reason)
 

@@ -13,7 +13,8 @@ from kvchat.ui.pictures import decoded
 from kvchat.ui.theme import Look
 
 HEIGHT, WIDEST, NARROWEST = 72, 144, 40
-_LARGE = QSize(1000, 720)
+_AROUND, _SMALLEST = QSize(32, 32), QSize(320, 240)
+_LARGE = QSize(960, 680)
 
 
 class PictureTile(AttachmentCard):
@@ -59,7 +60,7 @@ class PictureView(QDialog):
         area.setFrameShape(QFrame.Shape.NoFrame)
         column = QVBoxLayout(self)
         column.addWidget(area)
-        self.resize((self.picture.sizeHint() + QSize(48, 48)).boundedTo(_LARGE).expandedTo(QSize(320, 240)))
+        self.resize((self.picture.sizeHint() + _AROUND).expandedTo(_SMALLEST))
         self.finished.connect(self.deleteLater)
 
 

@@ -53,10 +53,12 @@ async def test_a_repository_lists_models_not_files(hub: Hub) -> None:
     repository = await hub.repository(REPOSITORY)
     assert (repository.repository, repository.revision) == (REPOSITORY, REVISION)
     assert [(file.name, file.quantisation, file.size) for file in repository.files] == [
-        ("Thing-7B-UD-Q4_K_XL", "UD-Q4_K_XL", 400),
-        ("Thing-7B-Q8_0", "Q8_0", 800),
+        ("Thing-7B-UD-Q4_K_XL", "UD-Q4_K_XL", 500),  # with the projector that lies with it
+        ("Thing-7B-Q8_0", "Q8_0", 900),
         ("Thing-7B-BF16", "BF16", 1800),
     ]
+    assert [part.path for part in repository.files[0].parts] == ["Thing-7B-UD-Q4_K_XL.gguf", "mmproj-F16.gguf"]
+    assert repository.files[2].projector is None  # in another folder
     assert [part.path for part in repository.files[2].parts] == [
         "BF16/Thing-7B-BF16-00001-of-00002.gguf",
         "BF16/Thing-7B-BF16-00002-of-00002.gguf",
