@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from kvchat.kvstore import token_tree
-from kvchat.kvstore.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
 
 
@@ -87,50 +86,6 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
 
 
-def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
-    """Make a staged save point an absorbed one; False when it was deleted meanwhile.
-
-    `on_disk` are the bytes that each block takes on disk.
-    """
-    facts = (recipe.file_size, recipe.file_hash, pack_row_map(recipe.row_map), recipe.seal(), point_id)
-    changed = db.execute(
-        "UPDATE save_points SET owner = NULL, file_size = ?, file_hash = ?, row_map = ?, seal = ? WHERE id = ?", facts
-    ).rowcount
-    if not changed:
-        return False
-    some_rows = bool(recipe.row_map.caches)  # without any the layout is unknown, and all of it counts as rows
-    db.executemany(
-        "INSERT OR IGNORE INTO blocks (name, size, residue, disk_bytes) VALUES (?, ?, ?, ?)",
-        {(use.block, use.size, some_rows and use.cache == RESIDUE, on_disk[use.block]) for use in recipe.uses},
-    )
-    db.executemany(
-        "INSERT INTO block_uses SELECT ?, ?, id, ?, ?, ?, ?, ? FROM blocks WHERE name = ?",
-        [
-            (point_id, number, p.cache, p.row, p.rows, p.skip, p.position, p.block)
-            for number, p in enumerate(recipe.uses)
-        ],
-    )
-    return True
-
-
-def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """The recipe of an absorbed save point, None without. Raises RecipeError if it is not what was stored."""
-    row = db.execute(
-        "SELECT file_size, file_hash, row_map, seal FROM save_points WHERE id = ? AND owner IS NULL", (point_id,)
-    ).fetchone()
-    if row is None:
-        return None
-    uses = db.execute(
-        "SELECT name, size, cache, first_row, n_rows, skip, position FROM block_uses"
-        " JOIN blocks ON blocks.id = block_id WHERE save_point_id = ? ORDER BY number",
-        (point_id,),
-    )
-    recipe = Recipe(row[0], row[1], unpack_row_map(row[2]), tuple(BlockUse(*use) for use in uses))
-    if recipe.seal() != row[3]:
-        raise RecipeError("its recipe was changed")
-    return recipe
-
-
 def mark_used(db: sqlite3.Connection, point_id: int, now: datetime, spared_ms: float) -> None:
     """Count a use, and the prefill it spared its conversation."""
     db.execute("UPDATE save_points SET last_used_at = ?, uses = uses + 1 WHERE id = ?", (now.timestamp(), point_id))
@@ -142,7 +97,7 @@ def mark_used(db: sqlite3.Connection, point_id: int, now: datetime, spared_ms: f
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
-    """Delete save points with their recipes. Blocks nothing uses any more are left for `unused_blocks`."""
+    """Delete save points with their recipes. Blocks nothing uses any more are left for `index_recipes.unused_blocks`."""
     for point_id in point_ids:
         row = db.execute("SELECT node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
         db.execute("DELETE FROM block_uses WHERE save_point_id = ?", (point_id,))
@@ -273,19 +228,6 @@ def set_flag(db: sqlite3.Connection, conversation_id: str, *, pinned: bool | Non
         "UPDATE conversations SET pinned = coalesce(?, pinned), never_save = coalesce(?, never_save) WHERE id = ?",
         (pinned, never, key),
     )
-
-
-def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
-    """The save points that use a block."""
-    query = "SELECT DISTINCT save_point_id FROM block_uses JOIN blocks ON blocks.id = block_id WHERE name = ?"
-    return [int(row[0]) for row in db.execute(query, (block,))]
-
-
-def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
-    """Blocks no save point uses: id, name, bytes on disk."""
-    unused = "NOT EXISTS (SELECT 1 FROM block_uses WHERE block_id = blocks.id)"
-    query = f"SELECT id, name, disk_bytes FROM blocks WHERE {unused} LIMIT ?"
-    return db.execute(query, (limit,)).fetchall()
 
 
 def count_written(db: sqlite3.Connection, day: str, written: int) -> None:

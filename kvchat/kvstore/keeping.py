@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
-from kvchat.kvstore import disk, eviction, index_points, index_usage, inheritance
+from kvchat.kvstore import disk, eviction, index_points, index_recipes, index_usage, inheritance
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.rebuild import BadBlock
 from kvchat.kvstore.recipe import RecipeError
@@ -177,6 +177,6 @@ def _wrong_recipes(db: sqlite3.Connection, point_ids: Sequence[int]) -> Iterator
     """The save points whose recipe is not what was stored, each with the reason."""
     for point_id in point_ids:
         try:
-            index_points.load_recipe(db, point_id)
+            index_recipes.load_recipe(db, point_id)
         except RecipeError as error:
             yield str(point_id), str(error)

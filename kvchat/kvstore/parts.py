@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.kvstore import budget, disk, index_points, index_usage
+from kvchat.kvstore import budget, disk, index_points, index_recipes, index_usage
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index
 from kvchat.kvstore.rebuild import BadBlock
@@ -100,7 +100,7 @@ class Parts:
         freed = 0
         while True:
             with self.index.write() as db:
-                unused = index_points.unused_blocks(db, _AT_A_TIME)
+                unused = index_recipes.unused_blocks(db, _AT_A_TIME)
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
                     db.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
@@ -126,7 +126,7 @@ class Parts:
                 if reason is None:  # written anew meanwhile
                     continue
                 words = f"its save point was set aside: a block was damaged ({reason})"
-                users = index_points.users_of(db, one.block)
+                users = index_recipes.users_of(db, one.block)
                 index_points.lose(db, users, words, self.clock(), tell=True, block=one.block)
                 db.execute("DELETE FROM blocks WHERE name = ?", (one.block,))
                 self.bad_files.take(self.blocks.path(one.block))

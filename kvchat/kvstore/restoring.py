@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points, token_tree
+from kvchat.kvstore import disk, index_points, index_recipes, token_tree
 from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
@@ -89,7 +89,7 @@ class Restoring:
         if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, older_window_rows, target):
             return point.n_tokens, Tier.WARM
         with parts.index.read() as db:
-            recipe = index_points.load_recipe(db, int(point.id))
+            recipe = index_recipes.load_recipe(db, int(point.id))
             older = _older(db, point) if older_window_rows else []
         if recipe is None:
             if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
@@ -109,7 +109,7 @@ class Restoring:
         try:
             with self._parts.index.read() as db:
                 point = index_points.load(db, int(window.point_id))
-                recipe = index_points.load_recipe(db, int(window.point_id))
+                recipe = index_recipes.load_recipe(db, int(window.point_id))
                 older = _older(db, point) if point else []
             if recipe is not None:
                 self._make_whole(window.point_id, recipe, older, window.older_rows, made)
@@ -203,7 +203,7 @@ def _older(db: sqlite3.Connection, point: SavePoint) -> list[OlderRecipe]:
             if len(older) == MOST_OLDER:
                 return older
             with contextlib.suppress(RecipeError):
-                recipe = index_points.load_recipe(db, one) if str(one) != point.id else None
+                recipe = index_recipes.load_recipe(db, one) if str(one) != point.id else None
                 older += [OlderRecipe(recipe, place.shared)] if recipe else []
     return older
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kvchat.kvstore import budget, disk, index_points, token_tree
+from kvchat.kvstore import budget, disk, index_points, index_recipes, token_tree
 from kvchat.kvstore.absorb import Absorbed, take_apart
 from kvchat.kvstore.blocks import Changed
 from kvchat.kvstore.index import IndexFailed, IndexLost
@@ -170,7 +170,7 @@ class Saving:
                     return _Outcome.BLOCK_GONE
                 on_disk[use.block] = taken
             index_points.count_written(db, parts.today(), written)
-            if not index_points.store_recipe(db, int(point.id), result.recipe, on_disk):
+            if not index_recipes.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return _Outcome.DELETED
             index_points.delete(db, index_points.same_place(db, int(point.id)))
         return _Outcome.DONE
@@ -210,7 +210,7 @@ def _predecessor(db: sqlite3.Connection, point: SavePoint) -> _Predecessor | Non
         if before is None:
             continue
         try:
-            recipe = index_points.load_recipe(db, before)
+            recipe = index_recipes.load_recipe(db, before)
         except RecipeError:
             continue
         if recipe is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from kvchat.kvstore import disk, index_points
+from kvchat.kvstore import disk, index_points, index_recipes
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.rebuild import Unusable, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
@@ -61,7 +61,7 @@ def _largest(parts: Parts) -> Recipe | None:
     with parts.index.read() as db:
         point = index_points.largest(db)
         try:
-            return index_points.load_recipe(db, point) if point is not None else None
+            return index_recipes.load_recipe(db, point) if point is not None else None
         except RecipeError:
             return None
 
