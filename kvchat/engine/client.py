@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from kvchat.engine import wire
+from kvchat.engine import bodies, wire
 from kvchat.engine.interface import EngineError, EngineRefused, NotOurEngine
 from kvchat.engine.sight import FIRST_ID, Sight, cannot_show, without_pictures
 from kvchat.engine.transport import CONNECT_S, Transport
@@ -115,7 +115,7 @@ class LlamaServerClient:
 
     async def check_schema(self, schema: str) -> None:
         """POST /apply-template, which makes a grammar of the schema. Raises EngineRefused where it cannot."""
-        messages = wire.messages_body([ChatMessage("user", "?")])
+        messages = bodies.messages_body([ChatMessage("user", "?")])
         await self._http.call("POST", "/apply-template", {"messages": messages, "json_schema": json.loads(schema)})
 
     async def facts(self) -> ServerFacts:
@@ -124,7 +124,7 @@ class LlamaServerClient:
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
-        body = {"messages": without_pictures(messages)} | wire.template_body(self._template)
+        body = {"messages": without_pictures(messages)} | bodies.template_body(self._template)
         rendered = await self._http.call("POST", "/apply-template", body)
         if pictures := [picture for message in messages for picture in message.pictures]:
             return await self._eyes().tokens(str(rendered.get("prompt")), pictures)
@@ -139,7 +139,7 @@ class LlamaServerClient:
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        stream = self._http.stream("/v1/chat/completions", wire.chat_body(messages, sampling, self._template))
+        stream = self._http.stream("/v1/chat/completions", bodies.chat_body(messages, sampling, self._template))
         async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -151,7 +151,7 @@ class LlamaServerClient:
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_ID
         prompt = await self._eyes().prompt(tokens) if has_pictures else list(tokens)
-        async with contextlib.aclosing(self._http.stream("/completion", wire.prefill_body(prompt))) as chunks:
+        async with contextlib.aclosing(self._http.stream("/completion", bodies.prefill_body(prompt))) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
                 if chunk.progress:

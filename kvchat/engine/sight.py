@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
+from kvchat.engine.bodies import messages_body
 from kvchat.engine.interface import EngineRefused
-from kvchat.engine.wire import ChatMessage, Picture, messages_body
+from kvchat.engine.wire import ChatMessage, Picture
 
 FIRST_ID = -2  # −1 is llama-server's own placeholder
 KEPT_BYTES = 64_000_000  # of pictures seen last, to read them in again when the slot is settled

@@ -1,4 +1,4 @@
-"""The values that travel between kvchat and llama-server, as named types, and how they are read and written. No I/O.
+"""The values that travel between kvchat and llama-server, as named types, and how answers are read. No I/O.
 
 Reading is tolerant: servers differ by version, and a field that is missing or of the wrong type counts as absent.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,59 +239,6 @@ def parse_tokens(body: dict[str, Any]) -> tuple[int, ...] | None:
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         return None
     return tuple(tokens)
-
-
-def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as the OpenAI-style API takes them."""
-    return [
-        {"role": message.role, "content": _content(message)}
-        | ({"reasoning_content": message.thinking} if message.thinking else {})
-        for message in messages
-    ]
-
-
-def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
-    """Words alone are a string; with pictures it is a list of parts."""
-    if not message.pictures:
-        return message.content
-    pictures = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
-    return [*pictures, *([{"type": "text", "text": message.content}] if message.content else [])]
-
-
-def chat_body(
-    messages: Sequence[ChatMessage], sampling: Sampling, template: Mapping[str, bool | str]
-) -> dict[str, Any]:
-    """A streamed chat request, pinned to slot 0: an unpinned one may land in another slot than the one we save."""
-    body: dict[str, Any] = {
-        "messages": messages_body(messages),
-        "stream": True,
-        "id_slot": 0,
-        "cache_prompt": True,
-        "return_progress": True,
-        "timings_per_token": True,
-    }
-    drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
-    return body | template_body(template) | {name: value for name, value in drawn.items() if value is not None}
-
-
-def template_body(template: Mapping[str, bool | str]) -> dict[str, Any]:
-    """What a request says of the chat template's options; nothing where there are none."""
-    return {"chat_template_kwargs": dict(template)} if template else {}
-
-
-def prefill_body(prompt: Sequence[int] | dict[str, Any]) -> dict[str, Any]:
-    """A request that reads the prompt into slot 0 and answers without a reply. Streamed, so that a hang shows.
-
-    It is a list of tokens, or text and files where there are pictures.
-    """
-    return {
-        "prompt": prompt,
-        "n_predict": 0,
-        "stream": True,
-        "id_slot": 0,
-        "cache_prompt": True,
-        "return_progress": True,
-    }
 
 
 def _int(body: dict[str, Any], name: str) -> int:

@@ -97,7 +97,7 @@ def mark_used(db: sqlite3.Connection, point_id: int, now: datetime, spared_ms: f
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
-    """Delete save points with their recipes. Blocks nothing uses any more are left for `index_recipes.unused_blocks`."""
+    """Delete save points with their recipes. Blocks that nothing uses any more are left for `unused_blocks`."""
     for point_id in point_ids:
         row = db.execute("SELECT node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
         db.execute("DELETE FROM block_uses WHERE save_point_id = ?", (point_id,))

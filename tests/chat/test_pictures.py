@@ -12,7 +12,8 @@ from kvchat.chat.documents import read_attachment
 from kvchat.chat.messages import MessageState, Role
 from kvchat.chat.pictures import MOST_BYTES, CannotAttach, picture_of, pixels
 from kvchat.chat.prompt import needs_sight, prompt_messages
-from kvchat.engine.wire import Picture, messages_body
+from kvchat.engine.bodies import messages_body
+from kvchat.engine.wire import Picture
 from kvchat.keeping.exporting import ExportForm, export_file
 from kvchat.keeping.importing import import_paths
 from kvchat.library.model_files import projector_of

@@ -13,8 +13,9 @@ import pytest
 
 from kvchat.chat.messages import Message, MessageState, Source
 from kvchat.chat.prompt import prompt_messages
+from kvchat.engine.bodies import chat_body
 from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.wire import ChatMessage, Sampling, chat_body
+from kvchat.engine.wire import ChatMessage, Sampling
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
