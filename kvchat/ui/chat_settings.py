@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QWidget
 
 from kvchat.chat.presets import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.confirm import confirm
 from kvchat.ui.elided import ElidedLabel
+from kvchat.ui.model_box import ModelBox
 from kvchat.ui.options_form import Filling
 from kvchat.ui.options_panel import OptionsPanel
+from kvchat.ui.preset_dialog import PresetDialog
 from kvchat.ui.settings_entries import ChoiceBox
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 
-_WORDS = "An empty field is left to it; what stands there faintly is used then."
+_WORDS = "An empty field is left to the model; what stands there faintly is used then."
 
 
 @dataclass(frozen=True)
@@ -38,50 +40,62 @@ class ChatSettings(OptionsPanel):
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
         super().__init__(look, wishes, "Chat settings", parent)
-        self._runtime = runtime
+        self._runtime, self._look = runtime, look
         self._subject = Subject(None, "", None)
-        self._before = Filling()
+        self._before, self._model_before = Filling(), ""
         self._said = False
         self._presets: list[Preset] = []
-        self._model: str | None = None  # that of a preset that was taken
-        self.resize(600, 680)
+        self._dialog: PresetDialog | None = None
+        self.resize(600, 720)
         self.setMinimumSize(520, 460)
-        self.title, self.words = ElidedLabel("title"), QLabel()
-        self.preset, self.manage = ChoiceBox(look), QPushButton("Presets…")
+        self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
+        self.preset, self.manage, self.keep = ChoiceBox(look), QPushButton("Presets…"), QPushButton("Save as preset…")
+        self.model.activated.connect(lambda: self.wish(self._offer()))
         self.preset.activated.connect(self._take_preset)
         self.manage.clicked.connect(self.presets_requested)
+        self.keep.clicked.connect(self._keep)
         self._fill()
 
     def show_subject(self, subject: Subject) -> None:
         """Show how a conversation is answered."""
-        self._subject, self._model = subject, None
+        self._subject = subject
         self.title.set_text(subject.title)
+        self.keep.setEnabled(False)
         self.come()
         self.wish(self._load(subject))
 
     async def _load(self, subject: Subject) -> None:
-        chat, runtime = self._runtime.chat.options, self._runtime
-        self._presets = await chat.presets()
-        if subject.conversation_id is not None:
-            id = subject.conversation_id
-            manner, self._said = await chat.manner(id), await chat.begun(id)
-            filling = Filling(await chat.system_prompt(id), manner.options)
-        else:
-            preset = await chat.default_preset()
-            filling, self._said = (Filling(preset.system, preset.options) if preset else Filling()), False
-        model = subject.model or runtime.settings.model_path
+        chat, runtime, id = self._runtime.chat.options, self._runtime, subject.conversation_id
+        await self._load_presets()
+        preset, said = await chat.default_preset() or Preset(""), False
+        if id is not None:
+            manner, said = await chat.manner(id), await chat.begun(id)
+            preset = Preset("", await chat.system_prompt(id), subject.model, manner.options)
+        model = preset.model or runtime.settings.model_path
         offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
         if subject != self._subject:
             return  # another conversation was opened meanwhile
-        self.form.offer(offered, defaults, begun=self._said)
-        self.form.fill(filling)
-        self._before = filling
-        self.words.setText(f"Answered by {runtime.model.name_of(model)}. {_WORDS}" if model else _WORDS)
+        self._said, self._before, self._model_before = said, Filling(preset.system, preset.options), model or ""
+        self.model.begin(model)
+        self.form.offer(offered, defaults, begun=said)
+        self.form.fill(self._before)
+        self.save.setEnabled(True)
+        self.keep.setEnabled(True)
+        self.wish(self.model.look())
+
+    async def _load_presets(self) -> None:
+        self._presets = await self._runtime.chat.options.presets()
         self.preset.clear()
         self.preset.addItem("Take from a preset…" if self._presets else "No presets yet")
         self.preset.addItems([preset.name for preset in self._presets])
         self.preset.setEnabled(bool(self._presets))
-        self.save.setEnabled(True)
+
+    async def _offer(self) -> None:
+        """Another model was chosen: its template has other options, and it is drawn from in another way."""
+        model, runtime = self.model.path, self._runtime
+        offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
+        if model == self.model.path:
+            self.form.offer(offered, defaults, begun=self._said)
 
     def _take_preset(self, index: int) -> None:
         if index < 1:
@@ -91,7 +105,20 @@ class ChatSettings(OptionsPanel):
         if self._said:  # they are fixed here
             options = type(options)(options.sampling, self._before.options.template)
         self.form.fill(Filling(preset.system, options))
-        self._model = preset.model
+        if preset.model is not None and self.model.isEnabled():
+            self.model.choose(preset.model)
+            self.wish(self._offer())
+
+    def _keep(self) -> None:
+        """What stands here becomes a preset, once it has a name."""
+        filling, model = self._read(), self.model.path
+        if filling is None:
+            return
+        if self._dialog is None:
+            self._dialog = PresetDialog(self._runtime, self._look, self.wishes, self)
+            self._dialog.stored.connect(lambda: self.wish(self._load_presets()))
+        own = model if model != self._runtime.settings.model_path else None
+        self._dialog.edit(Preset("New preset", filling.system, own, filling.options))
 
     def _take(self, filling: Filling) -> None:
         if self._said and filling.system != self._before.system:
@@ -110,26 +137,30 @@ class ChatSettings(OptionsPanel):
         )
 
     async def _store(self, subject: Subject, filling: Filling) -> None:
-        chat, id = self._runtime.chat, subject.conversation_id
+        chat, id, model = self._runtime.chat, subject.conversation_id, self.model.path
         await chat.options.check(filling.options)
         if id is None:
-            made = await chat.begin(Preset("", filling.system, self._model, filling.options))
+            own = model if model != self._runtime.settings.model_path else None
+            made = await chat.begin(Preset("", filling.system, own, filling.options))
             self.begun.emit(made.id)
         else:
             await chat.options.change(id, filling.options)
             await chat.options.change_system_prompt(id, filling.system)
-            if self._model:
-                await chat.use_model(id, self._model)
+            if model and model != self._model_before:
+                await chat.use_model(id, model)
         self.close()
 
     def _fill(self) -> None:
-        self.words.setProperty("kind", "small")
-        self.words.setTextFormat(Qt.TextFormat.PlainText)
-        self.words.setWordWrap(True)
+        words, label = QLabel(_WORDS), QLabel("Model")
+        words.setProperty("kind", "small")
+        words.setWordWrap(True)
+        label.setBuddy(self.model)
         self.preset.setAccessibleName("Preset")
-        self.manage.setAccessibleName(self.manage.text())
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.preset, 1)
-        row.addWidget(self.manage)
-        self._build(self.title, self.words, self.notices, row)
+        model, presets = QHBoxLayout(), QHBoxLayout()
+        for row, parts in ((model, (label, self.model)), (presets, (self.preset, self.manage, self.keep))):
+            row.setSpacing(8)
+            for part in parts:
+                row.addWidget(part, int(isinstance(part, ChoiceBox)))
+        for button in (self.manage, self.keep):
+            button.setAccessibleName(button.text())
+        self._build(self.title, words, self.notices, model, presets)

@@ -71,7 +71,8 @@ class OptionsForm(QWidget):
         self._show_format(_FREE)
 
     def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
-        """Show what can be chosen with the model, and what stands where nothing is. Call it before `fill`."""
+        """Show what can be chosen with a model, and what stands where nothing is; what was chosen stays so."""
+        chosen = self._chosen()
         for name, field in self.numbers.items():
             value = getattr(defaults, name)
             value = _ENGINE.get(name) if value is None else value
@@ -92,6 +93,7 @@ class OptionsForm(QWidget):
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
         self._fixed.setVisible(begun and bool(options))
+        self._choose(chosen)
 
     def fill(self, filling: Filling) -> None:
         """Show these values."""
@@ -103,9 +105,7 @@ class OptionsForm(QWidget):
         self.stop.setText(", ".join(sampling.stop or ()))
         self.format.setCurrentText(_SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE)
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
-        self._unknown = tuple(pair for pair in filling.options.template if pair[0] not in self._template)
-        for name, box in self._template.items():
-            box.setCurrentIndex(max(0, box.findData(dict(filling.options.template).get(name))))
+        self._choose(filling.options.template)
         self.refuse("")
 
     def read(self) -> Filling:
@@ -142,6 +142,11 @@ class OptionsForm(QWidget):
         """The template's options; those another model's template has are kept."""
         chosen = [(name, box.currentData()) for name, box in self._template.items() if box.currentData() is not None]
         return tuple(sorted([*chosen, *self._unknown]))
+
+    def _choose(self, template: TemplateOptions) -> None:
+        self._unknown = tuple(pair for pair in template if pair[0] not in self._template)
+        for name, box in self._template.items():
+            box.setCurrentIndex(max(0, box.findData(dict(template).get(name))))
 
     def _show_format(self, kind: str) -> None:
         self.format_text.setVisible(kind != _FREE)

@@ -22,7 +22,7 @@ class OptionsPanel(Panel):
         self.setAccessibleName(name)
         self.form = OptionsForm(look)
         self.save, self._leave = QPushButton("Save"), QPushButton("Cancel")
-        self.save.clicked.connect(self._read)
+        self.save.clicked.connect(self._save)
         self._leave.clicked.connect(self.close)
 
     def come(self) -> None:
@@ -36,14 +36,19 @@ class OptionsPanel(Panel):
         """Save was pressed, and what stands in the form makes sense."""
         raise NotImplementedError
 
-    def _read(self) -> None:
+    def _save(self) -> None:
+        if (filling := self._read()) is not None:
+            self._take(filling)
+
+    def _read(self) -> Filling | None:
+        """What stands in the form; None if it makes no sense, which is said there."""
         try:
             filling = self.form.read()
         except BadOptions as error:
             self.form.refuse(f"{error.title}. {error.detail}".strip())
-            return
+            return None
         self.form.refuse("")
-        self._take(filling)
+        return filling
 
     def _build(self, *above: QWidget | QLayout) -> None:
         """Put everything in its place; Tab goes from above to below."""

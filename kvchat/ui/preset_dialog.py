@@ -44,6 +44,7 @@ class PresetDialog(OptionsPanel):
         self.with_model.setCurrentIndex(1 if preset.model else 0)
         self.come()
         self.name.setFocus()
+        self.name.selectAll()
         self.wish(self._load(preset, model))
 
     async def _load(self, preset: Preset, model: str | None) -> None:

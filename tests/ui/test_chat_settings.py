@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,17 @@ from kvchat.chat.messages import Role
 from kvchat.chat.options import ChatOptions, Manner
 from kvchat.chat.presets import Preset
 from kvchat.engine.wire import Sampling
+from kvchat.library.gguf_facts import read_facts
+from kvchat.library.model_files import Source
+from kvchat.library.model_finder import FoundModel
 from kvchat.library.template_options import TemplateOption, known_options
 from kvchat.ui.chat_settings import ChatSettings, Subject
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.preset_dialog import PresetDialog
 from kvchat.ui.settings_presets import PresetsPage
 from kvchat.ui.theme import Look
+from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeModel, FakeRuntime
 from tests.ui.waiting import until
 
@@ -25,7 +31,12 @@ POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature
 class ThinkingModel(FakeModel):
     """Its template has options."""
 
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(runtime)
+        self.asked: list[str | None] = []
+
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
+        self.asked.append(model)
         return known_options(["enable_thinking", "reasoning_effort"])
 
 
@@ -128,6 +139,67 @@ async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: Mai
     panel.save.click()
     await until(lambda: window.bridge.current == "c2")
     assert runtime.chat.options.systems["c2"] == "Be brief."
+
+
+@pytest.fixture
+def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
+    """Two models that can be used and one that cannot."""
+    facts = read_facts(write_gguf(tmp_path / "any.gguf"))
+    runtime.models.there = [
+        FoundModel(Path("/models/qwen.gguf"), "Qwen", Source.CHOSEN, 9, facts),
+        FoundModel(Path("/models/half.gguf"), "Half", Source.CHOSEN, 9, None),
+        FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
+    ]
+    return runtime
+
+
+async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSettings) -> None:
+    await opened(panel)
+    await until(lambda: panel.model.count() == 2)
+    assert [panel.model.itemText(i) for i in range(2)] == ["SmolLM2-135M-Instruct", "Qwen"]
+    panel.save.click()
+    await until(lambda: not panel.isVisible())
+    assert not [call for call in models.chat.calls if call[0] == "use_model"], "nothing was chosen"
+    await opened(panel)
+    await until(lambda: panel.model.count() == 2)
+    panel.form.numbers["top_k"].setText("7")
+    panel.form._template["enable_thinking"].setCurrentIndex(2)
+    panel.model.setCurrentIndex(1)
+    panel.model.activated.emit(1)
+    await until(lambda: models.model.asked[-1] == "/models/qwen.gguf")  # type: ignore[attr-defined]
+    assert panel.form.read().options == ChatOptions(Sampling(top_k=7), (("enable_thinking", False),))
+    panel.save.click()
+    await until(lambda: not panel.isVisible())
+    assert models.chat.talks["c1"].model == "/models/qwen.gguf"
+
+
+async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettings) -> None:
+    models.settings = replace(models.settings, engine_url="http://127.0.0.1:8080")
+    await opened(panel)
+    assert not panel.model.isEnabled()
+    assert panel.model.path is None
+
+
+async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettings) -> None:
+    await opened(panel)
+    panel.form.numbers["top_k"].setText("x")
+    panel.keep.click()
+    assert "not such a number" in panel.form.refusal.text()
+    assert not panel.findChildren(PresetDialog)
+    panel.form.numbers["top_k"].setText("7")
+    panel.form.system.setPlainText("Speak in rhymes.")
+    panel.model.choose("/models/qwen.gguf")
+    panel.keep.click()
+    (dialog,) = panel.findChildren(PresetDialog)
+    await until(dialog.save.isEnabled)
+    assert dialog.with_model.currentText() == "Always answered by qwen"
+    dialog.name.setText("Poet")
+    dialog.save.click()
+    await until(lambda: panel.preset.count() == 2)
+    (kept,) = await runtime.chat.options.presets()
+    assert kept.name == panel.preset.itemText(1) == "Poet"
+    assert (kept.system, kept.model) == ("Speak in rhymes.", "/models/qwen.gguf")
+    assert kept.options == ChatOptions(Sampling(top_k=7))
 
 
 async def test_presets_are_made_changed_and_deleted(runtime: FakeRuntime, window: MainWindow) -> None:

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.messages import MessageState, Role
 from kvchat.ui.links import LinkDialog
 from kvchat.ui.main_window import MainWindow
-from kvchat.ui.message_view import ReplyView
+from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.transcript import Transcript
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
