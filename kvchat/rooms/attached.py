@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.findings import Findings, Subject
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine import extra_arguments
 from kvchat.engine.attached import AttachedEngine, ServerAddress, parse_address
 from kvchat.engine.client import LlamaServerClient
 from kvchat.engine.interface import Engine, EngineError
-from kvchat.engine.running_server import RunningServer, find_server, reachable_slot_folder
+from kvchat.engine.running_server import RunningServer, find_server
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
-from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.gguf_facts import GgufFacts, read_facts
-from kvchat.library.kv_cache import kv_bytes_per_token
-from kvchat.library.model_identity import model_identity
-from kvchat.rooms.choice import promised_strategy, with_file_stamps
+from kvchat.rooms.attached_states import ServerStates, states_of
 from kvchat.rooms.sight import server_cannot_see
 from kvchat.secret_store import SecretStore
 from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0
 _OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
-
-
-@dataclass(frozen=True)
-class _States:
-    """What keeping the server's states takes."""
-
-    folder: Path
-    facts: GgufFacts
-    fingerprint: Fingerprint
-    kv_bytes_per_token: float
 
 
 class AttachedRoom:
@@ -209,7 +194,7 @@ class AttachedRoom:
         self.server = facts = await engine.facts()
         assert isinstance(engine, LlamaServerClient)
         self._process = await asyncio.to_thread(find_server, engine.base_url)
-        states = await self._states(engine, facts)
+        states = await states_of(engine, self._process, facts)
         if states is None:
             self._subject = None
             nothing = Fingerprint(facts.model_path, "", "", "", 0, "")
@@ -228,9 +213,9 @@ class AttachedRoom:
             self._ready = replace(self._ready, engine=self._ready.engine.with_sight("", facts.media_marker), sees=True)
         self._told()
 
-    async def _with_states(self, engine: Engine, generation: int, facts: ServerFacts, states: _States) -> ReadyEngine:
-        assert self._process is not None
-        promised = promised_strategy(states.facts, swa_full="--swa-full" in self._process.arguments)
+    async def _with_states(
+        self, engine: Engine, generation: int, facts: ServerFacts, states: ServerStates
+    ) -> ReadyEngine:
         met = ReadyEngine(
             engine,
             generation,
@@ -238,7 +223,7 @@ class AttachedRoom:
             states.fingerprint,
             facts.context_size,
             states.kv_bytes_per_token,
-            Finding(promised, proved=False),
+            Finding(states.promised, proved=False),
         )
         self._subject = Subject(states.fingerprint, facts.build)
         finding = await self._findings.known(self._subject)
@@ -246,20 +231,6 @@ class AttachedRoom:
             finding = await self_test(met, states.facts.sliding_window)
             await self._findings.learn(self._subject, finding)
         return replace(met, finding=finding)
-
-    async def _states(self, engine: LlamaServerClient, facts: ServerFacts) -> _States | None:
-        """What keeping its states takes, None where it is not to be had: on another computer, or without a folder."""
-        process = self._process
-        if process is None:
-            return None
-        folder = await reachable_slot_folder(engine, process, f"{disk.name_for_engine()}.slot")
-        if folder is None:
-            return None
-        await asyncio.to_thread(disk.remove_stale_for_engine, folder)  # of a kvchat that was killed
-        try:
-            return await asyncio.to_thread(_read_states, process, folder, facts)
-        except KvchatError:  # a model kvchat cannot read is no reason not to chat with it
-            return None
 
     def _engine_changed(self, status: EngineStatus) -> None:
         if status.state is EngineState.READY:
@@ -269,27 +240,6 @@ class AttachedRoom:
     def _told(self) -> None:
         self._changed.set()
         self._publish(self.status)
-
-
-def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> _States:
-    model = process.folder / facts.model_path
-    gguf = read_facts(model)
-    type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
-    type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
-    # Everything it was started with may change what a state means; what certainly does not is left out.
-    started_with = extra_arguments.meaning_of_server(process.arguments)
-    variables = " ".join(f"{name}={value}" for name, value in process.variables)
-    fingerprint = Fingerprint(
-        model=model_identity(model),
-        kv_type_k=type_k,
-        kv_type_v=type_v,
-        flash_attention="auto",
-        streams=facts.total_slots,
-        rope="",
-        options=f"attached {with_file_stamps(started_with, process.folder)} {variables}".strip(),
-        build=facts.build,
-    )
-    return _States(folder, gguf, fingerprint, kv_bytes_per_token(gguf, type_k, type_v))
 
 
 def _met(meeting: asyncio.Task[None]) -> None:
