@@ -25,6 +25,7 @@ While serving; PHASE is one of prefill, stream, save, restore (and load, but for
   FAKE_HANG_DURING=PHASE            never answer in that phase
   FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off
   FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
+  FAKE_LOSE_GPU=MESSAGE             processes started before can compute no more: 500 with MESSAGE; /health stays well
   FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
   FAKE_EXACT_ONLY=1                 like hybrid models: the cache is of use only if the prompt extends it exactly
   FAKE_REFUSE_RESTORE=1             restore answers 400
@@ -102,6 +103,15 @@ def die() -> None:
         say("fake.cpp:1: GGML_ASSERT(false) failed")
     os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGABRT)
     threading.Event().wait()
+
+
+STARTED_AFTER_THE_LOSS = bool(switch("FAKE_LOSE_GPU"))
+
+
+def check_gpu() -> None:
+    """Refuse to compute if the GPU was lost in this process's time."""
+    if switch("FAKE_LOSE_GPU") and not STARTED_AFTER_THE_LOSS:
+        raise Refusal(500, switch("FAKE_LOSE_GPU"), "server_error")
 
 
 def phase(name: str) -> None:
@@ -314,6 +324,7 @@ class Handler(socketserver.StreamRequestHandler):
     def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
         slot, messages = self.server.slot, body["messages"]
         prompt = tokenize(render(messages), True)
+        check_gpu()
         start, cache = time.monotonic(), None
         for progress in slot.read_prompt(prompt):
             cache = progress["cache"] if cache is None else cache
@@ -355,6 +366,7 @@ class Handler(socketserver.StreamRequestHandler):
     def completion(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
         if body.get("n_predict") != 0:
             raise Refusal(501, "the fake completes nothing: n_predict must be 0", "not_supported_error")
+        check_gpu()
         cache = None
         for progress in self.server.slot.read_prompt(list(body["prompt"])):
             cache = progress["cache"] if cache is None else cache

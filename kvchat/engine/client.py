@@ -53,7 +53,7 @@ class LlamaServerClient:
         """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
 
         A prefill shows progress at least after each batch, so a silence of minutes is a hang. `on_fault` is told of
-        every stream that went wrong, before whoever reads it is.
+        every request that went wrong, before whoever made it is.
         """
         self.base_url = base_url
         self.key = key

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from kvchat.engine import embedded, leash
-from kvchat.engine.interface import EngineError, EngineRefused, EngineSilent
+from kvchat.engine.interface import EngineBroken, EngineError, EngineSilent
 from kvchat.engine.outcome import Outcome
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineFailure, FailureKind
@@ -86,13 +86,16 @@ def ailing(error: EngineError) -> EngineFailure | None:
     """What a failed request says of the process: a reason to start another one, or None."""
     if isinstance(error, EngineSilent):
         return hangs()
-    if not isinstance(error, EngineRefused):
-        return None  # gone: the process says why
-    if _GPU_LOST.search(error.message):
-        return _gpu_lost(error.message)
-    if error.status == 500 and _CANNOT_COMPUTE.search(error.message):
+    return error.failure if isinstance(error, EngineBroken) else None  # gone: the process says why
+
+
+def broken(status: int, message: str) -> EngineFailure | None:
+    """Why an engine that answers with this error will not answer otherwise again; None for an ordinary refusal."""
+    if _GPU_LOST.search(message):
+        return _gpu_lost(message)
+    if status == 500 and _CANNOT_COMPUTE.search(message):
         return EngineFailure(
-            FailureKind.CRASHED, "The engine can no longer compute", f"It said: {error.message}", _LOG_ADVICE
+            FailureKind.CRASHED, "The engine can no longer compute", f"It said: {message}", _LOG_ADVICE
         )
     return None
 

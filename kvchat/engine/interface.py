@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
+from kvchat.engine.status import EngineFailure
 from kvchat.engine.wire import (
     ChatChunk,
     ChatMessage,
@@ -28,6 +29,14 @@ class EngineGone(EngineError):
 
 class EngineSilent(EngineGone):
     """The engine took a request and then said nothing for too long."""
+
+
+class EngineBroken(EngineGone):
+    """The engine answers, and says what only another process can heal: it is as good as gone."""
+
+    def __init__(self, failure: EngineFailure) -> None:
+        super().__init__(failure.title, failure.detail, failure.advice)
+        self.failure = failure
 
 
 class EngineRefused(EngineError):

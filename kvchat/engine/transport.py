@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import httpx_sse
 
-from kvchat.engine import wire
+from kvchat.engine import failure, wire
 from kvchat.engine.gulps import read_in_gulps
-from kvchat.engine.interface import EngineError, EngineGone, EngineRefused, EngineSilent
+from kvchat.engine.interface import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.wire import ChatChunk
 
 CONNECT_S = 5.0
@@ -81,7 +81,9 @@ class Transport:
                 timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
             )
         if response.status_code != 200:
-            raise _refusal(wire.parse_error(response.content, response.status_code))
+            refusal = _refusal(wire.parse_error(response.content, response.status_code))
+            self._on_fault(refusal)
+            raise refusal
         return response.content
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
@@ -148,8 +150,9 @@ def _known_authorities() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _refusal(error: wire.WireError) -> EngineRefused:
-    return EngineRefused(error.status, error.message, error.kind)
+def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
+    reason = failure.broken(error.status, error.message)
+    return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
 
 
 @contextlib.contextmanager

@@ -264,6 +264,19 @@ async def test_an_engine_stopped_on_purpose_is_not_brought_back_for_a_reply(stag
     assert len(stage.fake.launches()) == 1
 
 
+@pytest.mark.parametrize("message", ["CUDA error: unspecified launch failure", "Compute error."])
+async def test_a_gpu_lost_while_the_engine_still_answers_costs_no_message(stage: Stage, message: str) -> None:
+    """As after sleep: /health is well, and every request that computes fails."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    first = stage.runtime.room.engine_pid
+    stage.fake.set(FAKE_LOSE_GPU=message)
+    receipt = await stage.answered(chat, "And now?")
+    assert receipt.source is Source.WARM  # what was saved before serves the engine after it
+    assert stage.runtime.room.engine_pid != first
+    assert not stage.errors()
+
+
 async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
     chat = await stage.chat()
     stage.fake.set(FAKE_DIE_DURING="save")
