@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QIcon, QPixmap
+from concurrent.futures import ThreadPoolExecutor
+
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtGui import QIcon, QImage, QPixmap
 from PySide6.QtWidgets import QDialog, QFrame, QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Attachment
 from kvchat.ui.attachment_card import AttachmentCard
 from kvchat.ui.icons import icon
-from kvchat.ui.pictures import decoded
+from kvchat.ui.pictures import decoded, shape
 from kvchat.ui.theme import Look
 
 HEIGHT, WIDEST, NARROWEST = 72, 144, 40
+_LOOK_MS = 15
 _AROUND, _SMALLEST = QSize(32, 32), QSize(320, 240)
 _LARGE = QSize(960, 680)
+_thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
 
 
 class PictureTile(AttachmentCard):
-    """One picture, small."""
+    """One picture, small. It is decoded in a thread and shown when that is done."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, "Picture", "Show it large")
-        small = thumbnail(attachment.data, self.devicePixelRatioF())
-        shown = small.deviceIndependentSize().toSize() if small is not None else QSize(NARROWEST, HEIGHT)
+        shown = shape(attachment.data)
+        size = tile_size(shown) if shown is not None else QSize(NARROWEST, HEIGHT)
         self.name.setProperty("kind", "picture")
-        self.name.setIcon(QIcon(small) if small is not None else icon("document", look.theme.muted))
-        self.name.setIconSize(shown)
-        self.name.setFixedSize(shown)
+        self.name.setIconSize(size)
+        self.name.setFixedSize(size)
         column = QVBoxLayout(self)
         column.setContentsMargins(6, 6, 6, 6)
         column.setSpacing(2)
-        column.addWidget(self.name, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addWidget(self.name, 0, Qt.AlignmentFlag.AlignCenter)
         if removable:
             row = QHBoxLayout()
             row.setSpacing(2)
             row.addWidget(self.count, 1)
             row.addWidget(self.cross())
             column.addLayout(row)
+        ratio = self.devicePixelRatioF()
+        self._decoding = _thread.submit(_thumbnail, attachment.data, size * ratio)
+        self._ratio = ratio
+        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer.timeout.connect(self._show_when_ready)
+        self._timer.start()
+
+    def _show_when_ready(self) -> None:
+        if not self._decoding.done():
+            return
+        self._timer.stop()
+        image = self._decoding.result()
+        if image is None:
+            self.name.setIcon(icon("document", self._look.theme.muted))
+            return
+        image.setDevicePixelRatio(self._ratio)
+        self.name.setIcon(QIcon(QPixmap.fromImage(image)))
 
 
 class PictureView(QDialog):
@@ -64,13 +84,13 @@ class PictureView(QDialog):
         self.finished.connect(self.deleteLater)
 
 
-def thumbnail(data: bytes, ratio: float) -> QPixmap | None:
-    """A small picture of a tile's height, no wider than WIDEST; None for what cannot be decoded."""
-    image = decoded(data, QSize(WIDEST, HEIGHT) * (2 * ratio))
+def tile_size(picture: QSize) -> QSize:
+    """A picture's size on its tile: as high as the tile, unless it would be too wide. Of a sliver a little is seen."""
+    return picture.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
+
+
+def _thumbnail(data: bytes, size: QSize) -> QImage | None:
+    image = decoded(data, size * 2)
     if image is None:
         return None
-    image = image.scaled(
-        QSize(WIDEST, HEIGHT) * ratio, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
-    )
-    image.setDevicePixelRatio(ratio)
-    return QPixmap.fromImage(image)
+    return image.scaled(size, Qt.AspectRatioMode.IgnoreAspectRatio, Qt.TransformationMode.SmoothTransformation)

@@ -5,8 +5,11 @@ What is sent is drawn anew from what Qt has read: no file of a stranger's reache
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QSize, Qt
-from PySide6.QtGui import QImage, QImageReader, QPainter
+from PySide6.QtGui import QImage, QImageIOHandler, QImageReader, QPainter
 
 from kvchat.chat.messages import Attachment
 from kvchat.chat.pictures import CannotAttach, picture_of
@@ -14,7 +17,7 @@ from kvchat.chat.pictures import CannotAttach, picture_of
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models look at no more than about that
 MOST_MIB = 256  # that one picture may take in memory as it is decoded
-_PNG_MOST = 2_000_000  # bytes; beyond it, it is sent as JPEG
+_PNG_MOST = 1_000_000  # bytes; beyond it, it is sent as JPEG
 _JPEG_QUALITY = 90
 
 
@@ -38,20 +41,46 @@ def of_image(name: str, image: QImage) -> Attachment:
 
 
 def decoded(data: bytes, most: QSize) -> QImage | None:
-    """A picture's first frame, upright, scaled down to `most`; None for what is none, or would take too much."""
+    """A picture's first frame, upright, scaled down to `most`; None for what is none, or would take too much.
+
+    Of any thread.
+    """
+    with _reader(data) as reader:
+        size = reader.size()
+        if not _is_taken(reader):
+            return None
+        if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
+            reader.setScaledSize(size.scaled(_as_it_lies(reader, most), Qt.AspectRatioMode.KeepAspectRatio))
+        image = reader.read()
+        return None if image.isNull() else image
+
+
+def shape(data: bytes) -> QSize | None:
+    """Width and height of the upright picture, as its header tells them; None for what is none."""
+    with _reader(data) as reader:
+        size = reader.size()
+        return _as_it_lies(reader, size) if _is_taken(reader) and size.isValid() and not size.isEmpty() else None
+
+
+@contextlib.contextmanager
+def _reader(data: bytes) -> Iterator[QImageReader]:
     QImageReader.setAllocationLimit(MOST_MIB)
     held = QByteArray(data)
     buffer = QBuffer(held)
     buffer.open(QIODevice.OpenModeFlag.ReadOnly)
     reader = QImageReader(buffer)
     reader.setAutoTransform(True)
-    if bytes(reader.format().data()) not in FORMATS:
-        return None
-    size = reader.size()
-    if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
-        reader.setScaledSize(size.scaled(most, Qt.AspectRatioMode.KeepAspectRatio))
-    image = reader.read()
-    return None if image.isNull() else image
+    yield reader
+
+
+def _is_taken(reader: QImageReader) -> bool:
+    return bytes(reader.format().data()) in FORMATS
+
+
+def _as_it_lies(reader: QImageReader, size: QSize) -> QSize:
+    """A size with its sides changed if the picture is to be turned by a quarter; and back again."""
+    turned = reader.transformation() & QImageIOHandler.Transformation.TransformationRotate90
+    return size.transposed() if turned else size
 
 
 def _encoded(image: QImage, kind: str, quality: int) -> bytes:

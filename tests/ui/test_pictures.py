@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,10 +11,12 @@ from PySide6.QtCore import QBuffer, QIODevice, QSize, Qt
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.chat.pictures import CannotAttach, kind_of, pixels
-from kvchat.ui.picture_tile import HEIGHT, WIDEST, thumbnail
-from kvchat.ui.pictures import LONGEST_SIDE, decoded, of_image, prepared
+from kvchat.chat.pictures import CannotAttach, kind_of, picture_of, pixels
+from kvchat.ui.picture_tile import HEIGHT, WIDEST, PictureTile, tile_size
+from kvchat.ui.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
+from kvchat.ui.theme import Look
 from tests.pictures import png
+from tests.ui.waiting import until
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
 BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 60_000, 60_000, 8, 2, 0, 0, 0) + bytes(20)
@@ -56,10 +59,27 @@ def test_what_is_no_picture_is_refused(qapp: QApplication, data: bytes) -> None:
         prepared("x", data)
 
 
-def test_a_thumbnail_keeps_its_shape_within_bounds(qapp: QApplication) -> None:
-    wide, small = thumbnail(png(width=600, height=30), 2.0), thumbnail(png(width=30, height=60), 1.0)
-    assert wide is not None
+def test_a_tile_keeps_the_pictures_shape_within_bounds() -> None:
+    assert tile_size(QSize(600, 30)) == QSize(WIDEST, 7)
+    assert tile_size(QSize(30, 60)) == QSize(HEIGHT // 2, HEIGHT)
+    assert tile_size(QSize(1, 5000)) == QSize(4, HEIGHT)
+
+
+async def test_a_tile_shows_the_picture_when_it_is_decoded(look: Look) -> None:
+    tile = PictureTile(look, picture_of("red.png", png(width=40, height=20)), removable=True)
+    assert tile.name.icon().isNull()
+    await until(lambda: not tile.name.icon().isNull())
+    assert tile.name.icon().pixmap(tile.name.iconSize()).toImage().pixelColor(5, 5) == QColor("red")
+    damaged = PictureTile(look, replace(tile.attachment, data=png()[:50]), removable=False)
+    await until(lambda: not damaged.name.icon().isNull())
+
+
+def test_a_turned_photo_is_upright(qapp: QApplication) -> None:
+    turned = encoded(QImage(40, 20, QImage.Format.Format_RGB32), "JPEG")
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: by a quarter
+    photo = turned[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + turned[2:]
+    assert shape(photo) == QSize(20, 40)
+    assert pixels(prepared("photo.jpg", photo).data) == (20, 40)
+    small = decoded(photo, QSize(10, 10))
     assert small is not None
-    assert wide.deviceIndependentSize().toSize().width() == WIDEST
-    assert small.deviceIndependentSize().toSize() == QSize(HEIGHT // 2, HEIGHT)
-    assert thumbnail(b"nothing", 1.0) is None
+    assert small.size() == QSize(5, 10)
