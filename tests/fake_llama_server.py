@@ -32,6 +32,7 @@ While serving; PHASE is one of prefill, stream, save, restore (and load, but for
   FAKE_EMPTY_SAVE=1                 save answers 200 and writes an empty slot
   FAKE_TRUNCATE_SAVE=1              save answers 200 and leaves half the file
   FAKE_IGNORE_SIGTERM=1 | 2         ignore SIGTERM for good | only the first one
+  FAKE_SEES=1                       say that a projector is for pictures, and be too old to count any
 Pace and content
   FAKE_TOKEN_DELAY=SECONDS          wait before each word of the reply
   FAKE_BATCH_DELAY=SECONDS          wait before each batch of the prompt
@@ -134,8 +135,16 @@ def tokenize(text: str, add_special: bool) -> list[int]:
 def render(messages: list[dict[str, Any]]) -> str:
     """ChatML. A last assistant message is left open, to be continued, as llama-server does."""
     closed = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in closed) + "<|im_start|>assistant\n"
+    text = (
+        "".join(f"<|im_start|>{m['role']}\n{words(m['content'])}<|im_end|>\n" for m in closed)
+        + "<|im_start|>assistant\n"
+    )
     return text + messages[-1]["content"] if closed is not messages else text
+
+
+def words(content: str | list[dict[str, Any]]) -> str:
+    """What a template makes of a message: a marker stands for a picture."""
+    return content if isinstance(content, str) else "".join(part.get("text", "<__media__>") for part in content)
 
 
 def slot_file(tokens: list[int]) -> bytes:
@@ -400,6 +409,7 @@ class FakeServer(socketserver.ThreadingTCPServer):
             "model_path": str(self.flags.model),
             "build_info": "b0-fake",
             "chat_template": "chatml",
+            "modalities": {"vision": bool(self.flags.mmproj and switch("FAKE_SEES"))},
         }
 
 
@@ -414,6 +424,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--ctx-size", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--slot-save-path", type=Path)
+    parser.add_argument("--mmproj", type=Path)
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
     valued = "--parallel -ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --n-cpu-moe --n-gpu-layers"

@@ -86,7 +86,12 @@ class Sight:
     async def _measured(self, picture: Picture) -> tuple[int, ...]:
         """Ask the engine how many tokens a picture takes, with all that it puts around it."""
         alone = [ChatMessage("user", "", pictures=(picture,))]
-        answer = await self._call("/v1/chat/completions/input_tokens", {"messages": messages_body(alone)})
+        try:
+            answer = await self._call("/v1/chat/completions/input_tokens", {"messages": messages_body(alone)})
+        except EngineRefused as refusal:
+            if refusal.status in (404, 501):
+                raise cannot_show("this engine cannot count them, a newer one can") from refusal
+            raise
         rendered = await self._call("/apply-template", {"messages": without_pictures(alone)})
         first, second = self._texts(str(rendered.get("prompt")), 1)
         words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
