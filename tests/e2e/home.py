@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -35,8 +36,9 @@ class Home:
         (self.folder / "config" / "settings.json").write_text(json.dumps(settings), "utf-8")
 
     def copy(self, folder: Path) -> Home:
-        """The same folder once more, also of a kvchat that runs (but writes nothing at the moment)."""
-        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("staging", "*.lock"))
+        """The same folder once more, also of a kvchat that runs (but saves nothing at the moment)."""
+        left_out = shutil.ignore_patterns("staging", "*.lock", "*.db-*")
+        shutil.copytree(self.folder, folder, ignore=left_out, copy_function=_copy_file)
         return Home(folder)
 
     def messages(self) -> list[dict[str, Any]]:
@@ -81,6 +83,15 @@ class Home:
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+
+def _copy_file(source: str, target: str) -> None:
+    """Copy a file; a database as it is between two transactions."""
+    if not source.endswith(".db"):
+        shutil.copy2(source, target)
+        return
+    with contextlib.closing(sqlite3.connect(source)) as there, contextlib.closing(sqlite3.connect(target)) as here:
+        there.backup(here)
 
 
 def engine_arguments(kind: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -78,10 +79,9 @@ def test_no_socket_but_on_the_loopback_is_opened(
 def sockets_of(pid: int) -> list[Any]:
     """All internet sockets of a process and those it started, at this moment."""
     found: list[Any] = []
-    try:
+    with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
-            found += one.net_connections("inet")
-    except psutil.NoSuchProcess:
-        pass
+            with contextlib.suppress(psutil.Error):  # it may be gone by now; the others are not
+                found += one.net_connections("inet")
     return found

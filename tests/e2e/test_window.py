@@ -86,7 +86,8 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(
     desktop: Desktop, tmp_path: Path, smollm2: Path
 ) -> None:
     home = Home(tmp_path / "home")
-    home.write_settings(model_path=str(smollm2), **GREEDY)
+    endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
+    home.write_settings(model_path=str(smollm2), **endless, **GREEDY)
     with open_window(desktop, home) as first:
         first.send("Count from one to five hundred, in words, one number per line.")
         wait_until(lambda: [m for m in home.replies("streaming") if m["content"]], seconds=LONG, what="a partial reply")
