@@ -24,7 +24,7 @@ from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
 
 # An answer may take long on a busy machine; a process that is stopped never gives one.
-CLOSE = WatchPolicy(every_s=0.05, answer_s=1.0, misses=2)
+CLOSE = WatchPolicy(every_s=0.05, answer_s=20.0, misses=2)
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +53,7 @@ def failures(said: list[EngineStatus]) -> list[FailureKind]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
 async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
-    async with watched(fake_engine) as supervisor:
+    async with watched(fake_engine, replace(CLOSE, answer_s=1.0)) as supervisor:
         said: list[EngineStatus] = []
         supervisor.subscribe(said.append)
         frozen = supervisor.pid
@@ -67,7 +67,7 @@ async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
 
 async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
-    async with watched(fake_engine, replace(CLOSE, silence_s=0.5)) as supervisor:
+    async with watched(fake_engine, replace(CLOSE, silence_s=2.0)) as supervisor:
         with pytest.raises(EngineSilent):
             await ask(await supervisor.ready())
         await until(lambda: supervisor.status.failure is not None)
