@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from kvchat.chat.events import (
@@ -18,29 +18,23 @@ from kvchat.chat.events import (
     Notice,
     Restored,
     RestoreFailed,
-    Restoring,
     Saved,
     SaveSkipped,
 )
 from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.rates import Rates
+from kvchat.chat.restorer import Restorer
 from kvchat.chat.room import ReadyEngine
-from kvchat.chat.slot_state import Loaded, RestoreRecord, SlotContents, Verdict
-from kvchat.engine.interface import EngineGone, EngineRefused
+from kvchat.chat.slot_state import EARLY_TOKENS, OLDER_WINDOW_ROWS, Loaded, SlotContents, Verdict
+from kvchat.engine.interface import EngineRefused
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Miss, SavePoint, Tier, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
-
-DIED_OVER_RESTORE = "the engine died while it loaded the save point"
-
-# A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
-# made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
-EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 
 NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
 NO_RESTORING = "restoring does not work with this engine and model"
@@ -54,6 +48,7 @@ class SlotKeeper:
         self.lock = asyncio.Lock()
         self._store = store
         self._events = events
+        self._restorer = Restorer(store, events)
         self._contents: SlotContents | None = None
         self._rates = Rates()
         self._rated = ""  # the model they are about
@@ -92,10 +87,14 @@ class SlotKeeper:
             return Loaded(held, unproved, miss_reason=None if held else plan.reason)
         if not self._rates.worth(plan.tokens_used - held, plan.bytes):
             return Loaded(held, unproved, miss_reason=None if held else NOT_WORTH_IT)
-        outcome = await self._restore(room, conversation_id, plan)
+        outcome = await self._restorer.restore(room, conversation_id, plan, self.forget)
         if isinstance(outcome, Miss):
             self._events.publish(RestoreFailed(conversation_id, outcome.reason))
             return Loaded(0, None, miss_reason=outcome.reason)
+        self._rates.learn_restore(outcome.bytes, outcome.ms)
+        tokens = plan.save_point.tokens[: outcome.n_tokens]
+        self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=outcome)
+        self._events.publish(Restored(conversation_id, outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(plan.tokens_used, outcome, miss_reason=None)
 
     async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
@@ -120,7 +119,7 @@ class SlotKeeper:
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
         point = loaded.restore.save_point
         hollow = f"hollow restore: the engine accepted {point.n_tokens:,} tokens and then reused {cached:,} of them"
-        await self._set_aside(point, hollow)
+        await self._restorer.set_aside(point, hollow)
         self._events.publish(RestoreFailed(conversation_id, hollow))
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
 
@@ -246,58 +245,6 @@ class SlotKeeper:
             self._contents = None
             return 0
         return _usable(contents.tokens, prompt, room.can_cut, exact=contents.exact)
-
-    async def _restore(self, room: ReadyEngine, conversation_id: str, plan: RestorePlan) -> RestoreRecord | Miss:
-        """Stage, restore, and note what the slot should hold now. A failed restore leaves an empty slot."""
-        point = plan.save_point
-        self._events.publish(Restoring(conversation_id, plan.bytes, plan.tokens_used))
-        started = time.perf_counter()
-        async with self._staged(room, plan) as staged:
-            if isinstance(staged, Miss):
-                return staged
-            self.forget()
-            try:
-                answer = await room.engine.restore_slot(staged.path.name)
-            except EngineRefused as refusal:
-                reason = f"the engine refused the save point: {refusal.message}"
-                await self._set_aside(point, reason)
-                return Miss(reason)
-            except EngineGone:
-                await self._set_aside(point, DIED_OVER_RESTORE)
-                raise
-        if answer.n_restored != staged.n_tokens:
-            reason = f"the engine restored {answer.n_restored:,} of {staged.n_tokens:,} tokens"
-            await self._set_aside(point, reason)
-            await room.engine.erase_slot()
-            return Miss(reason)
-        finished = time.perf_counter()
-        elapsed = 1000 * (finished - started)
-        record = RestoreRecord(point, staged.tier, answer.n_read, elapsed, finished)
-        self._rates.learn_restore(answer.n_read, elapsed)
-        tokens = point.tokens[: staged.n_tokens]
-        self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=record)
-        self._events.publish(Restored(conversation_id, answer.n_read, staged.n_tokens, elapsed))
-        return record
-
-    async def _set_aside(self, point: SavePoint, reason: str) -> None:
-        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
-        with contextlib.suppress(StoreRefused):
-            await asyncio.to_thread(self._store.set_aside, point, reason)
-
-    @contextlib.asynccontextmanager
-    async def _staged(self, room: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
-        """The save point's file in the slot folder, gone again at the end, even if this is cancelled half-way."""
-        staging = asyncio.ensure_future(
-            asyncio.to_thread(
-                self._store.stage, plan, room.slot_path, older_window_rows=OLDER_WINDOW_ROWS if room.slides else 0
-            )
-        )
-        try:
-            yield await asyncio.shield(staging)
-        finally:
-            staged = await staging
-            if not isinstance(staged, Miss):
-                await asyncio.to_thread(self._store.unstage, staged)
 
 
 def _usable(state: Tokens, prompt: Tokens, can_cut: bool, *, exact: bool) -> int:

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from kvchat.chat.messages import Source
 from kvchat.kvstore.savepoint import SavePoint, Tier, Tokens
 
+# A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
+# made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
+EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
+
 
 @dataclass(frozen=True)
 class RestoreRecord:
     """A restore the engine has answered and the next request has yet to prove."""
 
     save_point: SavePoint
+    n_tokens: int  # of its tokens, how many the slot should hold now
     tier: Tier
     bytes: int  # of the slot file the engine read
     ms: float  # rebuilding, verification and restore together

@@ -24,10 +24,10 @@ from kvchat.chat.opening import Beginning
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import ConversationTooLong, needs_sight, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
+from kvchat.chat.restorer import DIED_OVER_RESTORE
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.settling import Settling
 from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
-from kvchat.chat.slot import DIED_OVER_RESTORE
 from kvchat.chat.slot_state import Loaded
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
