@@ -6,24 +6,16 @@ kvchat alone decides this; the engine's own `--fit` is off, so that what is show
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from kvchat.library.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, margin, round_down
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import MemoryFacts
-from kvchat.library.memory_bar import MemoryBar, bars
+from kvchat.library.memory_bar import MemoryBar
 from kvchat.library.placement import Demand, Placement
 from kvchat.wording import day
 from kvchat.wording import size as size_in_words
-
-STEP = 256  # tokens; llama.cpp rounds context sizes to it
-MINIMUM = 2048  # tokens; less is of little use for a conversation
-MARGIN_SHARE = 0.10  # of free memory, left for everything else
-MARGIN_LEAST = 256 * 1024 * 1024  # bytes
-ENOUGH_ON_DEVICE = 16_384  # tokens; with that much on the GPU, memory beside it is not worth its slowness
-WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 
 @dataclass(frozen=True)
@@ -98,40 +90,32 @@ def larger_choice(
     return _Chooser(Demand(facts, kv_type, swa_full, corrections), memory).above(tokens, placement)
 
 
-def margin(free: int) -> int:
-    """Of so much free memory, what is left for everything else, in bytes."""
-    return min(free, round(max(MARGIN_LEAST, MARGIN_SHARE * free)))
+WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 
 class _Chooser:
     """One choice in the making."""
 
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
-        self._demand, self._memory = demand, memory
-        self._facts = demand.facts
-        self._layers = self._facts.block_count + 1
-        self._in_memory = Placement(0, self._layers)
-        self._on_gpu = Placement(self._layers, self._layers)
-        self._bars = lru_cache(maxsize=None)(self._make_bars)
-        self._least = min(MINIMUM, self._facts.trained_context)
-        self._trained = max(self._least, _round_down(self._facts.trained_context))
+        self._fit = Fitting(demand, memory)
+        self._demand, self._memory, self._facts = demand, memory, demand.facts
 
     def automatic(self) -> ContextChoice:
         """The size kvchat chooses."""
-        tokens, placement = self._largest(self._trained)
-        if not self._fits(tokens, placement):
-            needed = size_in_words(self._compared(tokens, placement)[0])
+        tokens, placement = self._fit.largest(self._fit.trained)
+        if not self._fit.fits(tokens, placement):
+            needed = size_in_words(self._fit.compared(tokens, placement)[0])
             reason = (
                 f"{tokens:,} tokens: the least that is of use, though even this may not fit. "
                 f"The model with its KV cache takes about {needed}, and {self._sparable(placement)}."
             )
         elif self._memory.devices and not placement.whole:
-            length = "a good length" if tokens >= min(self._trained, ENOUGH_ON_DEVICE) else "what fits"
+            length = "a good length" if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else "what fits"
             reason = (
                 f"{tokens:,} tokens: {length} where {placement.in_words(self._memory.beside)}. "
                 f"{self._share(tokens, placement)}{self._ran_out(placement)}"
             )
-        elif tokens >= self._trained:
+        elif tokens >= self._fit.trained:
             reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
         else:
             trained = self._facts.trained_context
@@ -144,11 +128,11 @@ class _Chooser:
     def honour(self, wanted: int) -> ContextChoice:
         """The user's own size, at least one step, with a warning where it is unwise."""
         tokens = max(STEP, wanted)
-        placement = self._best_placement(tokens)
+        placement = self._fit.best_placement(tokens)
         reason = f"{tokens:,} tokens: your own choice. {self._share(tokens, placement)}"
         warning = ""
-        if not self._fits(tokens, placement):
-            needed = size_in_words(self._compared(tokens, placement)[0])
+        if not self._fit.fits(tokens, placement):
+            needed = size_in_words(self._fit.compared(tokens, placement)[0])
             spare = self._sparable(placement)
             warning = f"This may not fit: the model with its KV cache takes about {needed}, and {spare}."
         elif tokens > self._facts.trained_context:
@@ -159,13 +143,13 @@ class _Chooser:
 
     def above(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
         """The next larger size, None where nothing worth a restart fits."""
-        most, worthwhile = min(2 * tokens, self._trained), tokens + tokens // WORTHWHILE_PART
-        stays = placement or self._in_memory
-        for place in (lambda _: stays, self._best_placement):
-            larger = self._largest_fitting(most, place)
+        most, worthwhile = min(2 * tokens, self._fit.trained), tokens + tokens // WORTHWHILE_PART
+        stays = placement or self._fit.in_memory
+        for place in (lambda _: stays, self._fit.best_placement):
+            larger = self._fit.largest_fitting(most, place)
             where = place(larger)
-            if larger >= worthwhile and self._fits(larger, where):
-                needed, free = self._compared(larger, where)
+            if larger >= worthwhile and self._fit.fits(larger, where):
+                needed, free = self._fit.compared(larger, where)
                 slower = f" Then {where.in_words(self._memory.beside)}: slower." if where != stays else ""
                 reason = (
                     f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
@@ -184,76 +168,21 @@ class _Chooser:
     def steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
         """Half the context again and again; with a GPU, from ENOUGH_ON_DEVICE on, less of the model on it first."""
         steps: list[tuple[int, Placement]] = []
-        tokens, placement = choice.tokens, choice.placement or self._in_memory
+        tokens, placement = choice.tokens, choice.placement or self._fit.in_memory
 
         def halve_down_to(floor: int) -> None:
             nonlocal tokens
             while tokens > floor:
-                tokens = max(floor, _round_down(tokens // 2))
+                tokens = max(floor, round_down(tokens // 2))
                 steps.append((tokens, placement))
 
         if placement.gpu_layers:
-            halve_down_to(min(ENOUGH_ON_DEVICE, self._trained))
+            halve_down_to(min(ENOUGH_ON_DEVICE, self._fit.trained))
             for quarters in (3, 2, 1, 0):
                 placement = dataclasses.replace(placement, gpu_layers=placement.gpu_layers * quarters // (quarters + 1))
                 steps.append((tokens, placement))
-        halve_down_to(self._least)
+        halve_down_to(self._fit.least)
         return steps
-
-    def _largest(self, most: int) -> tuple[int, Placement]:
-        """The largest context up to `most`, at least the least, and where the model goes for it."""
-        if not self._memory.devices:
-            return self._largest_fitting(most, lambda _: self._in_memory), self._in_memory
-        tokens = self._largest_fitting(most, lambda _: self._on_gpu)
-        enough = min(most, ENOUGH_ON_DEVICE)
-        if tokens < enough or not self._fits(tokens, self._on_gpu):
-            tokens = self._largest_fitting(enough, self._best_placement)
-        return tokens, self._best_placement(tokens)
-
-    def _best_placement(self, tokens: int) -> Placement:
-        """As much on the GPUs as fits with that context. A mixture's experts, seldom used, are the first to go."""
-        if not self._memory.devices:
-            return self._in_memory
-        blocks = self._facts.block_count
-        ways = [self._on_gpu]
-        if any(self._facts.weights.experts):
-            ways += [Placement(self._layers, self._layers, cpu_experts) for cpu_experts in range(1, blocks + 1)]
-            ways += [Placement(layers, self._layers, blocks) for layers in range(blocks, 0, -1)]
-        else:
-            ways += [Placement(layers, self._layers) for layers in range(blocks, 0, -1)]
-        return next((placement for placement in ways if self._fits(tokens, placement)), self._in_memory)
-
-    def _largest_fitting(self, most: int, place: Callable[[int], Placement]) -> int:
-        """The largest fitting multiple of STEP up to `most`, or `most` itself; the least when none fits."""
-        if self._fits(most, place(most)):
-            return most
-        fitting, too_much = 0, most // STEP + 1
-        while too_much - fitting > 1:
-            middle = (fitting + too_much) // 2
-            if self._fits(middle * STEP, place(middle * STEP)):
-                fitting = middle
-            else:
-                too_much = middle
-        return max(self._least, fitting * STEP)
-
-    def _fits(self, tokens: int, placement: Placement) -> bool:
-        """Whether every place keeps its margin."""
-        *gpus, computer = self._bars(tokens, placement)
-        if not gpus:
-            return computer.needed <= self._spendable(computer.free)
-        if self._memory.devices[0].is_computers:
-            return sum(bar.needed for bar in (*gpus, computer)) <= self._spendable(min(gpus[0].free, computer.free))
-        return computer.fits and all(bar.needed <= self._spendable(bar.free) for bar in gpus)
-
-    def _spendable(self, free: int) -> float:
-        """What may be spent where the model computes: the margin is kept, and what did not fit before is not tried."""
-        return min(free - margin(free), self._demand.corrections.limit * free)
-
-    def _compared(self, tokens: int, placement: Placement) -> tuple[int, int]:
-        """What is needed and what is free, in the place or places that decide."""
-        *gpus, computer = self._bars(tokens, placement)
-        decide = gpus if placement.whole else [*gpus, computer]
-        return sum(bar.needed for bar in decide), sum(bar.free for bar in decide)
 
     def _place(self, placement: Placement) -> str:
         """How a sentence about free memory ends."""
@@ -265,15 +194,15 @@ class _Chooser:
 
     def _sparable(self, placement: Placement) -> str:
         """How much can be spared, as the end of a sentence."""
-        free = self._compared(self._least, placement)[1]
-        spare = size_in_words(max(0.0, self._spendable(free)))
+        free = self._fit.compared(self._fit.least, placement)[1]
+        spare = size_in_words(max(0.0, self._fit.spendable(free)))
         return f"only {spare} of the {size_in_words(free)} {self._place(placement)} can be spared"
 
     def _share(self, tokens: int, placement: Placement) -> str:
         """What the KV cache takes of what there is, as a sentence; "about" where the header did not tell everything."""
         hedge = "about " if self._facts.kv.notes else ""
-        free = self._compared(tokens, placement)[1]
-        kv = size_in_words(sum(bar.kv for bar in self._bars(tokens, placement)))
+        free = self._fit.compared(tokens, placement)[1]
+        kv = size_in_words(sum(bar.kv for bar in self._fit.bars(tokens, placement)))
         return (
             f"Its KV cache takes {hedge}{kv} of the {size_in_words(free)} {self._place(placement)}; "
             f"{size_in_words(margin(free))} of it is left alone."
@@ -281,29 +210,21 @@ class _Chooser:
 
     def _ran_out(self, placement: Placement) -> str:
         """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""
-        free, learned = self._compared(self._least, placement)[1], self._demand.corrections
+        free, learned = self._fit.compared(self._fit.least, placement)[1], self._demand.corrections
         if learned.limit * free >= free - margin(free):
             return ""
         return f" More ran out of memory when it was tried; it is tried again from {day(learned.until)} on."
 
-    def _make_bars(self, tokens: int, placement: Placement) -> tuple[MemoryBar, ...]:
-        needs = self._demand.needs(tokens, placement)
-        return bars(self._memory, needs.gpu, needs.host, margin)
-
     def _choice(self, tokens: int, placement: Placement, reason: str) -> ContextChoice:
-        found = self._bars(tokens, placement)
-        needed, free = self._compared(tokens, placement)
+        found = self._fit.bars(tokens, placement)
+        needed, free = self._fit.compared(tokens, placement)
         return ContextChoice(
             tokens=tokens,
             reason=reason,
             kv_bytes=sum(bar.kv for bar in found),
             needed=needed,
             free=free,
-            fits=self._fits(tokens, placement),
+            fits=self._fit.fits(tokens, placement),
             bars=found,
             placement=placement if self._memory.devices else None,
         )
-
-
-def _round_down(tokens: int) -> int:
-    return tokens // STEP * STEP

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvchat.library.context_size import choose_context_size, margin
+from kvchat.library.context_size import choose_context_size
 from kvchat.library.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.fitting import margin
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.placement import ENGINE_BYTES

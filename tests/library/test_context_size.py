@@ -4,17 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.context_size import (
-    ENOUGH_ON_DEVICE,
-    MINIMUM,
-    STEP,
-    ContextChoice,
-    choose_context_size,
-    larger_choice,
-    margin,
-    smaller_choices,
-)
+from kvchat.library.context_size import ContextChoice, choose_context_size, larger_choice, smaller_choices
 from kvchat.library.corrections import Corrections
+from kvchat.library.fitting import ENOUGH_ON_DEVICE, MINIMUM, STEP, margin
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.memory import DeviceMemory, MemoryFacts
 from kvchat.wording import size
