@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.engine import gulps
 from kvchat.engine.client import Health, LlamaServerClient
-from kvchat.engine.interface import EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.interface import EngineBroken, EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.invocation import free_port
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.wire import ChatChunk, ChatMessage, Sampling
@@ -105,7 +105,7 @@ async def test_a_wrong_key_is_refused(client: LlamaServerClient) -> None:
 
 async def test_an_error_in_the_middle_of_a_reply(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_BREAK_STREAM="Compute error.")
-    with pytest.raises(EngineRefused, match="Compute error"):
+    with pytest.raises(EngineBroken, match="Compute error"):
         await all_chunks(client)
 
 
@@ -194,7 +194,7 @@ async def test_no_generator_is_left_to_the_garbage_collector(
     sys.set_asyncgen_hooks(finalizer=left.append)
     try:
         fake_engine.set(FAKE_BREAK_STREAM="Compute error." if end == "refused" else None)
-        with contextlib.suppress(EngineRefused):
+        with contextlib.suppress(EngineBroken):
             async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
                 async for chunk in chunks:
                     if chunk.text and end == "dropped":
