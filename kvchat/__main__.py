@@ -86,7 +86,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "doctor":
         from kvchat.cli import doctor
 
-        return doctor.run(as_json=options.json)
+        return doctor.run(as_json=options.json, retest=options.retest)
     return _run_app(starter=options.starter, hidden=options.hidden)
 
 

@@ -131,6 +131,11 @@ class Runtime:
         await self.stop_engine()
         await self.start_engine()
 
+    async def retest_restoring(self) -> None:
+        """Start the engine again and find out anew what restoring can do with it."""
+        await self.room.forget_finding()
+        await self.restart_engine()
+
     async def use_model(self, path: Path) -> None:
         """Check that it is a GGUF, remember it in the settings and run the engine with it. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)

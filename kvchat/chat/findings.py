@@ -1,10 +1,14 @@
-"""What was found out about restoring, kept with the conversations: the self-test runs once per engine build."""
+"""What was found out about restoring, kept with the conversations: the self-test runs once per engine build.
+
+That it does not work may have had another reason: it is tried again after a week, and when the user asks for it.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +19,8 @@ from kvchat.chat.events import EventBus, Notice
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.chat.worker import Worker
 from kvchat.kvstore.savepoint import Fingerprint
+
+RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
 
 
 @dataclass(frozen=True)
@@ -33,21 +39,30 @@ class Subject:
 class Findings:
     """The findings on disk. A database that fails costs another self-test and no more."""
 
-    def __init__(self, database: Database, worker: Worker, events: EventBus) -> None:
+    def __init__(
+        self, database: Database, worker: Worker, events: EventBus, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` tells seconds since 1970."""
+        self._clock = clock
         self._database = database
         self._worker = worker
         self._events = events
 
     async def known(self, subject: Subject) -> Finding | None:
-        """What was found out before, None if nothing was."""
+        """What was found out before, None if nothing was, or if it is time to try again."""
         with suppress(StorageFailed):
-            return await self._worker.run(_load, self._database, subject)
+            return await self._worker.run(_load, self._database, subject, self._clock() - RETEST_AFTER_S)
         return None
+
+    async def forget(self, subject: Subject) -> None:
+        """Try it out again when an engine comes up next."""
+        with suppress(StorageFailed):
+            await self._worker.run(_forget, self._database, subject)
 
     async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
         """Keep a finding. The user is told when restoring turns out not to work, or less well than it seemed."""
         with suppress(StorageFailed):
-            await self._worker.run(store_finding, self._database, subject, finding)
+            await self._worker.run(store_finding, self._database, subject, finding, self._clock())
         if not finding.strategy.saves:
             self._events.publish(Notice("Restoring does not work here", finding.words))
         elif before is not None and before.strategy is not finding.strategy:
@@ -68,16 +83,31 @@ def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
     return None
 
 
-def _load(database: Database, subject: Subject) -> Finding | None:
-    query = "SELECT strategy, proved, reason, hollow FROM restore_findings WHERE fingerprint = ? AND build = ?"
+def forget_model(file: Path, model: str) -> None:
+    """Forget every finding for a model, by its identity. Raises StorageFailed."""
+    with closing(Database(file)) as database, database.transaction() as db:
+        db.execute("DELETE FROM restore_findings WHERE fingerprint ->> '$.model' = ?", (model,))
+
+
+def _forget(database: Database, subject: Subject) -> None:
+    with database.transaction() as db:
+        db.execute("DELETE FROM restore_findings WHERE fingerprint = ? AND build = ?", subject.key)
+
+
+def _load(database: Database, subject: Subject, oldest: float) -> Finding | None:
+    """`oldest`: when what does not work must have been found out since, to be believed."""
+    query = (
+        "SELECT strategy, proved, reason, hollow FROM restore_findings"
+        " WHERE fingerprint = ? AND build = ? AND (strategy <> ? OR found_at >= ?)"
+    )
     with database.reading() as db:
-        row = db.execute(query, subject.key).fetchone()
+        row = db.execute(query, (*subject.key, Strategy.NONE.value, oldest)).fetchone()
     return _finding(tuple(row)) if row else None
 
 
-def store_finding(database: Database, subject: Subject, finding: Finding) -> None:
-    """Keep a finding in place of an older one. Raises StorageFailed."""
-    values = (finding.strategy.value, finding.proved, finding.reason, finding.hollow, time.time())
+def store_finding(database: Database, subject: Subject, finding: Finding, found_at: float) -> None:
+    """Keep a finding in place of an older one; `found_at` in seconds since 1970. Raises StorageFailed."""
+    values = (finding.strategy.value, finding.proved, finding.reason, finding.hollow, found_at)
     with database.transaction() as db:
         db.execute("INSERT OR REPLACE INTO restore_findings VALUES (?, ?, ?, ?, ?, ?, ?)", (*subject.key, *values))
 

@@ -46,6 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_keeping(commands)
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument(
+        "--retest", action="store_true", help="have the next start try out again whether restoring works here"
+    )
     return parser
 
 

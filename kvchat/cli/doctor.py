@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat import __version__
-from kvchat.chat.findings import newest_finding
+from kvchat.chat.findings import forget_model, newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.engine.discovery import Device, find_engine, list_devices
@@ -106,10 +106,16 @@ class DoctorReport:
         return self.engine.found and not self.engine.problem and not self.model.problem
 
 
-def run(*, as_json: bool = False) -> int:
-    """Print the report. Returns the exit code: 0, or 1 if the engine or the chosen model cannot be used."""
+def run(*, as_json: bool = False, retest: bool = False) -> int:
+    """Print the report. Returns the exit code: 0, or 1 if the engine or the chosen model cannot be used.
+
+    `retest`: before that, forget what was found out about restoring with the model. Raises KvchatError.
+    """
     paths = resolve_paths()
-    report = collect(paths, load_settings(paths.settings_file))
+    settings = load_settings(paths.settings_file)
+    if retest and settings.model_path and paths.database.exists():
+        forget_model(paths.database, model_identity(Path(settings.model_path)))
+    report = collect(paths, settings)
     print(json.dumps(_plain(report), indent=2) if as_json else "\n".join(lines(report)))
     return 0 if report.healthy else 1
 

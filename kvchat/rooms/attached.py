@@ -173,6 +173,11 @@ class AttachedRoom:
             self._ready = replace(known, finding=finding)
             await self._findings.learn(subject, finding, known.finding)
 
+    async def forget_finding(self) -> None:
+        """Try restoring out again when the server is met next."""
+        if self._subject is not None:
+            await self._findings.forget(self._subject)
+
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: what has become of the server, once that is known."""
         try:

@@ -144,6 +144,10 @@ class EngineRooms:
             await self._change_models(model)
         return await self._now.ready(sees=sees)
 
+    async def forget_finding(self) -> None:
+        """Try restoring out again when the engine that runs, or ran last, starts next."""
+        await self._now.forget_finding()
+
     async def note_restore(self, *, hollow: bool) -> None:
         """A restore in a real turn held, or proved hollow."""
         await self._now.note_restore(hollow=hollow)

@@ -187,6 +187,11 @@ class SupervisedRoom:
             self._ready = replace(ready, finding=finding)
             await self._findings.learn(choice.subject, finding, ready.finding)
 
+    async def forget_finding(self) -> None:
+        """Try restoring out again when the engine starts next."""
+        if self.choice is not None:
+            await self._findings.forget(self.choice.subject)
+
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: the reason in the supervisor's words, once it has seen the process go."""
         try:

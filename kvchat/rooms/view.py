@@ -67,6 +67,11 @@ class EngineView:
         return self._room.finding.words if self._room.finding else ""
 
     @property
+    def may_retest(self) -> bool:
+        """Whether restoring was found not to work, and may be tried out again."""
+        return self._room.finding is not None and not self._room.finding.strategy.saves
+
+    @property
     def context_size(self) -> int | None:
         """The context size in tokens, None before the engine is ready."""
         if self.status.state is not EngineState.READY:

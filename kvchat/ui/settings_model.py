@@ -30,6 +30,11 @@ class ModelPage(SettingsPage):
         choose.setAccessibleName("Choose another model")
         choose.clicked.connect(self.model_requested)
         self.model = self.add(Entry("Model", "", choose))
+        self.retest = QPushButton("Try again")
+        self.retest.setAccessibleName("Try out again whether restoring works")
+        self.retest.setToolTip("The engine starts again for that")
+        self.retest.clicked.connect(lambda: desk.panel.wish(desk.runtime.retest_restoring()))
+        self.restoring = self.add(Entry("Conversations after a restart", "", self.retest))
         self.context = self.add(
             NumberEntry(
                 "context_size",
@@ -60,8 +65,10 @@ class ModelPage(SettingsPage):
         super().refresh()
         runtime = self.desk.runtime
         engine = runtime.engine
-        model = breakable(runtime.model.name or "None is chosen yet.")
-        self.model.say("\n\n".join(part for part in (model, engine.restoring) if part))
+        self.model.say(breakable(runtime.model.name or "None is chosen yet."))
+        self.restoring.say(engine.restoring)
+        self.restoring.setVisible(bool(engine.restoring))
+        self.retest.setVisible(engine.may_retest)
         words = "How much of a conversation the model has in view at once. More takes more memory."
         known = " ".join(part for part in (engine.context_reason, engine.context_warning) if part)
         self.context.say("\n\n".join(part for part in (words, known) if part))

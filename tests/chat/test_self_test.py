@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,6 +129,30 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
     assert (await stage.answered(chat, "Still there?")).source is Source.HOT
     assert not stage.errors()
     assert not left_behind(stage)
+
+
+async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    assert (await started(stage)).strategy is Strategy.NONE
+    stage.fake.set(FAKE_HOLLOW_RESTORE=None)
+    assert stage.runtime.engine.may_retest
+    await stage.runtime.retest_restoring()
+    await stage.until(stage.runtime.room.is_ready)
+    assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True)
+    assert not stage.runtime.engine.may_retest
+
+
+async def test_after_a_week_it_is_tried_again(stage: Stage, smollm2: Path) -> None:
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    assert (await started(stage)).strategy is Strategy.NONE
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=None)
+    for days, strategy in ((6, Strategy.NONE), (2, Strategy.PLAIN)):
+        with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as connection:
+            connection.execute("UPDATE restore_findings SET found_at = found_at - ?", (days * 86_400,))
+            connection.commit()
+        async with Stage(stage.home, stage.fake, smollm2) as again:
+            assert (await started(again)).strategy is strategy
 
 
 async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: Stage) -> None:

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvchat.chat.database import Database
-from kvchat.chat.findings import Subject, store_finding
+from kvchat.chat.findings import Subject, newest_finding, store_finding
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.cli.doctor import RestoreReport, collect, lines, run
 from kvchat.engine.probe import NEEDED_OPTIONS
@@ -66,13 +67,31 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, engine: Pa
     paths.ensure()
     database = Database(paths.database)
     fingerprint = Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, "")
-    store_finding(database, Subject(fingerprint, "version: 11434 (abc1234)"), Finding(Strategy.PLAIN, proved=True))
+    store_finding(database, Subject(fingerprint, "version: 11434 (abc1234)"), Finding(Strategy.PLAIN, proved=True), 0.0)
     database.close()
     report = collect(paths, settings)
     assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
     text = "\n".join(lines(report))
     assert "restoring     Restoring works here" in text
     assert "engine: version: 11434" in text
+
+
+def test_what_restoring_can_do_can_be_forgotten(
+    paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
+    assert run(retest=True) == 0  # there is nothing yet
+    assert not paths.database.exists()
+    paths.ensure()
+    with closing(Database(paths.database)) as database:
+        for model in (model_identity(smollm2), "another"):
+            subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
+            store_finding(database, subject, Finding(Strategy.NONE, proved=True), 0.0)
+    run()
+    assert "Restoring does not work here" in capsys.readouterr().out
+    run(retest=True)
+    assert "not tried yet" in capsys.readouterr().out
+    assert newest_finding(paths.database, "another") is not None
 
 
 def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:

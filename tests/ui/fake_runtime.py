@@ -500,7 +500,11 @@ class FakeEngine(EngineView):
 
     @property
     def restoring(self) -> str:
-        return Finding(Strategy.PLAIN, proved=True).words if self.status.state is EngineState.READY else ""
+        return self._runtime.finding.words if self.status.state is EngineState.READY else ""
+
+    @property
+    def may_retest(self) -> bool:
+        return not self._runtime.finding.strategy.saves
 
     @property
     def context_size(self) -> int | None:
@@ -631,6 +635,7 @@ class FakeRuntime(Runtime):
         self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
         self.started = self.settings  # what the engine runs with
         self.warning = ""  # about the context size
+        self.finding = Finding(Strategy.PLAIN, proved=True)
         self.pays: BreakEven | None = None
         self.bars: tuple[MemoryBar, ...] = ()
         self.proposals: tuple[Proposal, ...] = ()
@@ -648,6 +653,9 @@ class FakeRuntime(Runtime):
         self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(self.paths, lambda: self.settings)
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
+
+    async def retest_restoring(self) -> None:
+        self.calls.append(("retest_restoring",))
 
     async def raise_context(self, tokens: int) -> None:
         self.calls.append(("raise_context", tokens))

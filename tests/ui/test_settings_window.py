@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import SettingsChanged
+from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.status import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
@@ -111,12 +112,24 @@ async def test_what_others_change_is_shown(runtime: FakeRuntime, settings: Setti
     assert settings.model.kv_type.box.currentText() == "q5_1"
 
 
+async def test_where_restoring_does_not_work_it_can_be_tried_again(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    runtime.finding = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
+    settings.show_page(settings.model.name)
+    runtime.events.publish(SettingsChanged())
+    assert "The engine died" in settings.model.restoring.words.text()
+    qtbot.mouseClick(settings.model.retest, LEFT)
+    await until(lambda: ("retest_restoring",) in runtime.calls)
+
+
 async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(settings.model.name)
     entry = settings.model.context
-    assert "Restoring works here" in settings.model.model.words.text()
+    assert "Restoring works here" in settings.model.restoring.words.text()
+    assert not settings.model.retest.isVisible()
     assert runtime.engine.context_reason in entry.words.text()
     assert entry.field.placeholderText() == "kvchat decides"
     assert not entry.reset.isVisible()
