@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,6 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.chat.messages import Conversation
 from kvchat.ui.icons import icon
 from kvchat.ui.item_list import ROW, Index, ItemDelegate, ItemModel
 from kvchat.wording import one_line
@@ -66,28 +68,40 @@ class Row:
         return ", ".join([self.warmth.value, *(words for _, words in self.marks)])
 
 
-class ConversationModel(ItemModel[Row]):
-    """The rows' words. Editing a row announces the wish and changes nothing itself."""
+class ConversationModel(ItemModel[Conversation]):
+    """The conversations; their rows are made as they come into sight, for there may be thousands.
+
+    Editing a row announces the wish and changes nothing itself.
+    """
 
     renamed = Signal(str, str)  # conversation id, title
 
     def __init__(self, parent: QObject) -> None:
-        super().__init__(parent, key=lambda row: row.id)
+        super().__init__(parent, key=lambda chat: chat.id)
+        self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title, Warmth.COLD)
+        self._places: dict[str, int] = {}
 
-    def spoken(self, row: Row) -> str:
+    def show(self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row]) -> None:
+        """Show these, each as `row_of` has it."""
+        self._row_of, self._places = row_of, {chat.id: place for place, chat in enumerate(chats)}
+        self.set_rows(chats)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """A row, or its words."""
+        return self._row_of(self.rows[index.row()]) if role == ROW else super().data(index, role)
+
+    def spoken(self, row: Conversation) -> str:
         """The title, and what the marks mean."""
-        return f"{row.title}, {row.state}"
+        return f"{row.title}, {self._row_of(row).state}"
 
-    def tip(self, row: Row) -> str:
+    def tip(self, row: Conversation) -> str:
         """The whole title, where it is, what the dot means."""
-        return "\n".join(filter(None, (row.title, row.folder and f"In {row.folder}", row.state)))
+        return "\n".join(filter(None, (row.title, row.folder and f"In {row.folder}", self._row_of(row).state)))
 
     def index_of(self, conversation_id: str | None) -> QModelIndex:
         """The row of a conversation, or an invalid index."""
-        for i, row in enumerate(self.rows):
-            if row.id == conversation_id:
-                return self.index(i)
-        return QModelIndex()
+        place = self._places.get(conversation_id or "")
+        return QModelIndex() if place is None else self.index(place)
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         """A title was typed."""

@@ -128,3 +128,10 @@ class ItemList(QListView):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(name)
         look.changed.connect(self.viewport().update)
+
+    def dataChanged(self, first: Index, last: Index, roles: Sequence[int] = ()) -> None:
+        """Rows of one height stand where they stood: a list of thousands need not be laid out again."""
+        if self.uniformItemSizes():
+            QAbstractItemView.dataChanged(self, first, last, roles)
+        else:
+            super().dataChanged(first, last, roles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -90,10 +91,9 @@ class ListBridge(QObject):
 
     def show_list(self) -> None:
         """Show what is known."""
-        slot, busy = self._runtime.slot_conversation, self._runtime.chat.busy
+        row_of = partial(self._row, slot=self._runtime.slot_conversation, busy=self._runtime.chat.busy)
         chats = arranged(self._conversations, self._sidebar.arrangement)
-        rows = [self._row(chat, slot, busy) for chat in chats]
-        self._sidebar.show_rows(rows, self._current(), folders_of(self._conversations))
+        self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
         self.shown.emit()
 
     def close(self) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, QSize, Qt, Signal
+from PySide6.QtCore import (
+    QItemSelection,
+    QItemSelectionModel,
+    QItemSelectionRange,
+    QModelIndex,
+    QPoint,
+    QSize,
+    Qt,
+    Signal,
+)
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -19,6 +28,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.chat.messages import Conversation
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.arrangement import Arrangement, Order
 from kvchat.ui.conversation_list import ConversationDelegate, ConversationModel, Row
@@ -122,14 +132,20 @@ class Sidebar(QFrame):
     @property
     def chosen(self) -> list[str]:
         """The conversations that are selected, in the order of the list."""
-        return [index.data(ROW).id for index in sorted(self.list.selectedIndexes(), key=QModelIndex.row)]
+        return [self.model.rows[place].id for place in sorted(map(QModelIndex.row, self.list.selectedIndexes()))]
 
-    def show_rows(self, rows: list[Row], current: str | None, folders: Sequence[str] = ()) -> None:
-        """Show the conversations; `current` is selected without being announced."""
+    def show_chats(
+        self,
+        chats: Sequence[Conversation],
+        row_of: Callable[[Conversation], Row],
+        current: str | None,
+        folders: Sequence[str],
+    ) -> None:
+        """Show the conversations, each as `row_of` has it; `current` is selected without being announced."""
         chosen = self.chosen
         self._folders = list(folders)
-        self.model.set_rows(rows)
-        self.empty.setVisible(not rows and self.arrangement == Arrangement())
+        self.model.show(chats, row_of)
+        self.empty.setVisible(not chats and self.arrangement == Arrangement())
         self._name_view()
         if len(chosen) < 2:
             self.mark(current)
@@ -202,10 +218,12 @@ class Sidebar(QFrame):
             self.selected.emit(self.chosen[0])
 
     def _select(self, ids: Sequence[str]) -> None:
+        wanted = QItemSelection()
+        for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
+            wanted.append(QItemSelectionRange(index))
         selection = self.list.selectionModel()
         selection.blockSignals(True)
-        for id in ids:
-            selection.select(self.model.index_of(id), QItemSelectionModel.SelectionFlag.Select)
+        selection.select(wanted, QItemSelectionModel.SelectionFlag.Select)
         selection.blockSignals(False)
 
     def _name_view(self) -> None:

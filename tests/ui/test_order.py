@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.messages import Conversation, Role
 from kvchat.ui.arrangement import Arrangement, Order, arranged
+from kvchat.ui.conversation_list import Row
 from kvchat.ui.main_window import MainWindow
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -122,3 +123,32 @@ def test_orders() -> None:
 
     chats = [chat("1", "beta", 1, 9), chat("2", "Alpha", 2, 8), chat("3", "gamma", 3, 1, on_top=True)]
     assert ["".join(c.id for c in arranged(chats, Arrangement(order))) for order in Order] == ["312", "321", "321"]
+
+
+async def test_of_thousands_only_what_is_in_sight_is_made(
+    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2000):
+        furnished.chat.add(f"Chat {number}", id=f"n{number}")
+    await until(lambda: window.sidebar.model.rowCount() == 2004)
+    made: list[str] = []
+    row = window.bridge.list._row
+
+    def counted(chat: Conversation, slot: str | None, busy: str | None) -> Row:
+        made.append(chat.id)
+        return row(chat, slot, busy)
+
+    monkeypatch.setattr(window.bridge.list, "_row", counted)
+    window.bridge.list.show_list()
+    window.sidebar.grab()
+    assert 0 < len(set(made)) < 100
+
+
+async def test_all_of_thousands_stay_chosen_in_another_order(furnished: FakeRuntime, window: MainWindow) -> None:
+    for number in range(2000):
+        furnished.chat.add(f"Chat {number}", id=f"n{number}")
+    await until(lambda: window.sidebar.model.rowCount() == 2004)
+    window.sidebar.list.selectAll()
+    window.sidebar.arrange(Arrangement(Order.NAME))
+    assert len(window.sidebar.chosen) == 2004
+    assert window.sidebar.chosen == window.bridge.list.ids
