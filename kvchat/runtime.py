@@ -109,12 +109,13 @@ class Runtime:
     async def begin(self) -> None:
         """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
 
-        The settings say which and when.
+        Before that it may name chats. The settings say which and when.
         """
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
         self._background.begin(self._rest.run())
+        self.chat.titles.begin(lambda: self.settings.model_titles)
 
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""

@@ -48,6 +48,7 @@ class Settings:
     theme: str = "system"  # system, light or dark
     zoom: int = 100  # the size of all text, in percent
     show_numbers: bool = True  # receipts under replies, and figures in the strip
+    model_titles: bool = True  # the model names new chats when it has nothing else to do
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
     seed: int | None = None
@@ -170,6 +171,7 @@ _RULES: dict[str, _Rule] = {
     "theme": _one_of(THEMES),
     "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
     "show_numbers": _switch,
+    "model_titles": _switch,
     "temperature": _temperature,
     "max_tokens": _whole(1, words=_tokens),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one

@@ -55,7 +55,7 @@ class RestoreAhead:
                 engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
                 if ends_with_reply(branch) or begins_empty(branch):
                     boundary = await parts.slot.boundary(engine, messages)
-                    await parts.slot.load(engine, conversation_id, boundary)
+                    await parts.slot.load_boundary(engine, conversation_id, boundary)
             except EngineError:
                 parts.slot.forget()
             except KvchatError as error:

@@ -58,11 +58,15 @@ class Database(DatabaseFile):
         return made
 
     def rename(self, conversation_id: str, title: str, *, by_user: bool) -> None:
-        """Set a title. One that the user gave is never replaced by an automatic one."""
+        """Set a title. One that the user gave is never replaced by an automatic one.
+
+        An automatic one is a first guess: the model may find a better one, see kvchat.chat.titles.
+        """
         with self.transaction() as db:
             db.execute(
-                "UPDATE conversations SET title = ?, title_by_user = ? WHERE id = ? AND (? OR NOT title_by_user)",
-                (title, by_user, conversation_id, by_user),
+                "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
+                " WHERE id = ? AND (? OR NOT title_by_user)",
+                (title, by_user, not by_user, conversation_id, by_user),
             )
 
     def delete(self, conversation_id: str) -> None:

@@ -135,6 +135,10 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE attachments ADD COLUMN data BLOB NOT NULL DEFAULT x''
     """,
+    # 12: whether the model may still find a title; not for chats that have had theirs for long, nor for imported ones
+    """
+    ALTER TABLE conversations ADD COLUMN title_due INTEGER NOT NULL DEFAULT 0
+    """,
 )
 
 

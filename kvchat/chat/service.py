@@ -23,6 +23,7 @@ from kvchat.chat.prompt import NEW_TITLE
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
+from kvchat.chat.titles import Titles
 from kvchat.chat.tree import Removed
 from kvchat.chat.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
@@ -59,7 +60,8 @@ class ChatService:
         self._worker = worker
         self._store = store
         self._parts = TurnParts(database, worker, room, self.slot, events, defaults, sampling)
-        self._background = Background()
+        self.titles = Titles(self._parts)
+        self._background = Background(self.titles.hear)
         self._ahead = RestoreAhead(self._parts, self._background)
         self.drafts = Drafts(database, worker)
         self.context = ContextDesk(self._parts, self.is_answering)
@@ -218,10 +220,12 @@ class ChatService:
     def stop_all(self) -> None:
         """Stop every reply, those included that still wait for the slot."""
         self._turns.stop()
+        self.slot.lock.end_spare_time()
 
     async def idle(self) -> None:
-        """Wait until every turn, its save included, and every restore ahead is over."""
+        """Wait until every turn, its save included, every restore ahead and a title that is being made is over."""
         await self._background.idle()
+        await self.titles.idle()
 
     async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
         """Stop the engine with everything saved, and between turns: one that comes meanwhile waits, then starts it.
@@ -236,6 +240,7 @@ class ChatService:
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
         self._ahead.select(None)
+        self.titles.close()
         self.stop_all()
         self.organiser.close()
         self._forgetting.close()

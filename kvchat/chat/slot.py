@@ -21,6 +21,7 @@ from kvchat.chat.events import (
     Saved,
     SaveSkipped,
 )
+from kvchat.chat.interruption import YieldingLock
 from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.rates import Rates
@@ -36,6 +37,8 @@ from kvchat.kvstore.store import SavePointStore, StoreRefused
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
+NEXT = -1  # stands for the first token of whatever comes after a boundary
+
 NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
 NO_RESTORING = "restoring does not work with this engine and model"
 SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
@@ -45,7 +48,7 @@ class SlotKeeper:
     """Keeps the one slot's contents in line with the store."""
 
     def __init__(self, store: SavePointStore, events: EventBus) -> None:
-        self.lock = asyncio.Lock()
+        self.lock = YieldingLock()
         self._store = store
         self._events = events
         self._restorer = Restorer(store, events)
@@ -96,6 +99,13 @@ class SlotKeeper:
         self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=outcome)
         self._events.publish(Restored(conversation_id, outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(plan.tokens_used, outcome, miss_reason=None)
+
+    async def load_boundary(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> Loaded:
+        """As `load`, for whatever comes after a turn boundary.
+
+        A state that cannot be cut serves only prompts that are longer: the boundary alone would find an older one.
+        """
+        return await self.load(room, conversation_id, (*boundary, NEXT))
 
     async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
         """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache.
@@ -157,6 +167,15 @@ class SlotKeeper:
         timings = await room.engine.prefill(boundary, progress)
         self.note(room, conversation_id, boundary, exact=True)
         return timings
+
+    async def can_return(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> bool:
+        """Whether the slot can be brought back to a boundary, without reading, after something else was said there."""
+        if room.can_cut:
+            return True
+        plan = await asyncio.to_thread(
+            self._store.find, room.fingerprint, (*boundary, NEXT), can_cut=False, conversation_id=conversation_id
+        )
+        return not isinstance(plan, Miss) and plan.tokens_used == len(boundary)
 
     def early_boundary(self, room: ReadyEngine, boundary: Tokens) -> Tokens | None:
         """Where a sliding-window model has to be saved as well, just before the boundary; None for other models."""

@@ -15,7 +15,7 @@ from kvchat.chat.pictures import CannotAttach, picture_of
 Row = dict[str, Any]
 
 # Of one machine and one moment: they mean nothing in a file.
-_LEFT_OUT = frozenset(("writer", "conversation_id", "model", "deleted_at"))
+_LEFT_OUT = frozenset(("writer", "conversation_id", "model", "deleted_at", "title_due"))
 _CONVERSATION_NEEDS: Mapping[str, type | tuple[type, ...]] = {
     "id": str,
     "title": str,

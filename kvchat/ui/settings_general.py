@@ -10,6 +10,7 @@ from kvchat.ui.theme import ZOOMS
 _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
 _SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
 _NUMBERS = ((True, "Show"), (False, "Hide"))
+_ON_OFF = ((True, "On"), (False, "Off"))
 _STARTS = (("app", "With kvchat"), ("message", "With the first message"))
 
 
@@ -26,6 +27,9 @@ class GeneralPage(SettingsPage):
         self.zoom = self.add(ChoiceEntry(desk.look, "zoom", "Text size", words, _SIZES, desk.change))
         words = "Time, speed and tokens under each reply and in the line at the bottom."
         self.numbers = self.add(ChoiceEntry(desk.look, "show_numbers", "Numbers", words, _NUMBERS, desk.change))
+        words = "In the language of the chat, when it has nothing else to do. A name you gave stays."
+        entry = ChoiceEntry(desk.look, "model_titles", "Let the model name chats", words, _ON_OFF, desk.change)
+        self.titles = self.add(entry)
         words = "With the first message saves memory until you need it; that message waits until the model is loaded."
         self.start = self.add(ChoiceEntry(desk.look, "engine_start", "Start the engine", words, _STARTS, desk.change))
         self.idle = self.add(

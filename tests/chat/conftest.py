@@ -26,3 +26,14 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Async
     """An open stage; its engine starts with the first message."""
     async with Stage(tmp_path / "home", fake_engine, smollm2) as stage:
         yield stage
+
+
+@pytest.fixture
+def cannot_cut(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are as those of hybrid and recurrent models."""
+
+    async def found(room: ReadyEngine, window: int | None) -> Finding:
+        return Finding(Strategy.SETTLE, proved=True)
+
+    monkeypatch.setattr("kvchat.rooms.supervised.self_test", found)
+    stage.fake.set(FAKE_EXACT_ONLY=1)

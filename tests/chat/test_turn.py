@@ -92,6 +92,21 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     assert len(stage.of(Restored)) == 1
 
 
+@pytest.mark.usefixtures("cannot_cut")
+async def test_selecting_restores_the_newest_state_where_only_that_is_of_use(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first)
+    await stage.answered(first, "And the harbour?")
+    newest = stage.save_points()[-1]
+    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
+    stage.runtime.chat.select(first)
+    await stage.runtime.chat.idle()
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.restored_ahead
+    assert receipt.cached_tokens == newest.n_tokens
+    assert [event.tokens for event in stage.of(Restored)] == [newest.n_tokens]
+
+
 async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_writes(
     stage: Stage, smollm2: Path
 ) -> None:
