@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import httpx_sse
 
-from kvchat.engine import failure, wire
+from kvchat.engine import last_words, wire
 from kvchat.engine.gulps import read_in_gulps
 from kvchat.engine.interface import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.wire import ChatChunk
@@ -151,7 +151,7 @@ def _known_authorities() -> ssl.SSLContext:
 
 
 def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
-    reason = failure.broken(error.status, error.message)
+    reason = last_words.broken(error.status, error.message)
     return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
 
 

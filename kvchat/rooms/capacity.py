@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.engine import extra_arguments, failure
+from kvchat.engine import extra_arguments, last_words
 from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.engine.refusal import WorkerGone
@@ -79,7 +79,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryF
     except EngineNotFound as error:
         if not workers:
             raise
-        if reason := failure.worker_gone(error.detail):
+        if reason := last_words.worker_gone(error.detail):
             raise WorkerGone(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error

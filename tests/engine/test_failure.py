@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from kvchat.engine import embedded, failure
+from kvchat.engine import embedded, failure, last_words
 from kvchat.engine.outcome import Outcome
 from kvchat.engine.status import FailureKind
 
@@ -125,8 +125,8 @@ def test_a_worker_that_is_gone_is_named() -> None:
     absent = failure.explain(Outcome(-6, tuple(WORKER_ABSENT.splitlines())))
     assert absent.kind is FailureKind.WORKER_LOST
     assert absent.detail == "No rpc-server answers at den:50052."
-    assert failure.worker_gone(WORKER_ABSENT) == absent
-    assert failure.worker_gone(NOT_A_MODEL) is None
+    assert last_words.worker_gone(WORKER_ABSENT) == absent
+    assert last_words.worker_gone(NOT_A_MODEL) is None
     lost = failure.explain(Outcome(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "The rpc-server of another computer has stopped.")
 
