@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtCore import QEvent, QPoint, QRect, Qt
 from PySide6.QtWidgets import QApplication, QTextBrowser, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -156,3 +156,17 @@ async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_pa
     view.render_now()
     assert focused() is page
     assert tab(qtbot)[0] in AS_THEY_STAND
+
+
+async def test_nothing_goes_with_messages_that_tab_has_passed(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    page = await opened(window)
+    window.header.more.setFocus()
+    first = tab(qtbot, len(AS_THEY_STAND) + 10)
+    page.show_conversation([])
+    QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+    window.header.show_conversation("Lakes", exists=True, pinned=False, never_save=False)
+    window.header.more.setFocus()
+    left = [stop for stop in first if stop not in AS_THEY_STAND]
+    assert tab(qtbot, len(left)) == left
