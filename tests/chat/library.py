@@ -54,9 +54,9 @@ def fill(database: Database, chats: int) -> None:
                 )
 
 
-def fill_chat(database: Database, conversation_id: str, messages: int, parent_id: str | None = None) -> str:
-    """So many messages in a row, at once; returns the last one's id."""
-    ids = [parent_id, *(f"{conversation_id}.{number}" for number in range(messages))]
+def fill_chat(database: Database, conversation_id: str, messages: int) -> None:
+    """So many messages in a row, at once."""
+    ids = [None, *(f"{conversation_id}.{number}" for number in range(messages))]
     rows = [(id, conversation_id, parent, number) for number, (parent, id) in enumerate(itertools.pairwise(ids))]
     with database.transaction() as db:
         db.executemany(
@@ -64,4 +64,3 @@ def fill_chat(database: Database, conversation_id: str, messages: int, parent_id
             " VALUES (?, ?, ?, 'user', 'x', 'complete', ?)",
             rows,
         )
-    return str(ids[-1])

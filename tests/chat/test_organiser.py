@@ -9,6 +9,7 @@ import pytest
 
 from kvchat.chat import organiser
 from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.messages import Conversation
 from kvchat.chat.organiser import purge_left_behind
 from kvchat.chat.search import find
@@ -96,13 +97,17 @@ async def test_a_long_chat_that_was_left_behind_goes_when_kvchat_starts(tmp_path
     await runtime.close()
 
 
-async def test_kvchat_starts_where_what_was_left_behind_cannot_go(tmp_path: Path) -> None:
-    """Here because its messages go on in another chat, deeper than SQLite follows."""
+async def test_kvchat_starts_where_what_was_left_behind_cannot_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(database: Database, conversation_id: str) -> None:
+        raise StorageFailed("no")
+
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     with closing(Database(paths.database)) as database:
-        chat, other = (database.create_conversation("x") for _ in range(2))
-        fill_chat(database, other.id, 1500, fill_chat(database, chat.id, 1))
+        chat = database.create_conversation("x")
         delete_long_ago(database, chat.id)
+    monkeypatch.setattr(Database, "delete", fail)
     runtime = await open_runtime(paths, Settings())
     assert deleted_ids(runtime._database) == {chat.id}
     await runtime.close()
