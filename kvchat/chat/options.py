@@ -37,6 +37,17 @@ class BadOptions(KvchatError):
     """Options that make no sense."""
 
 
+class FormatRefused(KvchatError):
+    """The engine made nothing of the output format: only it knows which grammars it can follow."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            "The engine cannot follow this chat's output format",
+            f"It says: {said}.",
+            "Your message is kept. Correct the grammar or schema in the chat's settings (⋯), then try again.",
+        )
+
+
 @dataclass(frozen=True)
 class Range:
     """The bounds of a number that says how replies are drawn."""

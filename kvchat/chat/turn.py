@@ -21,6 +21,7 @@ from kvchat.chat.events import (
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
+from kvchat.chat.options import FormatRefused
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import ConversationTooLong, needs_sight, prompt_messages
 from kvchat.chat.reply import Draft, ReplyWriter
@@ -274,6 +275,8 @@ class Turn:
         return reply.receipt(self._loaded, verdict, model, rate)
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
+        if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
+            return FormatRefused(refusal.message)
         if refusal.kind == "exceed_context_size_error" and self._engine:
             return ConversationTooLong(len(self._prompt), self._engine.context_size)
         return EngineError(

@@ -12,7 +12,7 @@ from kvchat.library.gguf_fields import GgufFields
 from kvchat.library.gguf_header import TENSOR_TYPES, CutShort, GgufHeader, HeaderFault, Value, read_header
 from kvchat.library.kv_layers import KvLayout, head_lengths, kv_heads_per_layer, kv_layout
 from kvchat.library.split_files import part_name
-from kvchat.library.template_options import words_in
+from kvchat.library.template_options import TemplateWord, words_in
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
 FILE_TYPES = {
@@ -97,7 +97,7 @@ class GgufFacts:
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
     names_sampling: bool = False  # its author says how replies should be drawn; the engine heeds that
-    template_words: tuple[str, ...] = ()  # the options of its chat template that kvchat knows
+    template_words: tuple[TemplateWord, ...] = ()  # the options of its chat template that kvchat knows
 
     @property
     def sliding_window(self) -> int | None:

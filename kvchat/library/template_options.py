@@ -1,10 +1,24 @@
-"""The options of chat templates that kvchat knows: how much a model thinks. Found by their names in the template."""
+"""The options of chat templates that kvchat knows: how much a model thinks, and whether it is shown that again.
+
+Found by their names in the template. That agrees with what Jinja2 calls its undeclared variables in all but one of the
+71 templates that come with llama.cpp b11434, and needs no parser of a language that is otherwise the engine's.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+Choices = tuple[tuple[bool | str, str], ...]
+
+
+@dataclass(frozen=True)
+class TemplateWord:
+    """An option that a chat template asks for, and the values it names; those may not be all."""
+
+    name: str
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -13,29 +27,72 @@ class TemplateOption:
 
     name: str
     words: str
-    choices: tuple[tuple[bool | str, str], ...]
+    choices: Choices
 
 
-_ON_OFF: tuple[tuple[bool | str, str], ...] = ((True, "On"), (False, "Off"))
-_EFFORTS: tuple[tuple[bool | str, str], ...] = (("low", "Low"), ("medium", "Medium"), ("high", "High"))
+_THINK, _REMEMBER, _HOW_MUCH = "Think before replying", "Show it its earlier thinking", "Reasoning effort"
+_YES_NO: Choices = ((True, "On"), (False, "Off"))
+_NO_YES: Choices = ((False, "On"), (True, "Off"))  # the variable says what is left out
+_EFFORTS: Choices = (("low", "Low"), ("medium", "Medium"), ("high", "High"))
 _KNOWN = (
-    TemplateOption("enable_thinking", "Think before replying", _ON_OFF),  # Qwen3, GLM, SmolLM3 and many more
-    TemplateOption("thinking", "Think before replying", _ON_OFF),  # DeepSeek V3.1, Granite
-    TemplateOption("reasoning_effort", "Reasoning effort", _EFFORTS),  # gpt-oss
+    TemplateOption("enable_thinking", _THINK, _YES_NO),  # Qwen3, GLM, SmolLM3 and many more
+    TemplateOption("thinking", _THINK, _YES_NO),  # DeepSeek V3.1, Granite, Kimi
+    TemplateOption("reasoning", _THINK, _YES_NO),  # Cohere
+    TemplateOption("thinking_option", _THINK, (("on", "On"), ("off", "Off"))),  # Ling
+    TemplateOption("thinking_mode", _THINK, (("enabled", "On"), ("disabled", "Off"))),  # MiniMax
+    TemplateOption("reasoning_effort", _HOW_MUCH, _EFFORTS),  # gpt-oss
+    TemplateOption("thinking_effort", _HOW_MUCH, _EFFORTS),  # Kimi
+    TemplateOption("reasoning_strength", _HOW_MUCH, _EFFORTS),
+    TemplateOption("preserve_thinking", _REMEMBER, _YES_NO),  # LFM2.5, Laguna
+    TemplateOption("preserved_thinking", _REMEMBER, _YES_NO),  # Hy3
+    TemplateOption("keep_past_thinking", _REMEMBER, _YES_NO),  # LFM2.5
+    TemplateOption("clear_thinking", _REMEMBER, _NO_YES),  # GLM
+    TemplateOption("truncate_history_thinking", _REMEMBER, _NO_YES),  # Nemotron
+    TemplateOption("drop_thinking", _REMEMBER, _NO_YES),  # DeepSeek V4
 )
-# A name that stands for nothing but a variable of the template: not an attribute, not in quotes.
-_VARIABLE = r"(?<![\w.'\"<]){name}(?![\w'\">])"
+_LADDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # what is more
+_WORDS = {"no_think": "None", "xhigh": "Very high", "max": "As much as it can"} | {
+    value: words for option in _KNOWN for value, words in option.choices if isinstance(value, str)
+}
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
+_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_VARIABLE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, not where it is given a value
+_COMPARED = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])"
 
 
-def words_in(template: str) -> tuple[str, ...]:
-    """The names of the known options that a chat template asks for."""
-    code = " ".join(_CODE.findall(_COMMENT.sub("", template)))
-    return tuple(option.name for option in _KNOWN if re.search(_VARIABLE.format(name=option.name), code))
+def words_in(template: str) -> tuple[TemplateWord, ...]:
+    """The known options that a chat template asks for."""
+    tags = _CODE.findall(_COMMENT.sub("", template))
+    code, bare = " ".join(tags), " ".join(_TEXT.sub("''", tag) for tag in tags)
+    names = [option.name for option in _KNOWN if re.search(_VARIABLE.format(name=option.name), bare)]
+    return tuple(TemplateWord(name, _values(name, code)) for name in names)
 
 
-def known_options(names: Iterable[str]) -> tuple[TemplateOption, ...]:
-    """The options of these names."""
-    wanted = set(names)
-    return tuple(option for option in _KNOWN if option.name in wanted)
+def known_options(words: Iterable[TemplateWord]) -> tuple[TemplateOption, ...]:
+    """The options of these names, of several that mean the same the first.
+
+    Where a template names values of its own, those can be chosen and no others.
+    """
+    named = {word.name: word.values for word in words}
+    found: dict[str, TemplateOption] = {}
+    for option in _KNOWN:
+        if option.name in named:
+            found.setdefault(option.words, _with_values(option, named[option.name]))
+    return tuple(found.values())
+
+
+def _with_values(option: TemplateOption, values: tuple[str, ...]) -> TemplateOption:
+    if not values or isinstance(option.choices[0][0], bool):
+        return option
+    choices = tuple((value, _WORDS.get(value, value.replace("_", " ").capitalize())) for value in values)
+    return TemplateOption(option.name, option.words, choices)
+
+
+def _values(name: str, code: str) -> tuple[str, ...]:
+    """The texts that a template compares a variable with, from the least to the most where that is known."""
+    found: set[str] = set()
+    for compared in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
+        found |= {one or other for one, other in _TEXT.findall(compared[0])}
+    rank = {value: place for place, value in enumerate(_LADDER)}
+    return tuple(sorted(found - {""}, key=lambda value: (rank.get(value, len(rank)), value)))

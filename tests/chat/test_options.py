@@ -12,7 +12,7 @@ from kvchat.chat.options import BadOptions, ChatOptions, check, options_from, op
 from kvchat.chat.options_desk import TemplateFixed
 from kvchat.chat.presets import Preset, PresetExists
 from kvchat.engine.wire import Sampling
-from kvchat.library.template_options import words_in
+from kvchat.library.template_options import known_options, words_in
 from tests.chat.stage import QUESTION, Stage
 
 WISHES = ChatOptions(
@@ -57,14 +57,24 @@ def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
 @pytest.mark.parametrize(
     ("template", "found"),
     [
-        ("{%- if enable_thinking is defined and enable_thinking is false %}", ("enable_thinking",)),
-        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", ("thinking",)),
-        ('{{ "Reasoning: " + reasoning_effort }}', ("reasoning_effort",)),
-        ("{# enable_thinking #}{{ message.thinking }} thinking {{ '<thinking>' }}{{ message['thinking'] }}", ()),
+        ("{%- if enable_thinking is defined and enable_thinking is false %}", {"enable_thinking": [True, False]}),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", {"thinking": [True, False]}),
+        ('{{ "Reasoning: " + reasoning_effort }}', {"reasoning_effort": ["low", "medium", "high"]}),
+        (
+            "{% elif reasoning_effort not in ['high', 'low', 'no_think'] %}{{ raise_exception('medium is none') }}",
+            {"reasoning_effort": ["no_think", "low", "high"]},
+        ),
+        ("{% if thinking_effort | lower == \"max\" or thinking_effort=='x_y' %}", {"thinking_effort": ["max", "x_y"]}),
+        ("{%- if clear_thinking is defined and not clear_thinking -%}", {"clear_thinking": [False, True]}),
+        ("{% set thinking = thinking or enable_thinking %}", {"enable_thinking": [True, False]}),
+        ("{# enable_thinking #}{{ message.thinking }} thinking {{ '<thinking>' }}{{ message['thinking'] }}", {}),
+        ("{{ 'you may be thinking of it' }}{% set thinking = false %}{{ no_thinking }}", {}),
     ],
 )
-def test_what_a_template_asks_for(template: str, found: tuple[str, ...]) -> None:
-    assert words_in(template) == found
+def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | str]]) -> None:
+    options = known_options(words_in(template))
+    assert {option.name: [value for value, _ in option.choices] for option in options} == found
+    assert all(words for option in options for _, words in option.choices)
 
 
 async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> None:

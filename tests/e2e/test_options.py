@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.messages import Source
-from kvchat.chat.options import BadOptions, ChatOptions
+from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
 from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.wire import Sampling
 from kvchat.paths import resolve_paths
@@ -69,7 +69,14 @@ async def test_the_starter_does_not_loop_and_formats_are_followed(
         assert reply.content in ("heron", "crane")
         await chat.options.change(talk, ChatOptions(Sampling(grammar="root ::= (")))
         assert await chat.send(talk, "Which bird?") is None
-        assert [event for event in told if isinstance(event, TurnFailed)]
+        (failed,) = [event for event in told if isinstance(event, TurnFailed)]
+        assert isinstance(failed.error, FormatRefused)
+        assert "failed to parse grammar" in failed.error.detail
+        assert (await chat.messages(talk))[-1].content == "Which bird?", "kept"
+        await chat.options.change(talk, ChatOptions(Sampling(grammar='root ::= "gull"')))
+        reply = await chat.retry(talk)
+        assert reply is not None
+        assert reply.content == "gull"
     finally:
         await runtime.close()
 

@@ -14,7 +14,7 @@ from kvchat.engine.wire import Sampling
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.model_files import Source
 from kvchat.library.model_finder import FoundModel
-from kvchat.library.template_options import TemplateOption, known_options
+from kvchat.library.template_options import TemplateOption, TemplateWord, known_options
 from kvchat.ui.chat_settings import ChatSettings, Subject
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.main_window import MainWindow
@@ -37,7 +37,7 @@ class ThinkingModel(FakeModel):
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
         self.asked.append(model)
-        return known_options(["enable_thinking", "reasoning_effort"])
+        return known_options([TemplateWord("enable_thinking"), TemplateWord("reasoning_effort")])
 
 
 @pytest.fixture
