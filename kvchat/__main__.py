@@ -58,10 +58,10 @@ def _dispatch(options: argparse.Namespace) -> int:
 
         return ask.run(ask_options(options))
     if options.command == "bench":
-        from kvchat.cli import bench
         from kvchat.cli.arguments import bench_options
+        from kvchat.cli.bench import command
 
-        return bench.run(bench_options(options))
+        return command.run(bench_options(options))
     if options.command == "store":
         from kvchat.cli import store
         from kvchat.cli.arguments import store_options

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvchat.chat.messages import Message, Source
-from kvchat.cli import after_restart
+from kvchat.cli.bench import after_restart
 from kvchat.kvstore.staging import MEMORY_FOLDER
 from kvchat.runtime import Runtime
 from tests.e2e.home import Home, engine_arguments, notes

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Message, Role
-from kvchat.cli.bench_home import BenchHome, Reply, bench_home, say
+from kvchat.cli.bench.home import BenchHome, Reply, bench_home, say
 from kvchat.cli.options import BenchOptions
 from kvchat.engine.wire import Sampling
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from kvchat.chat.messages import Role
-from kvchat.cli.bench_home import PEOPLE, THINGS, BenchFailed, BenchHome, Reply, bench_home, say
+from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, Reply, bench_home, say
 from kvchat.cli.options import BenchOptions
 from kvchat.engine.wire import ChatMessage, Sampling
 from kvchat.kvstore.savepoint import common_prefix

@@ -1,10 +1,8 @@
-"""`kvchat bench`: what save points bring on the user's own model and machine, all ratios from one run.
+"""Without other wishes: how fast an answer comes, and what is written for it.
 
 A conversation of about N tokens goes on for some short turns. Each is answered three times from the very same prompt:
 with its prefix in the slot (hot), after the engine was restarted, from memory (warm), and after all of kvchat was
 restarted, from disk (restored). The last one is answered once more after the save points were deleted (cold).
-With `--turns` or `--plot`, `--chats` or `--after-restart` it is another measurement: see `growth`, `shared_prompt` and
-`after_restart`.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ from itertools import pairwise
 from statistics import median
 
 from kvchat.chat.messages import Source
-from kvchat.cli import after_restart, growth, shared_prompt
-from kvchat.cli.bench_home import BenchFailed, BenchHome, Reply, bench_home, say
+from kvchat.cli.bench.home import BenchFailed, BenchHome, Reply, bench_home, say
 from kvchat.cli.options import BenchOptions
-from kvchat.cli.session import run_until_interrupted
 from kvchat.engine.wire import Sampling
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.wording import duration, size
@@ -78,18 +74,8 @@ class _Round:
         return self.hot.text == self.warm.text == self.restored.text
 
 
-def run(options: BenchOptions) -> int:
-    """Measure and print; progress goes to standard error. Returns the exit code. Raises KvchatError."""
-    if options.turns or options.plot:
-        return run_until_interrupted(growth.run(options))
-    if options.chats:
-        return run_until_interrupted(shared_prompt.run(options))
-    if options.after_restart:
-        return run_until_interrupted(after_restart.run(options))
-    return run_until_interrupted(_bench(options))
-
-
-async def _bench(options: BenchOptions) -> int:
+async def run(options: BenchOptions) -> int:
+    """Measure and print. Returns the exit code."""
     async with bench_home(options) as home:
         result = await _measure(home, options.tokens)
     print(json.dumps(dataclasses.asdict(result)) if options.as_json else table(result))

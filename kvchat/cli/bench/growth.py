@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.cli.bench_home import PEOPLE, THINGS, BenchFailed, BenchHome, bench_home, say
+from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, bench_home, say
+from kvchat.cli.bench.plot import Line, Panel, draw
 from kvchat.cli.options import BenchOptions
-from kvchat.cli.plot import Line, Panel, draw
 from kvchat.engine.wire import Sampling
 from kvchat.wording import size
 

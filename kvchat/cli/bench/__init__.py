@@ -1,0 +1,1 @@
+"""`kvchat bench`: what save points bring on the user's own model and machine, all ratios from one run."""

@@ -1,0 +1,18 @@
+"""`kvchat bench`: the measurement that was asked for, or `speed`."""
+
+from __future__ import annotations
+
+from kvchat.cli.bench import after_restart, growth, shared_prompt, speed
+from kvchat.cli.options import BenchOptions
+from kvchat.cli.session import run_until_interrupted
+
+
+def run(options: BenchOptions) -> int:
+    """Measure and print; progress goes to standard error. Returns the exit code. Raises KvchatError."""
+    if options.turns or options.plot:
+        return run_until_interrupted(growth.run(options))
+    if options.chats:
+        return run_until_interrupted(shared_prompt.run(options))
+    if options.after_restart:
+        return run_until_interrupted(after_restart.run(options))
+    return run_until_interrupted(speed.run(options))
