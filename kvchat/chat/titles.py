@@ -21,7 +21,7 @@ from kvchat.chat.prompt import ends_with_reply, needs_sight, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.title_words import REQUEST, is_over, title_in
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineGone, EngineRefused
+from kvchat.engine.interface import EngineGone
 from kvchat.engine.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
@@ -32,6 +32,17 @@ _TITLE_TOKENS, _THINKING_TOKENS = 40, 512
 _READ_CHARACTERS = 20_000  # of each message, to see whether a title is about it
 # What the chat templates of most models that think understand; one that knows neither says the same as without.
 _NO_THINKING: TemplateOptions = (("enable_thinking", False), ("thinking", False))
+
+
+class NoTitle(KvchatError):
+    """The model named nothing."""
+
+    def __init__(self, *, asked: bool) -> None:
+        if asked:
+            super().__init__("The model found no name", "", "The chat keeps the one it has.")
+        else:
+            what, advice = "The model is busy, or has not read this chat yet.", "Send a message here, then try again."
+            super().__init__("The chat cannot be named now", what, advice)
 
 
 @dataclass
@@ -87,7 +98,7 @@ class Titles:
         """There is time now: begin to name the chat in the slot, if it waits for that."""
         conversation_id = self._parts.slot.holds()
         if conversation_id is not None and self._wanted():
-            self._background.begin(self._name(conversation_id))
+            self._background.begin(self._name_in_spare_time(conversation_id))
 
     async def idle(self) -> None:
         """Wait until no title is being made."""
@@ -98,19 +109,38 @@ class Titles:
         self._wanted = lambda: False
         self.hear(True)
 
-    async def _name(self, conversation_id: str) -> None:
+    async def name(self, conversation_id: str) -> None:
+        """The user wants the chat to be named by the model, whatever it is called now. Raises NoTitle, StorageFailed.
+
+        What the user asks for meanwhile goes first, and ends it.
+        """
+        parts = self._parts
+        await parts.worker.run(make_due, parts.database, conversation_id)
+        attempt = await self._attempt(conversation_id)
+        await parts.worker.run(settle, parts.database, conversation_id, attempt.title)
+        if attempt.title is None:
+            raise NoTitle(asked=attempt.answer is not None)
+        parts.events.publish(ConversationsChanged())
+
+    async def _name_in_spare_time(self, conversation_id: str) -> None:
         """Find the chat a title. Where that fails nobody is told: it has one already."""
         parts = self._parts
         with contextlib.suppress(KvchatError):
-            if not await parts.worker.run(is_due, parts.database, conversation_id):
+            if not await parts.worker.run(is_due, parts.database, conversation_id) or not self._wanted():
                 return
-            attempt = _Attempt(conversation_id, await parts.worker.run(parts.database.branch, conversation_id))
-            if self._wanted() and attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
-                await parts.slot.lock.in_spare_time(self._ask(attempt))
-            if attempt.answer is None:
-                return
-            if await parts.worker.run(settle, parts.database, conversation_id, attempt.title):
+            attempt = await self._attempt(conversation_id)
+            if attempt.answer is not None and await parts.worker.run(
+                settle, parts.database, conversation_id, attempt.title
+            ):
                 parts.events.publish(ConversationsChanged())
+
+    async def _attempt(self, conversation_id: str) -> _Attempt:
+        """Ask the model, if that can be done now."""
+        parts = self._parts
+        attempt = _Attempt(conversation_id, await parts.worker.run(parts.database.branch, conversation_id))
+        if attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
+            await parts.slot.lock.in_spare_time(self._ask(attempt))
+        return attempt
 
     async def _ask(self, attempt: _Attempt) -> None:
         """Have the model answer, then bring the slot back to the turn boundary. May be cancelled at any point."""
@@ -125,7 +155,7 @@ class Titles:
         except EngineGone:
             slot.forget()
             attempt.answer = attempt.answer or ""
-        except EngineRefused:
+        except KvchatError:
             attempt.answer = attempt.answer or ""
 
     async def _question(self, attempt: _Attempt) -> _Question | None:
@@ -185,11 +215,20 @@ def is_due(database: Database, conversation_id: str) -> bool:
         return db.execute(query, (conversation_id,)).fetchone() is not None
 
 
+def make_due(database: Database, conversation_id: str) -> None:
+    """Have the model find this chat a title, whoever gave it the one it has. Raises StorageFailed."""
+    with database.transaction() as db:
+        db.execute("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
+
+
 def settle(database: Database, conversation_id: str, title: str | None) -> bool:
     """Give a chat the model's title, or leave it with the one it has: it is not tried again. Whether it has another.
 
-    What the user did in the meantime stays. Raises StorageFailed.
+    What the user called it in the meantime stays. Raises StorageFailed.
     """
     with database.transaction() as db:
-        query = "UPDATE conversations SET title_due = 0, title = ifnull(?, title) WHERE id = ? AND title_due"
+        query = (
+            "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
+            " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"
+        )
         return db.execute(query, (title, conversation_id)).rowcount > 0 and title is not None

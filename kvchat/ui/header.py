@@ -15,6 +15,7 @@ class Header(QWidget):
     """Title, model button, overflow menu. Every entry is a signal."""
 
     rename_requested = Signal()
+    name_requested = Signal()
     delete_requested = Signal()
     pin_requested = Signal(bool)  # pinned from now on
     never_save_requested = Signal(bool)  # never saved from now on
@@ -65,7 +66,7 @@ class Header(QWidget):
     def show_conversation(self, title: str, *, exists: bool, pinned: bool, never_save: bool) -> None:
         """The open conversation. One that does not exist yet cannot be renamed, deleted, pinned."""
         self.title.set_text(title)
-        for action in (self._rename, self._delete, self._export, self.pin, self.never_save):
+        for action in (self._rename, self.name_by_model, self._delete, self._export, self.pin, self.never_save):
             action.setEnabled(exists)
         self.pin.setChecked(pinned)
         self.never_save.setChecked(never_save)
@@ -85,6 +86,7 @@ class Header(QWidget):
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)
         self._rename = menu.addAction("Rename", self.rename_requested.emit)
+        self.name_by_model = menu.addAction("Name by the model", self.name_requested.emit)
         self._delete = menu.addAction("Delete conversation", self.delete_requested.emit)
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)

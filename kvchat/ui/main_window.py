@@ -198,6 +198,9 @@ class MainWindow(QMainWindow):
         self.sidebar.typed.connect(self.composer.take)
         self.sidebar.disk_requested.connect(self.beside.open_disk_panel)
         self.header.rename_requested.connect(self.sidebar.begin_rename)
+        self.header.name_requested.connect(
+            lambda: self.wishes.start(self._runtime.chat.titles.name(self.bridge.current or ""))
+        )
         self.header.delete_requested.connect(self.sidebar.ask_delete)
         self.header.pin_requested.connect(lambda on: self.bridge.list.pin(self.bridge.current or "", on))
         self.header.never_save_requested.connect(lambda on: self.bridge.list.never_save(self.bridge.current or "", on))

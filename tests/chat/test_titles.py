@@ -10,7 +10,7 @@ from kvchat.chat import titles as titles_module
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.messages import Conversation, MessageState, Role
 from kvchat.chat.title_words import REQUEST
-from kvchat.chat.titles import is_due
+from kvchat.chat.titles import NoTitle, is_due
 from kvchat.engine.status import EngineState
 from kvchat.engine.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
@@ -214,3 +214,23 @@ async def test_closing_does_not_wait_for_a_title(stage: Stage) -> None:
     await stage.until(lambda: asked(stage))
     assert await due(stage, chat)
     await stage.runtime.close()
+
+
+async def test_the_user_can_have_any_chat_named(stage: Stage) -> None:
+    chat = await begun(stage)
+    await stage.runtime.chat.rename(chat, "Mine")
+    await stage.runtime.chat.titles.name(chat)
+    assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == (TITLE, False)
+
+
+@pytest.mark.parametrize("asked_at_all", [True, False])
+async def test_where_that_fails_the_name_stays_and_the_user_is_told(stage: Stage, asked_at_all: bool) -> None:
+    chat = await begun(stage, "Unshakeable")
+    await stage.runtime.chat.rename(chat, "Mine")
+    if not asked_at_all:
+        await stage.runtime.stop_engine()
+    with pytest.raises(NoTitle):
+        await stage.runtime.chat.titles.name(chat)
+    assert len(asked(stage)) == asked_at_all
+    assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == ("Mine", True)
+    assert not await due(stage, chat)

@@ -32,6 +32,7 @@ from kvchat.chat.rates import BreakEven
 from kvchat.chat.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
+from kvchat.chat.titles import Titles
 from kvchat.chat.tree import Removed
 from kvchat.engine.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.inventory import EngineEntry
@@ -192,6 +193,17 @@ class FakeDrafts(Drafts):
         self.kept |= drafts
 
 
+class FakeTitles(Titles):
+    """A model that has the same name for every chat."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self._chat = chat
+
+    async def name(self, conversation_id: str) -> None:
+        self._chat.talks[conversation_id] = replace(self._chat.talks[conversation_id], title="Named by the model")
+        self._chat.events.publish(ConversationsChanged())
+
+
 class FakeOrganiser(Organiser):
     """Moves the conversations in memory."""
 
@@ -237,6 +249,7 @@ class FakeChat(ChatService):
         self.context: FakeContext = FakeContext(self.calls)
         self.finder: FakeFinder = FakeFinder(self)
         self.organiser: FakeOrganiser = FakeOrganiser(self)
+        self.titles: FakeTitles = FakeTitles(self)
         self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation

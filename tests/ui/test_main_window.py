@@ -255,6 +255,15 @@ async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot
     assert window.header.title.whole == "The lemma"
 
 
+async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    before = titles(window)
+    window.bridge.open("jeju")
+    window.header.name_by_model.trigger()
+    await until(lambda: titles(window) == [before[0], "Named by the model"])
+    assert window.header.title.whole == "Named by the model"
+
+
 async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
     assert warmth(window) == [Warmth.COLD, Warmth.COLD]
     furnished.slot = "thesis"
