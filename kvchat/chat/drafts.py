@@ -1,8 +1,11 @@
-"""What has been written and not sent, for each conversation and for the one that has not begun."""
+"""What has been written or attached and not sent, for each conversation and for the one that has not begun."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvchat.chat.database import Database
+from kvchat.chat.messages import Attachment
 from kvchat.chat.worker import Worker
 
 NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a draft but no id
@@ -19,9 +22,16 @@ class Drafts:
         """Every draft there is."""
         return await self._worker.run(_load, self._database)
 
-    async def keep(self, drafts: dict[str, str]) -> None:
-        """Put these drafts on disk; empty ones are forgotten, and those of conversations that are gone."""
-        await self._worker.run(_store, self._database, dict(drafts))
+    async def attached(self) -> dict[str, tuple[Attachment, ...]]:
+        """What waits with them."""
+        return await self._worker.run(_load_attached, self._database)
+
+    async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
+        """Put these drafts on disk, and what waits with some of them.
+
+        Empty ones are forgotten, and those of conversations that are gone.
+        """
+        await self._worker.run(_store, self._database, dict(drafts), dict(attached))
 
 
 def _load(database: Database) -> dict[str, str]:
@@ -29,10 +39,25 @@ def _load(database: Database) -> dict[str, str]:
         return {row["conversation_id"]: row["text"] for row in db.execute("SELECT * FROM drafts")}
 
 
-def _store(database: Database, drafts: dict[str, str]) -> None:
-    there = "SELECT 1 FROM conversations WHERE id = ?1 UNION SELECT 1 WHERE ?1 = ''"
+def _load_attached(database: Database) -> dict[str, tuple[Attachment, ...]]:
+    found: dict[str, tuple[Attachment, ...]] = {}
+    with database.reading() as db:
+        for row in db.execute("SELECT * FROM draft_attachments ORDER BY position"):
+            attachment = Attachment(row["name"], row["size"], row["hash"], row["text"], row["data"])
+            found[row["conversation_id"]] = (*found.get(row["conversation_id"], ()), attachment)
+    return found
+
+
+def _store(database: Database, drafts: dict[str, str], attached: dict[str, tuple[Attachment, ...]]) -> None:
+    there = "EXISTS (SELECT 1 FROM conversations WHERE id = ?1 UNION SELECT 1 WHERE ?1 = '')"
     with database.transaction() as db:
-        for conversation_id, text in drafts.items():
-            db.execute("DELETE FROM drafts WHERE conversation_id = ?", (conversation_id,))
+        for id, text in drafts.items():
+            db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))
             if text:
-                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE EXISTS ({there})", (conversation_id, text))
+                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {there}", (id, text))
+        for id, attachments in attached.items():
+            db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
+            db.executemany(
+                f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {there}",
+                [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
+            )

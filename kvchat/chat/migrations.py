@@ -139,6 +139,22 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE conversations ADD COLUMN title_due INTEGER NOT NULL DEFAULT 0
     """,
+    # 13: what waits with a draft
+    """
+    CREATE TABLE draft_attachments (
+        conversation_id TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        hash TEXT NOT NULL,
+        text TEXT NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (conversation_id, position)
+    );
+    CREATE TRIGGER attached_to_nothing AFTER DELETE ON conversations BEGIN
+        DELETE FROM draft_attachments WHERE conversation_id = OLD.id;
+    END
+    """,
 )
 
 

@@ -87,12 +87,10 @@ class Bridge(QObject):
         """Show another conversation, or with None an empty page for a new one."""
         if conversation_id == self.current and self._messages:
             return
-        self._leave()
         self.current = conversation_id
         self._messages = []
         self._loading = conversation_id is not None
         self.drafts.show()
-        self._views.composer.set_attachments(self._talk().attachments)
         self._views.transcript.show_conversation([])
         self._views.sidebar.mark(conversation_id)
         if conversation_id is not None:
@@ -146,7 +144,6 @@ class Bridge(QObject):
         return self._talk().failure
 
     async def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        self._talk().attachments = ()
         async with self._beginning:
             conversation_id = self.current
             if conversation_id is None:
@@ -171,9 +168,6 @@ class Bridge(QObject):
         self._talk(conversation_id).awaiting = False
         if conversation_id == self.current:
             self._show_turn()
-
-    def _leave(self) -> None:
-        self._talk().attachments = self._views.composer.chips.attachments
 
     def _talk(self, conversation_id: str | None = None) -> Talk:
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
@@ -207,12 +201,8 @@ class Bridge(QObject):
         """The words were not stored: they return to the composer, or to the draft they came from."""
         draft = "\n".join(part for part in (text, self.drafts.of(conversation_id)) if part)
         self.drafts.set(conversation_id, draft)
+        self.drafts.attach(conversation_id, (*attachments, *self.drafts.attached_to(conversation_id)))
         self.drafts.show()
-        talk = self._talk(conversation_id)
-        if conversation_id == (self.current or NOT_BEGUN):
-            self._views.composer.set_attachments((*attachments, *self._views.composer.chips.attachments))
-        else:
-            talk.attachments = (*attachments, *talk.attachments)
         self._views.notices.show_error(error)
 
     def _hear_turn(self, event: TurnEvent) -> None:

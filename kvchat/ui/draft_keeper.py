@@ -1,4 +1,4 @@
-"""Drafts outlive the window: what is written is on disk soon after, and again in the composer the next time."""
+"""Drafts outlive the window: what is written and attached is on disk soon after, and in the composer the next time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, QTimer
 
 from kvchat.chat.drafts import NOT_BEGUN, Drafts
+from kvchat.chat.messages import Attachment
 from kvchat.ui.composer import Composer
 from kvchat.ui.tasks import Wishes
 
@@ -22,20 +23,28 @@ class DraftKeeper(QObject):
         super().__init__(parent)
         self._drafts, self._composer, self._wishes, self._current = drafts, composer, wishes, current
         self._texts: dict[str, str] = {}
+        self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
+        self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(_KEEP_MS)
         self._timer.timeout.connect(lambda: wishes.start(self.keep()))
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
+        composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
     async def load(self) -> None:
         """Read what was left the last time. Raises StorageFailed."""
         self._texts = await self._drafts.all() | self._texts
+        self._attached = await self._drafts.attached() | self._attached
 
     def of(self, conversation_id: str | None) -> str:
         """A conversation's draft; None: that of the one that has not begun."""
         return self._texts.get(conversation_id or NOT_BEGUN, "")
+
+    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
+        """What waits with a conversation's draft."""
+        return self._attached.get(conversation_id or NOT_BEGUN, ())
 
     def set(self, conversation_id: str | None, text: str) -> None:
         """Change a draft, wherever it is on show."""
@@ -44,14 +53,25 @@ class DraftKeeper(QObject):
             self._texts[key] = self._unkept[key] = text
             self._timer.start()
 
+    def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+        """Change what waits with a draft, wherever that is on show."""
+        key = conversation_id or NOT_BEGUN
+        if attachments != self._attached.get(key, ()):
+            self._attached[key] = self._unkept_attached[key] = attachments
+            self._timer.start()
+
     def show(self) -> None:
         """Put the open conversation's draft into the composer."""
-        if self._composer.draft != self.of(self._current()):
-            self._composer.set_draft(self.of(self._current()))
+        current = self._current()
+        if self._composer.draft != self.of(current):
+            self._composer.set_draft(self.of(current))
+        if self._composer.chips.attachments != self.attached_to(current):
+            self._composer.set_attachments(self.attached_to(current))
 
     async def keep(self) -> None:
         """Put on disk what is not there yet. Raises StorageFailed."""
         self._timer.stop()
         unkept, self._unkept = self._unkept, {}
-        if unkept:
-            await self._drafts.keep(unkept)
+        attached, self._unkept_attached = self._unkept_attached, {}
+        if unkept or attached:
+            await self._drafts.keep(unkept, attached)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
-from kvchat.chat.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.ui.turn_story import TurnStory
 
 
 @dataclass
 class Talk:
-    """One conversation's turn, the one that runs in it or ran last, and the documents that wait with its draft."""
+    """One conversation's turn, the one that runs in it or ran last."""
 
     story: TurnStory = field(default_factory=TurnStory)
-    attachments: tuple[Attachment, ...] = ()  # those that wait with the draft
     awaiting: bool = False  # sent, and no token yet
     failure: KvchatError | None = None
     live_id: str = ""  # of the reply that is coming; empty when none is

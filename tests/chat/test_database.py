@@ -17,7 +17,7 @@ from kvchat.chat import migrations
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.drafts import Drafts
-from kvchat.chat.messages import Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.worker import Worker
 from kvchat.migrations import DatabaseTooNew
 from tests.chat.library import fill_chat
@@ -106,11 +106,15 @@ async def test_drafts_go_with_their_conversation(database: Database) -> None:
     worker = Worker("test")
     drafts = Drafts(database, worker)
     one, other = database.create_conversation("x"), database.create_conversation("y")
-    await drafts.keep({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"})
-    await drafts.keep({one.id: ""})
+    await drafts.keep({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
+    note, picture = Attachment("湖.txt", 9, "h", "A lake."), Attachment("a.png", 3, "i", "", b"\x89PN")
+    await drafts.keep({one.id: ""}, {other.id: (note, picture), "": (note,), "gone": (note,), one.id: (picture,)})
+    await drafts.keep({}, {one.id: ()})
+    assert await drafts.attached() == {other.id: (note, picture), "": (note,)}
     assert await drafts.all() == {other.id: "湖", "": "Not begun"}
     database.delete(other.id)
     assert await drafts.all() == {"": "Not begun"}
+    assert await drafts.attached() == {"": (note,)}
     worker.close()
 
 

@@ -94,7 +94,9 @@ async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
     await stage.answered(await stage.chat())
     chat = await asked(stage)
     await stage.runtime.chat.rename(chat, f"About the {SECRET}")
-    await stage.runtime.chat.drafts.keep({chat: f"More about {SECRET}"})
+    await stage.runtime.chat.drafts.keep(
+        {chat: f"More about {SECRET}"}, {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)}
+    )
     await stage.runtime.chat.delete(chat)
     await stage.runtime.chat.idle()
     assert traces(stage) == []

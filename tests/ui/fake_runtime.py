@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -185,12 +185,17 @@ class FakeDrafts(Drafts):
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
+        self.kept_attached: dict[str, tuple[Attachment, ...]] = {}
+
+    async def attached(self) -> dict[str, tuple[Attachment, ...]]:
+        return dict(self.kept_attached)
 
     async def all(self) -> dict[str, str]:
         return dict(self.kept)
 
-    async def keep(self, drafts: dict[str, str]) -> None:
+    async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
         self.kept |= drafts
+        self.kept_attached |= attached
 
 
 class FakeTitles(Titles):

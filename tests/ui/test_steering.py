@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.documents import document_of_text
 from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import MessageView
@@ -145,7 +146,10 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     window = MainWindow(furnished, look)
     await window.start()
     qtbot.keyClicks(window.composer.editor, "Unsent words")
+    note = document_of_text("lake.txt", "Deep.")
+    window.composer.add_attachment(note)
     window.new_conversation()
+    assert window.composer.chips.attachments == ()
     qtbot.keyClicks(window.composer.editor, "Another beginning")
     await window.finish()
     window.deleteLater()
@@ -153,9 +157,14 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     again = MainWindow(furnished, look)
     await again.start()
     assert again.composer.draft == "Unsent words"
+    assert again.composer.chips.attachments == (note,)
     again.new_conversation()
     assert again.composer.draft == "Another beginning"
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.drafts.kept[""] == "", "what was sent is no draft")
+    again.bridge.open("lakes")
+    assert again.composer.chips.attachments == (note,)
+    qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.drafts.kept_attached == {"lakes": ()}, "nor what was sent with it")
     await again.finish()
     again.deleteLater()
