@@ -66,7 +66,7 @@ class Sight:
                     "content"
                 ]
                 if await self._tokenize(words, at == 0) != run:
-                    raise cannot_show("its words cannot be told from its tokens")
+                    raise EngineRefused(200, "With pictures it can be read again only to the end of a word.")
                 text += words
         return {"prompt_string": text, "multimodal_data": data}
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvchat.engine.client import EngineRefused, LlamaServerClient
 from kvchat.engine.discovery import EngineKind, EngineLocation
 from kvchat.engine.plan import LaunchPlan
-from kvchat.engine.sight import picture_ids
+from kvchat.engine.sight import Sight, picture_ids
 from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.wire import ChatMessage, Picture, Sampling, Timings
 from tests.models import seeing
@@ -67,9 +69,7 @@ async def test_a_prompt_with_pictures_is_counted_settled_saved_and_restored(engi
     warm, timings = await said(engine, asked)
     assert (warm, timings.cache_n) == (cold, len(tokens) - 1)
 
-
-@pytest.mark.engine
-async def test_what_is_no_picture_is_refused_and_the_engine_lives(engine: LlamaServerClient) -> None:
+    # what is no picture is refused, and the engine lives on
     with pytest.raises(EngineRefused):
         await engine.prompt_tokens([question(Picture(b"\x89PNG and then nothing"))])
     with pytest.raises(EngineRefused, match="no longer at hand"):
@@ -84,3 +84,51 @@ def test_a_picture_has_ids_of_its_own() -> None:
     assert min(ids) >= -(2**31)
     assert ids[:16] == picture_ids("a projector", RED, 16)
     assert ids[0] not in (picture_ids("another", RED, 1)[0], picture_ids("a projector", GREEN, 1)[0])
+
+
+class Letters:
+    """An engine whose tokens are letters, but for "th", which is one; it begins every prompt with a 1."""
+
+    PAIR = 500
+
+    async def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/detokenize":
+            return {"content": "".join("th" if one == self.PAIR else chr(one) for one in body["tokens"])}
+        if path == "/apply-template":
+            return {"prompt": "user:<m>."}
+        return {"input_tokens": 1 + len("user:.") + 4}
+
+    async def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
+        pieces = text.replace("th", chr(self.PAIR))
+        return (*((1,) if special else ()), *map(ord, pieces))
+
+
+async def test_a_prompt_becomes_ids_and_text_again() -> None:
+    engine = Letters()
+    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
+    tokens = await sight.tokens("see <m><m> the th", [RED, GREEN])
+    assert len(tokens) == 1 + 4 + 4 + 4 + 5
+    assert tokens[5:13] == picture_ids("p", RED, 4) + picture_ids("p", GREEN, 4)
+    again = await sight.prompt(tokens)
+    assert again["prompt_string"] == "see <m><m> the th"
+    assert [base64.b64decode(data) for data in again["multimodal_data"]] == [RED.data, GREEN.data]
+
+
+async def test_what_cannot_be_said_again_is_refused() -> None:
+    engine = Letters()
+    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
+    tokens = await sight.tokens("<m>", [RED])
+    with pytest.raises(EngineRefused, match="end of a word"):
+        await sight.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
+    with pytest.raises(EngineRefused, match="leaves out pictures"):
+        await sight.tokens("no place for it", [RED])
+
+
+async def test_only_so_many_pictures_are_kept_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvchat.engine.sight.KEPT_BYTES", len(RED.data) + len(GREEN.data))
+    engine = Letters()
+    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
+    first = await sight.tokens("<m>", [RED])
+    await sight.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
+    with pytest.raises(EngineRefused, match="no longer at hand"):
+        await sight.prompt(first)
