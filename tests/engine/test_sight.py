@@ -73,7 +73,7 @@ async def test_a_prompt_with_pictures_is_counted_settled_saved_and_restored(engi
     with pytest.raises(EngineRefused):
         await engine.prompt_tokens([question(Picture(b"\x89PNG and then nothing"))])
     with pytest.raises(EngineRefused, match="no longer at hand"):
-        await engine.prefill((1, 2, *picture_ids("projector", RED, 16), 3))
+        await engine.prefill((1, 2, *picture_ids("projector", Picture(png(1, 2, 3)), 16), 3))
     assert (await said(engine, question(RED)))[1].predicted_n == 6
 
 
