@@ -15,6 +15,7 @@ from kvchat.chat.events import EngineChanged, Event
 from kvchat.chat.messages import Attachment
 from kvchat.chat.pictures import is_picture
 from kvchat.runtime import Runtime
+from kvchat.ui.bridge import Bridge
 from kvchat.ui.composer import Composer, local_files
 from kvchat.ui.pictures import of_image, prepared
 from kvchat.ui.tasks import Wishes
@@ -30,11 +31,12 @@ class AttachBridge(QObject):
         runtime: Runtime,
         composer: Composer,
         page: QWidget,
+        bridge: Bridge,
         wishes: Wishes,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._runtime, self._composer, self._wishes = runtime, composer, wishes
+        self._runtime, self._composer, self._bridge, self._wishes = runtime, composer, bridge, wishes
         composer.attach_requested.connect(self.choose)
         composer.files_given.connect(self.take)
         composer.picture_given.connect(lambda image: wishes.start(self._add_image(image)))
@@ -85,7 +87,11 @@ class AttachBridge(QObject):
         """
         if any(other.hash == attachment.hash for other in self._composer.chips.attachments):
             return
-        await self._runtime.chat.context.check_fits(None, "", [attachment])
+        context = self._runtime.chat.context
+        if attachment.data:
+            await context.check_sight(self._bridge.current)  # a chat may have a model of its own
+        else:
+            await context.check_fits(None, "", [attachment])
         self._composer.add_attachment(attachment)
 
     def _count_again(self) -> None:
