@@ -1,0 +1,84 @@
+"""Finding and order by keys alone, in the real window: search, a document's hit, the palette, delete and undo."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.database import Database
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.messages import MessageState, Role
+from tests.e2e.desktop import Desktop
+from tests.e2e.home import Home
+from tests.e2e.waiting import wait_until
+from tests.e2e.window import Window, open_window
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ZOO = document_of_text("zoo.txt", "The gate is open.\n" * 200 + "A platypus sleeps here.\n")
+
+
+def furnish(home: Home) -> None:
+    """Three chats; the oldest has a document."""
+    with closing(Database(home.folder / "data" / "conversations.db")) as database:
+        for title, question in (
+            ("Zoo", "What sleeps?"),
+            ("Birds", "Where does the heron stand?"),
+            ("食べ物", "烤鸭？"),
+        ):
+            chat = database.create_conversation(title, None)
+            database.append_question(chat.id, question, [ZOO] if title == "Zoo" else [])
+            leaf = database.conversation(chat.id)
+            assert leaf is not None
+            database.append(chat.id, leaf.leaf_id, Role.ASSISTANT, f"About {title}.", MessageState.COMPLETE)
+
+
+def asked(window: Window, keys: str, field: str, words: str) -> None:
+    """Press keys, wait for the field they lead to, and write into that."""
+    window.desktop.key(keys)
+    node = window.desktop.find("text", field)
+    wait_until(lambda: node.focused, what=f"the focus in {field!r}")
+    window.desktop.type(words)
+
+
+def shows(window: Window, name: str) -> None:
+    wait_until(lambda: any(one.startswith(name) for one in window.names()), pause=0.3, what=f"{name!r} on show")
+
+
+def test_everything_is_found_by_keys(tmp_path: Path, smollm2: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.write_settings(model_path=str(smollm2))
+    furnish(home)
+    with Desktop() as desktop, open_window(desktop, home) as window:
+        window.composer()
+        asked(window, "ctrl+shift+f", "Search all chats", "heron")
+        shows(window, "Birds: Where does the heron")
+        desktop.key("Return")
+        shows(window, "You: Where does the heron stand?")
+        shows(window, "1 of 1")
+
+        asked(window, "ctrl+shift+f", "Search all chats", "platypus")
+        shows(window, "Zoo: zoo.txt: ")
+        desktop.key("Return")
+        assert "platypus" in desktop.find("text", "Text of zoo.txt").text
+        desktop.key("Escape")
+        shows(window, "You: What sleeps?")
+
+        asked(window, "ctrl+k", "Go to a chat, or do something", "Birds")
+        desktop.key("Return")
+        shows(window, "You: Where does the heron stand?")
+
+        asked(window, "ctrl+k", "Go to a chat, or do something", "Delete this chat")
+        desktop.key("Return")
+        undo = desktop.find("push button", "Undo")
+        wait_until(lambda: not any(name.startswith("You: Where does") for name in window.names()), what="another chat")
+        undo.press()
+        asked(window, "ctrl+k", "Go to a chat, or do something", "Birds")
+        desktop.key("Return")
+        shows(window, "You: Where does the heron stand?")
+        window.quit()
+    found = home.run("search", "heron")
+    assert found.returncode == 0, found
+    assert "Where does the heron stand?" in found.stdout
