@@ -21,7 +21,7 @@ class ConversationGone(KvchatError):
     """The conversation was deleted meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__("This conversation was deleted", "", "Begin a new one to go on.")
+        super().__init__("This chat was deleted", "", "Begin a new one to go on.")
 
 
 class Database(DatabaseFile):

@@ -85,7 +85,7 @@ def _in_words(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.OperationalError, OSError) as error:
         raise StorageFailed(
-            "Your conversations could not be read or written",
+            "Your chats could not be read or written",
             f"{path}: {error}.",
             "Check that the disk is not full and that the file may be written, then try again.",
         ) from error
@@ -93,7 +93,7 @@ def _in_words(path: Path) -> Iterator[None]:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):
             raise
         raise StorageFailed(
-            "The conversations' file is damaged",
+            "The chats' file is damaged",
             f"{path}: {error}.",
             "Put a copy of the file back from your backup, or move it away to start with an empty one.",
         ) from error

@@ -160,4 +160,4 @@ MIGRATIONS: tuple[str, ...] = (
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the conversations to the newest format. Raises kvchat.migrations.DatabaseTooNew."""
-    migrations.migrate(connection, path, MIGRATIONS, "Your conversations were last opened by a newer kvchat")
+    migrations.migrate(connection, path, MIGRATIONS, "Your chats were last opened by a newer kvchat")

@@ -22,7 +22,7 @@ class ConversationTooLong(KvchatError):
 
     def __init__(self, prompt_tokens: int, context_size: int) -> None:
         super().__init__(
-            "This conversation no longer fits the model's context",
+            "This chat no longer fits the model's context",
             f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
             "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
         )

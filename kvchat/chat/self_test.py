@@ -111,7 +111,7 @@ class _Trial:
         await self._save(room, saved)
         hot = await room.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
-            raise _Unclear("the engine reads a short conversation again even if it has it already")
+            raise _Unclear("the engine reads a short chat again even if it has it already")
         if fault := await self._restored(room, saved + following, length):
             return fault
         if not strategy.can_cut:

@@ -49,7 +49,7 @@ class Finding:
         """What it means for the user, in sentences."""
         why = f"{self.reason[0].upper()}{self.reason[1:]}." if self.reason else ""
         if not self.strategy.saves:
-            return f"Restoring does not work here: conversations are read again, and nothing is saved. {why}".strip()
+            return f"Restoring does not work here: chats are read again, and nothing is saved. {why}".strip()
         works = "Restoring works here" if self.proved else "Restoring should work here; the first restore will show it"
         return f"{works}: {_REACH[self.strategy]}. {why}".strip()
 
@@ -64,8 +64,8 @@ class Finding:
 
 
 _REACH = {
-    Strategy.PLAIN: "any part of a conversation can be used again",
-    Strategy.FULL_WINDOW: "from every point where a conversation was saved (--swa-full is on)",
-    Strategy.COMPLETE: "from every point where a conversation was saved (earlier ones fill its sliding window up)",
-    Strategy.SETTLE: "from every point where a conversation was saved",
+    Strategy.PLAIN: "any part of a chat can be used again",
+    Strategy.FULL_WINDOW: "from every point where a chat was saved (--swa-full is on)",
+    Strategy.COMPLETE: "from every point where a chat was saved (earlier ones fill its sliding window up)",
+    Strategy.SETTLE: "from every point where a chat was saved",
 }

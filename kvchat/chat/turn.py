@@ -282,5 +282,5 @@ class Turn:
         return EngineError(
             "The engine would not answer",
             refusal.message,
-            "Try again. If it happens every time, the model's chat template may not suit this conversation.",
+            "Try again. If it happens every time, the model's chat template may not suit this chat.",
         )

@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser for the whole command line. `command` is None when the app itself is wanted."""
     parser = argparse.ArgumentParser(
         prog="kvchat",
-        description="Chat with your own llama-server; every conversation's KV cache is kept and restored.",
+        description="Chat with your own llama-server; every chat's KV cache is kept and restored.",
     )
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     parser.add_argument(
@@ -128,10 +128,10 @@ def export_options(namespace: argparse.Namespace) -> ExportOptions:
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--new", action="store_true", help="begin a new conversation")
-    which.add_argument("--chat", metavar="ID", help="go on with this conversation (default: the newest)")
+    which.add_argument("--new", action="store_true", help="begin a new chat")
+    which.add_argument("--chat", metavar="ID", help="go on with this chat (default: the newest)")
     _add_engine(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system prompt of a new conversation")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt of a new chat")
     parser.add_argument(
         "--attach",
         metavar="FILE",
@@ -153,9 +153,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_engine(parser)
-    parser.add_argument(
-        "--tokens", metavar="N", type=_positive, default=BenchOptions.tokens, help="length of the conversation"
-    )
+    parser.add_argument("--tokens", metavar="N", type=_positive, default=BenchOptions.tokens, help="length of the chat")
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
         "--turns", metavar="N", type=_positive, help="measure disk and bytes written over N short turns instead"
@@ -242,17 +240,17 @@ def _byte_count(text: str) -> int:
 
 
 def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    export = commands.add_parser("export", help="write conversations to a file")
+    export = commands.add_parser("export", help="write chats to a file")
     export.add_argument("target", type=Path, metavar="FILE", help="where to; its ending says in which form")
-    export.add_argument("--chat", metavar="ID", help="only this conversation")
+    export.add_argument("--chat", metavar="ID", help="only this chat")
     export.add_argument(
         "--form",
         choices=[form.value for form in ExportForm],
         help="json: complete, can be imported again; md: Markdown, several as a zip; html: one page",
     )
-    take = commands.add_parser("import", help="take conversations in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
+    take = commands.add_parser("import", help="take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
     take.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON files, zips or folders")
-    backup = commands.add_parser("backup", help="write conversations and settings into one zip")
+    backup = commands.add_parser("backup", help="write chats and settings into one zip")
     backup.add_argument("target", type=Path, metavar="FILE")
     restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")
     restore.add_argument("source", type=Path, metavar="FILE")

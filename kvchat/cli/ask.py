@@ -102,9 +102,7 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
     """The conversation to go on with, or a new one."""
     if options.chat_id is not None:
         if await runtime.chat.conversation(options.chat_id) is None:
-            raise NoSuchChat(
-                f"There is no conversation {options.chat_id}", "", "Leave --chat out to go on with the newest."
-            )
+            raise NoSuchChat(f"There is no chat {options.chat_id}", "", "Leave --chat out to go on with the newest.")
         return options.chat_id
     known = await runtime.chat.conversations()
     if known and not options.new:

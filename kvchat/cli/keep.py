@@ -30,9 +30,7 @@ def run_export(options: ExportOptions) -> int:
         known = [conversation.id for conversation in database.conversations()]
         chosen = [options.chat_id] if options.chat_id else known
         if options.chat_id and options.chat_id not in known:
-            raise NoSuchConversation(
-                "There is no such conversation", options.chat_id, "Look for its id in an export of all."
-            )
+            raise NoSuchConversation("There is no such chat", options.chat_id, "Look for its id in an export of all.")
         count = export_file(database, chosen, form, options.target)
     print(f"exported {_conversations(count)} to {options.target}")
     return 0
@@ -74,4 +72,4 @@ def run_restore(source: Path) -> int:
 
 
 def _conversations(count: int) -> str:
-    return f"{count:,} conversation{'' if count == 1 else 's'}"
+    return f"{count:,} chat{'' if count == 1 else 's'}"

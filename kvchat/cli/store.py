@@ -237,7 +237,7 @@ def _points(count: int) -> str:
 
 
 def _conversations(count: int) -> str:
-    return "1 conversation" if count == 1 else f"{count:,} conversations"
+    return "1 chat" if count == 1 else f"{count:,} chats"
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -288,7 +288,7 @@ def _check_database(database: Path) -> None:
     """Raises zipfile.BadZipFile unless this kvchat can open it."""
     with closing(sqlite3.connect(database)) as db:
         if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
-            raise zipfile.BadZipFile("the conversations in it are damaged")
+            raise zipfile.BadZipFile("the chats in it are damaged")
         if migrations.version(db) > len(MIGRATIONS):
             raise zipfile.BadZipFile("it was made by a newer kvchat")
 

@@ -129,9 +129,9 @@ def _entries(name: str, document: Any) -> Iterator[_Entry]:
         return
     entries = own if own is not None else document if isinstance(document, list) else [document]
     if not entries:
-        yield _Entry(name, _raiser("it holds no conversations"))
+        yield _Entry(name, _raiser("it holds no chats"))
     for number, entry in enumerate(entries, 1):
-        where = name if len(entries) == 1 else f"{name}, conversation {number}"
+        where = name if len(entries) == 1 else f"{name}, chat {number}"
         if title := _title(entry):
             where += f" “{title}”"
         spare_name = name if len(entries) == 1 else f"{name}:{number}"
@@ -140,10 +140,10 @@ def _entries(name: str, document: Any) -> Iterator[_Entry]:
 
 def _reader(entry: Any, name: str, *, own: bool) -> Callable[[], Row]:
     if own:
-        return (lambda: entry) if isinstance(entry, dict) else _raiser("it is not a conversation")
+        return (lambda: entry) if isinstance(entry, dict) else _raiser("it is not a chat")
     parser = foreign_parser(entry)
     if parser is None:
-        return _raiser("it is not a conversation in any form that kvchat knows")
+        return _raiser("it is not a chat in any form that kvchat knows")
     return lambda: parser(entry, name)
 
 

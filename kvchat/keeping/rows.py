@@ -80,7 +80,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
             ]
             _insert(db, "attachments", attachments)
     except sqlite3.IntegrityError as error:
-        raise BadConversation("some of its messages are in another conversation here already") from error
+        raise BadConversation("some of its messages are in another chat here already") from error
     return True
 
 

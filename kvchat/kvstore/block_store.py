@@ -232,6 +232,6 @@ def _in_words() -> Iterator[None]:
         yield
     except IndexLost as error:
         title = "The index of save points was damaged."
-        raise StoreRefused(title, "It was set aside, and a new one begun: conversations start cold once.") from error
+        raise StoreRefused(title, "It was set aside, and a new one begun: chats start cold once.") from error
     except (IndexFailed, OSError) as error:
         raise StoreRefused("The save points could not be read or written.", f"{error}.") from error

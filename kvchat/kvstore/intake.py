@@ -25,9 +25,9 @@ def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) ->
         written, there = size_in_words(expected_size), size_in_words(size)
         raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
     if not tokens:
-        raise StoreRefused("Not saved: the slot was empty.", "The engine had nothing of this conversation in memory.")
+        raise StoreRefused("Not saved: the slot was empty.", "The engine had nothing of this chat in memory.")
     if not slotfile.stands_for(tokens, expected):
-        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this conversation's."
+        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this chat's."
         raise StoreRefused("Not saved: the slot holds something else.", detail)
     return size
 

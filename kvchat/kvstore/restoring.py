@@ -20,8 +20,8 @@ from kvchat.kvstore.saving import Window
 
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
-NOTHING_SAVED = "nothing saved yet for this conversation"
-CANNOT_GO_BACK = "the conversation was changed before its save point, and this model cannot go back"
+NOTHING_SAVED = "nothing saved yet for this chat"
+CANNOT_GO_BACK = "the chat was changed before its save point, and this model cannot go back"
 
 
 class Restoring:

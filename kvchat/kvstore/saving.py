@@ -50,7 +50,7 @@ class Saving:
         parts, bounds = self._parts, self._parts.bounds
         with _in_words(), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
-                raise StoreRefused("Not saved: you chose never to save this conversation.")
+                raise StoreRefused("Not saved: you chose never to save this chat.")
         budget.check_room(expected_bytes, expected_bytes, parts.free_bytes(), bounds.quota, bounds.free_floor)
         if not parts.staging.in_memory:
             return
@@ -81,7 +81,7 @@ class Saving:
             new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
             with _in_words(), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
-                    raise StoreRefused("Not saved: you chose never to save this conversation.")
+                    raise StoreRefused("Not saved: you chose never to save this chat.")
                 point = index_points.add_staged(db, new, parts.staging.owner)
                 disk.move(slot_file, parts.staging.place(point.id))
                 parts.staging.keep(point.id)

@@ -87,7 +87,7 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
         Proposal(
             f"Keep the context in less memory ({SMALLER_KV})",
             "",
-            "Replies may differ in small ways, and saved conversations are read once more.",
+            "Replies may differ in small ways, and saved chats are read once more.",
             kv_type=SMALLER_KV,
         ),
     )
@@ -149,7 +149,7 @@ def _full_window(situation: Situation) -> Proposal | None:
     shorter = f", and the context would be {fewer:,} tokens shorter" if fewer > 0 else ""
     return Proposal(
         "Keep whole sliding windows (--swa-full)",
-        "Editing or going back anywhere in a conversation needs no reading again.",
+        "Editing or going back anywhere in a chat needs no reading again.",
         f"It takes {size_in_words(taken)} more memory at this context{shorter}.",
         -fewer,
         -taken,

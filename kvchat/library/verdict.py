@@ -63,7 +63,7 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     if memory.devices and needed <= _spendable(free + memory.available):
         return Judgement(Verdict.TIGHT, f"{guess} {_partly(memory)}")
     if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
-        return Judgement(Verdict.TIGHT, f"{guess} Little room is left for a conversation.")
+        return Judgement(Verdict.TIGHT, f"{guess} Little room is left for a chat.")
     return Judgement(Verdict.NO, guess)
 
 

@@ -197,7 +197,7 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
         return "Checking whether restoring works here…", once, ""
     match status.state:
         case EngineState.STOPPED:
-            return "The engine is stopped", "Your conversations and what was saved of them are kept.", ""
+            return "The engine is stopped", "Your chats and what was saved of them are kept.", ""
         case EngineState.STOPPING:
             return "Stopping the engine…", "", ""
         case EngineState.STARTING:

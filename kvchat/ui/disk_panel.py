@@ -22,7 +22,7 @@ from kvchat.ui.usage_row import UsageRow
 from kvchat.ui.usage_summary import UsageSummary
 from kvchat.ui.usage_words import limits_in_words
 
-GONE = "A conversation that is gone"
+GONE = "A chat that is gone"
 
 
 class DiskPanel(Panel):
@@ -121,14 +121,14 @@ class DiskPanel(Panel):
         self._colour_legend()
 
     def _build_heading(self) -> QWidget:
-        words = QLabel("Conversations")
+        words = QLabel("Chats")
         words.setProperty("kind", "strong")
         self._legend = QLabel()
         self._legend.setProperty("kind", "small")
         self.only_losses = QPushButton("Show only what would go")
         self.only_losses.setProperty("kind", "link")
         self.only_losses.setCheckable(True)
-        self.only_losses.setAccessibleName("Show only the conversations that would lose something")
+        self.only_losses.setAccessibleName("Show only the chats that would lose something")
         self.only_losses.toggled.connect(
             lambda on: self.only_losses.setText("Show all" if on else "Show only what would go")
         )
@@ -190,7 +190,7 @@ class DiskPanel(Panel):
         confirm(
             self,
             "Delete everything that is saved?",
-            "All messages stay. Each conversation must be read again once before it answers quickly.",
+            "All messages stay. Each chat must be read again once before it answers quickly.",
             "Delete all",
             lambda: self.wish(self._delete(None)),
         )

@@ -172,7 +172,7 @@ def _greeting() -> tuple[QLabel, QLabel, QLabel]:
     title.setProperty("kind", "hero")
     words = QLabel(
         "Everything stays on this computer. kvchat keeps what the model worked out about each "
-        "conversation, so that it answers at once when you come back."
+        "chat, so that it answers at once when you come back."
     )
     words.setProperty("kind", "muted")
     words.setWordWrap(True)

@@ -87,7 +87,7 @@ class Header(QWidget):
         menu = QMenu(self)
         self._rename = menu.addAction("Rename", self.rename_requested.emit)
         self.name_by_model = menu.addAction("Name by the model", self.name_requested.emit)
-        self._delete = menu.addAction("Delete conversation", self.delete_requested.emit)
+        self._delete = menu.addAction("Delete chat", self.delete_requested.emit)
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()

@@ -23,7 +23,7 @@ from kvchat.ui.theme import Look
 from kvchat.wording import size
 
 _FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
-_EXPORTS = "Exported conversations (*.json *.zip);;All files (*)"
+_EXPORTS = "Exported chats (*.json *.zip);;All files (*)"
 _BACKUPS = "Backups (*.zip);;All files (*)"
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
 _PATIENCE_MS = 600  # what takes no longer shows no progress

@@ -18,7 +18,7 @@ from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.tasks import Wishes
 
 _GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
-NEW_TITLE = "New conversation"
+NEW_TITLE = "New chat"
 
 
 class ListBridge(QObject):

@@ -13,7 +13,7 @@ from kvchat.ui.fonts import page_font
 from kvchat.ui.theme import Look
 
 _REQUEST = (
-    "kvchat met something it did not expect. Your conversations are safe on disk. "
+    "kvchat met something it did not expect. Your chats are safe on disk. "
     "If you report this, please add the text below, after a look at it: it may quote what you wrote."
 )
 

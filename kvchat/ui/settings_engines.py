@@ -46,7 +46,7 @@ class EnginePage(SettingsPage):
                 desk,
                 "engine_url",
                 "Use a llama-server that you run yourself",
-                "kvchat then starts no engine of its own, and never stops yours. It saves conversations only if the "
+                "kvchat then starts no engine of its own, and never stops yours. It saves chats only if the "
                 "server runs on this computer with --slot-save-path.",
                 engines.why_not,
                 desk.change,

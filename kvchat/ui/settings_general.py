@@ -37,7 +37,7 @@ class GeneralPage(SettingsPage):
                 "idle_minutes",
                 "Stop the engine when idle",
                 "After so long without a message the model’s memory is freed. The next message brings it back, and "
-                "your conversations come back from disk.",
+                "your chats come back from disk.",
                 MINUTES,
                 desk.change,
                 default="never",

@@ -34,7 +34,7 @@ class ModelPage(SettingsPage):
         self.retest.setAccessibleName("Try out again whether restoring works")
         self.retest.setToolTip("The engine starts again for that")
         self.retest.clicked.connect(lambda: desk.panel.wish(desk.runtime.retest_restoring()))
-        self.restoring = self.add(Entry("Conversations after a restart", "", self.retest))
+        self.restoring = self.add(Entry("Chats after a restart", "", self.retest))
         self.context = self.add(
             NumberEntry(
                 "context_size",
@@ -69,7 +69,7 @@ class ModelPage(SettingsPage):
         self.restoring.say(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
-        words = "How much of a conversation the model has in view at once. More takes more memory."
+        words = "How much of a chat the model has in view at once. More takes more memory."
         known = " ".join(part for part in (engine.context_reason, engine.context_warning) if part)
         self.context.say("\n\n".join(part for part in (words, known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they are about the engine that runs

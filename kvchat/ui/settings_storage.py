@@ -41,7 +41,7 @@ class StoragePage(SettingsPage):
         show = QPushButton("Show…")
         show.setAccessibleName("Show what is saved")
         show.clicked.connect(self.usage_requested)
-        words = "Each conversation’s share of the disk, with pins and pruning."
+        words = "Each chat’s share of the disk, with pins and pruning."
         self.add(Entry("What is saved", words, show))
         self.quota = self.add(
             NumberEntry(
@@ -79,7 +79,7 @@ class StoragePage(SettingsPage):
         paths = desk.runtime.paths
         for title, folder, words in (
             ("Save points", paths.save_points, "This folder may be deleted at any time."),
-            ("Conversations", paths.data, "Back this folder up to keep your conversations."),
+            ("Chats", paths.data, "Back this folder up to keep your chats."),
             ("Settings", paths.config, ""),
         ):
             self.add(self._place(title, folder, words))

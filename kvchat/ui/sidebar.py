@@ -82,9 +82,9 @@ class Sidebar(QFrame):
         super().__init__(parent)
         self.setObjectName("sidebar")
         self._look = look
-        self.new_button = QPushButton("New conversation")
+        self.new_button = QPushButton("New chat")
         self.new_button.setProperty("kind", "new")
-        self.new_button.setAccessibleName("New conversation")
+        self.new_button.setAccessibleName("New chat")
         self.new_button.setToolTip("Ctrl+N")
         self.new_button.clicked.connect(self.new_requested)
         self.model = ConversationModel(self)
@@ -198,7 +198,7 @@ class Sidebar(QFrame):
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
     def _build_list(self) -> _List:
-        view = _List(self._look, "Conversations")
+        view = _List(self._look, "Chats")
         view.setModel(self.model)
         view.setItemDelegate(ConversationDelegate(self._look, view))
         view.setFrameShape(QFrame.Shape.NoFrame)

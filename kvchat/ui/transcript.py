@@ -36,7 +36,7 @@ class Transcript(MessageColumn):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(look.theme.text, parent)
         self.setObjectName("transcript")
-        self.setAccessibleName("Conversation")
+        self.setAccessibleName("Chat")
         self._look = look
         self._formulas = Formulas(self)
         self._style = PageStyle(look, self._formulas)

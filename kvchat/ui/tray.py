@@ -115,6 +115,6 @@ class Tray(QObject):
     def _tell_where(self) -> None:
         self.icon.showMessage(
             "kvchat is still here",
-            "It stays in the tray, so that your conversations answer at once. Quit from its menu.",
+            "It stays in the tray, so that your chats answer at once. Quit from its menu.",
             mark_icon(MarkState.READY),
         )

@@ -46,7 +46,7 @@ class UsageList(ItemList):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         self.usage = UsageModel()
         self.buttons: dict[int, QToolButton] = {}  # by row, only those in view; Qt lays rows out from the start
-        super().__init__(look, "What is saved, by conversation", parent)
+        super().__init__(look, "What is saved, by chat", parent)
         self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)

@@ -37,7 +37,7 @@ def sharing(usage: StoreUsage) -> str:
         return ""
     spared = spared_bytes(usage)
     if not spared:
-        return "Nothing is shared yet: turns and conversations that begin alike will be kept once."
+        return "Nothing is shared yet: turns and chats that begin alike will be kept once."
     share = 100 * spared / usage.logical_bytes
     percent = f"{share:.0f}%" if share < 99.5 else "more than 99%"
     return f"{size(spared)} spared ({percent}): whole files would take {size(usage.logical_bytes)}."
@@ -101,9 +101,9 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     parts = []
     if thinned:
         turns = several(sum(one.save_points for one in thinned), "old turn", "old turns")
-        parts.append(f"{turns} of {several(len(thinned), 'conversation', 'conversations')}")
+        parts.append(f"{turns} of {several(len(thinned), 'chat', 'chats')}")
     if cold:
-        parts.append(several(cold, "conversation becomes cold", "conversations become cold"))
+        parts.append(several(cold, "chat becomes cold", "chats become cold"))
     cost = f"reading it all again would take {roughly(plan.prefill_seconds)}"
     return f"Frees {size(plan.bytes_freed)}: {'; '.join([*parts, cost])}.{missed}"
 
@@ -113,7 +113,7 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     limit = now - timedelta(days=days)
     cold = [one for one in usage.conversations if one.save_points and not one.pinned and one.last_used_at < limit]
     if not cold:
-        return "No conversation becomes cold by it now; old turns may go. Messages stay."
-    becomes = several(len(cold), "conversation becomes cold", "conversations become cold")
+        return "No chat becomes cold by it now; old turns may go. Messages stay."
+    becomes = several(len(cold), "chat becomes cold", "chats become cold")
     cost = roughly(sum(one.prefill_seconds for one in cold))
     return f"{becomes}; reading it all again would take {cost}. Old turns of others may go as well. Messages stay."

@@ -284,9 +284,7 @@ async def test_an_engine_that_dies_while_it_saves_the_system_prompt_costs_no_rep
 
 
 def test_findings_in_words() -> None:
-    assert Finding(Strategy.PLAIN, proved=True).words == (
-        "Restoring works here: any part of a conversation can be used again."
-    )
+    assert Finding(Strategy.PLAIN, proved=True).words == ("Restoring works here: any part of a chat can be used again.")
     died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out").words
     assert died.endswith("nothing is saved. The engine died when it was tried out.")
     assert "should work" in Finding(Strategy.COMPLETE, proved=False).words

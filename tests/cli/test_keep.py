@@ -22,10 +22,10 @@ def test_out_and_in_again(home, tmp_path, capsys):
     made = talk(database)
     before = everything(database)
     assert main(["export", str(tmp_path / "all.json")]) == 0
-    assert "exported 1 conversation to" in capsys.readouterr().out
+    assert "exported 1 chat to" in capsys.readouterr().out
     database.delete(made.id)
     assert main(["import", str(tmp_path / "all.json")]) == 0
-    assert capsys.readouterr().out == "imported 1 conversation, 0 were here already\n"
+    assert capsys.readouterr().out == "imported 1 chat, 0 were here already\n"
     assert everything(database) == before
 
 
@@ -40,7 +40,7 @@ def test_one_conversation_in_a_form_of_its_own(home, tmp_path, capsys):
     assert main(["export", "--chat", made.id, "--form", "html", str(tmp_path / "x")]) == 0
     assert (tmp_path / "x").read_text("utf-8").startswith("<!doctype html>")
     assert main(["export", "--chat", "nobody", str(tmp_path / "x")]) == 1
-    assert "There is no such conversation" in capsys.readouterr().err
+    assert "There is no such chat" in capsys.readouterr().err
 
 
 def test_a_backup_comes_back(home, tmp_path, capsys):
@@ -51,5 +51,5 @@ def test_a_backup_comes_back(home, tmp_path, capsys):
     database.delete(made.id)
     database.close()
     assert main(["restore", str(tmp_path / "b.zip")]) == 0
-    assert "restored 1 conversation; what was here is in" in capsys.readouterr().out
+    assert "restored 1 chat; what was here is in" in capsys.readouterr().out
     assert everything(open_library(home.data)) == before

@@ -99,7 +99,7 @@ def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.Captur
     bench.store.close()
     assert run(StoreOptions()) == 0
     text = capsys.readouterr().out
-    assert "3, in 2 conversations" in text
+    assert "3, in 2 chats" in text
     (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
     assert "2 save points" in thesis
     assert "pinned" in thesis

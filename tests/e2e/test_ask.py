@@ -77,7 +77,7 @@ def test_no_model_and_no_such_chat_are_said_in_words(home: Home, tiny_model: Cal
     assert "Traceback" not in done.stderr
     done = home.run("ask", "--model", str(tiny_model("llama")), "--chat", "nobody", "Hello")
     assert done.returncode == 1
-    assert "no conversation nobody" in done.stderr
+    assert "no chat nobody" in done.stderr
 
 
 def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
@@ -123,7 +123,7 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
     assert 0 < figures["new_rows_bytes_last_reply"] < figures["disk_bytes"] / 4
     assert figures["last_reply_bytes_written"] < figures["disk_bytes"] / 4, "the last reply alone, not the whole file"
     assert figures["disk_ratio"] >= 1
-    assert not home.messages(), "the user's own conversations are not touched"
+    assert not home.messages(), "the user's own chats are not touched"
     assert not list((home.folder / "cache").glob("bench-*"))
 
 

@@ -99,7 +99,7 @@ class Window:
 
     def open_conversation(self, title: str) -> None:
         """Click the conversation in the sidebar whose title begins so."""
-        rows = self.desktop.find("list", "Conversations").find_all("list item")
+        rows = self.desktop.find("list", "Chats").find_all("list item")
         self.desktop.click(next(row for row in rows if row.name.startswith(title)))
 
     def quit(self, seconds: float = LONG) -> None:

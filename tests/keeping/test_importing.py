@@ -208,17 +208,17 @@ def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
     report = import_paths(database, paths)
     assert len(report.imported) == 1
     assert report.problems == (
-        "mixed.json, conversation 2: it is not a conversation in any form that kvchat knows",
-        "mixed.json, conversation 3 “Numbers”: its messages answer each other in a circle",
-        "mixed.json, conversation 4 “Empty chat”: it has no messages",
-        "mixed.json, conversation 5: it is not a conversation in any form that kvchat knows",
+        "mixed.json, chat 2: it is not a chat in any form that kvchat knows",
+        "mixed.json, chat 3 “Numbers”: its messages answer each other in a circle",
+        "mixed.json, chat 4 “Empty chat”: it has no messages",
+        "mixed.json, chat 5: it is not a chat in any form that kvchat knows",
         "cut.json: line 3, column 1: it is not JSON (Expecting property name enclosed in double quotes)",
         "latin.json: it is not text in UTF-8",
         "deep.json: it is nested too deeply",
         "cut.zip: the zip is damaged (File is not a zip file)",
         "missing.json: No such file or directory",
         "newer.json: it was written by a newer kvchat",
-        "empty.json: it holds no conversations",
+        "empty.json: it holds no chats",
     )
 
 

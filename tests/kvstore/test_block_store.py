@@ -159,7 +159,7 @@ def test_what_cannot_be_cut_restores_the_longest_whole_save_point(tmp_path: Path
     assert plan_of(bench.find(text(300), can_cut=False)).tokens_used == 100  # a token must be left to evaluate
     assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
     changed = bench.find(text(90) + (7,) * 50, can_cut=False)
-    assert changed == Miss("the conversation was changed before its save point, and this model cannot go back")
+    assert changed == Miss("the chat was changed before its save point, and this model cannot go back")
 
 
 @pytest.mark.parametrize("length", [33, 255, 256, 257, 400])
@@ -219,7 +219,7 @@ def test_every_miss_says_why(bench: Bench) -> None:
         assert isinstance(result, Miss)
         return result.reason
 
-    assert reason(text(100)) == "nothing saved yet for this conversation"
+    assert reason(text(100)) == "nothing saved yet for this chat"
     point = bench.save("thesis", text(100))
     assert reason(text(100), model="qwen:1") == "saved with another model"
     assert reason(text(100), kv_type_k="q8_0") == "saved with other engine settings (KV type of K)"

@@ -76,7 +76,7 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [
         ("Jeju", 900_000_000),
         ("Thesis", 136_000_000),
-        ("A conversation that is gone", 1_000_000),
+        ("A chat that is gone", 1_000_000),
     ]
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken == "Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reading it again: about 40 s"
@@ -161,7 +161,7 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     before = dict(furnished.kept)
     plan = await slid(panel, qtbot, 0.5)
     assert panel.prune.preview.text() == (
-        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 conversation; 1 conversation becomes cold; "
+        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat becomes cold; "
         "reading it all again would take about 58 s."
     )
     assert rows_of(panel)["a"].details == "would be cold; reading it again: about 40 s"
@@ -275,7 +275,7 @@ async def test_opens_from_the_line_at_the_bottom(furnished: FakeRuntime, window:
 
 async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
     for i in range(2000):
-        talk = runtime.chat.add(f"Conversation {i}")
+        talk = runtime.chat.add(f"Chat {i}")
         used = datetime.now(UTC) - timedelta(hours=i)
         runtime.keep(ConversationUsage(talk.id, 1_000_000 + i, 12, used, 900_000 + i, 100_000, 30.0))
     await until(lambda: window.sidebar.list.model().rowCount() == 2000)
@@ -283,7 +283,7 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
     panel = await opened(window, 2000)
     panel.grab()
     took = time.process_time() - began
-    print(f"the disk panel opened and was drawn in {took * 1000:.0f} ms with 2,000 conversations")
+    print(f"the disk panel opened and was drawn in {took * 1000:.0f} ms with 2,000 chats")
     assert took < OPENS_WITHIN_S
     assert 0 < len(panel.list.buttons) < 30
 
@@ -292,7 +292,7 @@ async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRu
     await until(lambda: window.bridge.list.usage is not None)
     furnished.kept["gone"] = 5_000_000
     panel = window.beside.open_disk_panel()  # no await: the store has had no chance to answer
-    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A conversation that is gone"]
+    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A chat that is gone"]
     assert rows_of(panel)["gone"].usage.bytes == 1_000_000
     await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
 
@@ -309,7 +309,7 @@ async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, wind
 
 async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:
     for i in range(300):
-        talk = runtime.chat.add(f"Conversation {i}")
+        talk = runtime.chat.add(f"Chat {i}")
         runtime.kept[talk.id] = 1_000_000 + i
     panel = await opened(window, 300)
     await until(lambda: 0 in panel.list.buttons)
@@ -318,4 +318,4 @@ async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: M
     assert 0 not in panel.list.buttons
     box = panel.list.visualRect(panel.list.usage.index(299))
     assert box.contains(panel.list.buttons[299].geometry())
-    assert panel.list.buttons[299].accessibleName() == "What to do with Conversation 0"
+    assert panel.list.buttons[299].accessibleName() == "What to do with Chat 0"

@@ -199,7 +199,7 @@ async def test_what_is_typed_after_a_click_in_the_list_goes_into_the_message(
 
 async def test_words_that_were_not_stored_come_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     assert window.bridge.current is not None
-    error = KvchatError("Your conversations could not be read or written", "The disk is full.")
+    error = KvchatError("Your chats could not be read or written", "The disk is full.")
     furnished.events.publish(QuestionNotStored(window.bridge.current, "precious", error))
     assert window.composer.draft == "precious"
     assert window.notices.on_show
@@ -210,7 +210,7 @@ async def test_words_for_a_conversation_that_could_not_begin_come_back(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, elsewhere: bool
 ) -> None:
     runtime.chat.add("Other", id="other")
-    runtime.chat.refuse = KvchatError("Your conversations could not be read or written", "The disk is full.")
+    runtime.chat.refuse = KvchatError("Your chats could not be read or written", "The disk is full.")
     qtbot.keyClicks(window.composer.editor, "precious")
     async with runtime.chat.disk:
         qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)

@@ -297,7 +297,7 @@ async def test_opens_the_folders(
 
     monkeypatch.setattr(QDesktopServices, "openUrl", staticmethod(open_url))
     settings.show_page(settings.storage.name)
-    qtbot.mouseClick(button(settings, "Open the folder: Conversations"), LEFT)
+    qtbot.mouseClick(button(settings, "Open the folder: Chats"), LEFT)
     assert Path(opened[0]) == runtime.paths.data
     assert not settings.notices.on_show
     qtbot.mouseClick(button(settings, "Open the folder: Save points"), LEFT)

@@ -64,8 +64,7 @@ def test_a_plan() -> None:
     cold = PrunedConversation("b", 3, 7_000_000, 176.0, 0)
     plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, 180.0, (thinned, cold, replace(cold, conversation_id="c")), 9)
     assert plan_in_words(plan, 10) == (
-        "Frees 12 MB: 1 old turn of 1 conversation; 2 conversations become cold; "
-        "reading it all again would take about 3 min."
+        "Frees 12 MB: 1 old turn of 1 chat; 2 chats become cold; reading it all again would take about 3 min."
     )
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
     assert loss_of(cold) == "would be cold; reading it again: about 3 min"
@@ -96,7 +95,7 @@ def test_what_a_maximum_age_takes() -> None:
     old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
     store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
     assert expiry_in_words(store, 30, NOW) == (
-        "1 conversation becomes cold; reading it all again would take about 34 s. "
+        "1 chat becomes cold; reading it all again would take about 34 s. "
         "Old turns of others may go as well. Messages stay."
     )
-    assert expiry_in_words(store, 50, NOW) == "No conversation becomes cold by it now; old turns may go. Messages stay."
+    assert expiry_in_words(store, 50, NOW) == "No chat becomes cold by it now; old turns may go. Messages stay."

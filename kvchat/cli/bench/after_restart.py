@@ -52,7 +52,7 @@ async def run(options: BenchOptions) -> int:
 async def _measure(home: BenchHome, tokens: int) -> AfterRestart:
     """Two turns on a system prompt; then a third one, hot, and everything that can follow, each after a restart."""
     chat = await home.runtime.chat.new_conversation(await home.notes(tokens))
-    say(f"Building a conversation of about {tokens:,} tokens …")
+    say(f"Building a chat of about {tokens:,} tokens …")
     for question in QUESTIONS[:2]:
         await home.ask(chat.id, question, GREEDY)
     hot = await home.ask(chat.id, QUESTIONS[2], GREEDY, keep=False)

@@ -84,12 +84,12 @@ async def run(options: BenchOptions) -> int:
 
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:
     """Build the conversation, then answer short questions hot, warm and restored, and the last one cold as well."""
-    say(f"Building a conversation of about {tokens:,} tokens …")
+    say(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS), GREEDY)
     rounds = [await _round(home, chat_id, number) for number in range(len(QUESTIONS))]
     if len(home.saved) != 1 + len(QUESTIONS):
-        raise BenchFailed("The conversation could not be saved", "", "See `kvchat doctor` for the free disk space.")
+        raise BenchFailed("The chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
     rebuild = await home.runtime.save_points.measure_rebuild()
 
@@ -170,7 +170,7 @@ def table(result: BenchResult) -> str:
         ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
         ("Saving after the reply", duration(result.save_ms)),
         ("Written for the last reply", written),
-        ("Disk used by the conversation", f"{size(result.disk_bytes)}   ({result.disk_ratio:.2f} times its rows)"),
+        ("Disk used by the chat", f"{size(result.disk_bytes)}   ({result.disk_ratio:.2f} times its rows)"),
         ("Same greedy reply restored as hot", "yes" if result.outputs_agree else "NO"),
         ("Same greedy reply cold as hot", "yes" if result.cold_output_agrees else "no (the engine rounds otherwise)"),
     ]
