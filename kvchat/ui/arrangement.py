@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -30,6 +31,21 @@ class Arrangement:
     def words(self) -> str:
         """What is shown."""
         return "Archive" if self.archive else self.folder or "All chats"
+
+
+def as_text(arrangement: Arrangement) -> str:
+    """To be kept in a file."""
+    return json.dumps({**asdict(arrangement), "order": arrangement.order.name})
+
+
+def from_text(text: str) -> Arrangement:
+    """What was kept; how a window begins if it was nothing, or cannot be read."""
+    try:
+        kept = json.loads(text)
+        folder = kept["folder"]
+        return Arrangement(Order[kept["order"]], None if folder is None else str(folder), bool(kept["archive"]))
+    except (ValueError, LookupError, TypeError):
+        return Arrangement()
 
 
 _KEYS: dict[Order, Callable[[Conversation], Any]] = {

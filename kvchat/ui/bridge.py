@@ -72,7 +72,7 @@ class Bridge(QObject):
         self.show_engine()
         await self.drafts.load()
         self.drafts.show()
-        await self.list.reload()
+        await self.list.start()
         if self.list.ids and self.current is None:
             self.open(self.list.ids[0])
         else:

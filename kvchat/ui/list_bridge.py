@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,6 +79,13 @@ class ListBridge(QObject):
     def reload_soon(self) -> None:
         """Something in the list has changed."""
         self._gather.start()
+
+    async def start(self) -> None:
+        """Ask for the first time. A folder that was shown last and is gone by now is not shown."""
+        await self.reload()
+        view = self._sidebar.arrangement
+        if view.folder not in (None, *folders_of(self._conversations)):
+            self._sidebar.arrange(replace(view, folder=None))
 
     async def reload(self) -> None:
         """Ask for the conversations, then for what is kept of them, and show each as soon as it is known."""

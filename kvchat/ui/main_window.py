@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.ui.arrangement import as_text, from_text
 from kvchat.ui.attach_bridge import AttachBridge
 from kvchat.ui.bridge import Bridge
 from kvchat.ui.cards import EngineCard
@@ -287,6 +288,7 @@ class MainWindow(QMainWindow):
     def _remember_place(self) -> None:
         self._memory.setValue("geometry", self.saveGeometry())
         self._memory.setValue("splitter", self._splitter.saveState())
+        self._memory.setValue("chats", as_text(self.sidebar.arrangement))
         self._memory.sync()
 
     def _restore_place(self) -> None:
@@ -295,3 +297,4 @@ class MainWindow(QMainWindow):
             self.resize(QSize(1100, 760).boundedTo(room_on_screen()))
         if splitter is not None:
             self._splitter.restoreState(splitter)
+        self.sidebar.arrange(from_text(str(self._memory.value("chats", ""))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,9 +11,10 @@ from PySide6.QtWidgets import QApplication, QInputDialog, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.messages import Conversation, Role
-from kvchat.ui.arrangement import Arrangement, Order, arranged
+from kvchat.ui.arrangement import Arrangement, Order, arranged, from_text
 from kvchat.ui.conversation_list import Row
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.theme import Look
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -114,6 +116,38 @@ async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: Qt
     await until(lambda: listed(window) == "adcb", "the top")
     choose(window, "a", "Keep on top")
     await until(lambda: listed(window) == "dcba", "its old place")
+
+
+@pytest.mark.parametrize(
+    ("last", "now", "shown"),
+    [
+        (Arrangement(Order.NAME), Arrangement(Order.NAME), "abcd"),
+        (Arrangement(Order.NAME, "R&D, “旅行”"), Arrangement(Order.NAME, "R&D, “旅行”"), "b"),
+        (Arrangement(folder="Gone"), Arrangement(), "dcba"),
+        (Arrangement(archive=True), Arrangement(archive=True), "a"),
+    ],
+)
+async def test_the_next_window_shows_what_this_one_showed_last(
+    furnished: FakeRuntime, window: MainWindow, look: Look, last: Arrangement, now: Arrangement, shown: str
+) -> None:
+    chats = furnished.chat.talks
+    chats["b"] = replace(chats["b"], folder="R&D, “旅行”")
+    if last.archive:
+        chats["a"] = replace(chats["a"], archived=True)
+    window.sidebar.arrange(last)
+    window.close()
+    again = MainWindow(furnished, look)
+    again.show()
+    await again.start()
+    assert (again.sidebar.arrangement, listed(again)) == (now, shown)
+    await again.finish()
+    again.close()
+    again.deleteLater()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"order": "OLD", "folder": null, "archive": false}', "1"])
+def test_an_arrangement_that_cannot_be_read_is_the_first_one(text: str) -> None:
+    assert from_text(text) == Arrangement()
 
 
 def test_orders() -> None:
