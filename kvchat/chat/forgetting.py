@@ -33,6 +33,7 @@ class Forgetting:
     ) -> None:
         self._database, self._worker, self._slot = database, worker, slot
         self._finder, self._spawn = finder, spawn
+        self._overwriting = self._words_left = False
         self._waiting: dict[str, tuple[asyncio.TimerHandle, Removed]] = {}  # by the first message that was removed
 
     def deleted(self, removed: Removed) -> None:
@@ -70,8 +71,18 @@ class Forgetting:
             await self._words()
 
     async def _words(self) -> None:
-        await self._finder.forget()
-        await self._worker.run(self._database.write_through)
+        """Many chats may go at once, and the index is written anew for all of them together."""
+        self._words_left = True
+        if self._overwriting:
+            return  # whoever does it does it once more
+        self._overwriting = True
+        try:
+            while self._words_left:
+                self._words_left = False
+                await self._finder.forget()
+                await self._worker.run(self._database.write_through)
+        finally:
+            self._overwriting = False
 
 
 def forget_strangers(store: SavePointStore, database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 import time
@@ -101,6 +102,22 @@ async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
     await stage.runtime.chat.idle()
     assert traces(stage) == []
     assert len(stage.save_points()) == 1
+
+
+async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, go = [], asyncio.Event()
+
+    async def forget() -> None:
+        calls.append("forget")
+        await go.wait()
+
+    monkeypatch.setattr(stage.runtime.chat.finder, "forget", forget)
+    words = stage.runtime.chat._forgetting._words
+    waiting = [asyncio.create_task(words()) for _ in range(5)]
+    await stage.until(lambda: sum(task.done() for task in waiting) == 4)
+    go.set()
+    await asyncio.gather(*waiting)
+    assert len(calls) == 2
 
 
 async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> None:
