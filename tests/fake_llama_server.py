@@ -428,7 +428,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
     valued = "--parallel -ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --n-cpu-moe --n-gpu-layers"
-    for flag in (*valued.split(), "--verbosity"):
+    for flag in (*valued.split(), "--verbosity", "--ctx-checkpoints"):
         if flag not in lacking:
             parser.add_argument(flag, type=int if flag in ("--n-gpu-layers", "--verbosity") else str)
     for flag in ("--kv-unified", "--metrics", "--jinja", "--no-webui", "--mlock"):

@@ -17,9 +17,16 @@ OPTIONAL = (
     "--fit",
     "--n-cpu-moe",
     "--verbosity",
+    "--ctx-checkpoints",
 )
 NO_ORIGIN = "https://kvchat.invalid"  # an address no web page can have (RFC 2606): none may talk to the engine
 TRACE = 4  # llama-server's log level: it tells what memory the engine takes, and nothing of conversations
+
+# Copies of a sliding window or recurrent state that the engine keeps to go back to. Newer builds write all into a save:
+# with their default of 32 a save of 4K tokens was seven times as large (b11549, gemma3), and the store goes back by
+# itself. But settling needs what the last prompt left, after a reply that the template shortens: with one of them it
+# read the whole conversation again, with two no more than the reply (b11549, qwen35).
+CONTEXT_CHECKPOINTS = 2
 
 ParameterValue = str | int | bool | tuple[str, ...]
 
@@ -75,6 +82,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ("--cors-origins", NO_ORIGIN),
         ("--fit", "off"),  # kvchat decides what goes where, and shows it
         ("--verbosity", str(TRACE)),
+        ("--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)),
     ]
     if plan.cpu_experts:
         optional.append(("--n-cpu-moe", str(plan.cpu_experts)))
@@ -123,6 +131,7 @@ def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
         ("cors_origins", NO_ORIGIN),
         ("fit_params", False),
         ("verbosity", TRACE),
+        ("n_ctx_checkpoints", CONTEXT_CHECKPOINTS),
     ]
     if plan.projector is not None:
         fields.append(("mmproj.path", str(plan.projector)))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvchat.engine.plan import CONTEXT_CHECKPOINTS
 from kvchat.library.corrections import Corrections
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.kv_cache import MICRO_BATCH, kv_estimate, layer_bytes, padded
 
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's program, its HTTP threads and small buffers
-CHECKPOINT_SPACING, MOST_CHECKPOINTS = 8192, 32  # llama-server's --checkpoint-min-step and --ctx-checkpoints
 
 
 @dataclass(frozen=True)
@@ -128,4 +128,4 @@ class Demand:
     def _checkpoints(self, tokens: int) -> int:
         """Copies of the state that the engine keeps of models that cannot be cut back (server-context.cpp)."""
         fixed = kv_estimate(self.facts, tokens, self.kv_type, self.kv_type).fixed
-        return 0 if self.swa_full else fixed * min(MOST_CHECKPOINTS, tokens // CHECKPOINT_SPACING + 2)
+        return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS

@@ -78,6 +78,11 @@ def test_the_engine_is_asked_to_tell_what_memory_it_takes() -> None:
     assert dict(embedded_parameters(PLAN).fields)["verbosity"] == 4
 
 
+def test_few_context_checkpoints_are_kept() -> None:
+    assert value_of("--ctx-checkpoints", llama_server_arguments(PLAN)) == "2"
+    assert dict(embedded_parameters(PLAN).fields)["n_ctx_checkpoints"] == 2
+
+
 def test_no_web_page_may_talk_to_the_engine() -> None:
     origin = value_of("--cors-origins", llama_server_arguments(PLAN))
     assert origin.endswith(".invalid")
