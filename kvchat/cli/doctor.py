@@ -17,6 +17,7 @@ from kvchat.chat.findings import forget_model, newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.engine.discovery import Device, find_engine, list_devices
+from kvchat.engine.extra_arguments import parse_workers
 from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.errors import KvchatError
 from kvchat.library.context_size import ContextChoice, choose_context_size
@@ -25,6 +26,7 @@ from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.library.model_identity import model_identity
+from kvchat.library.proposals import FULL_WINDOW
 from kvchat.paths import Paths, resolve_paths
 from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings, load_settings
@@ -107,10 +109,7 @@ class DoctorReport:
 
 
 def run(*, as_json: bool = False, retest: bool = False) -> int:
-    """Print the report. Returns the exit code: 0, or 1 if the engine or the chosen model cannot be used.
-
-    `retest`: before that, forget what was found out about restoring with the model. Raises KvchatError.
-    """
+    """Print the report, and first with `retest` forget what was found out about restoring; 0, or 1 for a fault."""
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     if retest and settings.model_path and paths.database.exists():
@@ -154,8 +153,9 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     try:
         location, asked = usable_engine(settings.engine_path)
         kind, path = location.kind.value, str(location.path) if location.path else None
-        build = build_identity(location, asked)
-        return EngineReport(True, kind, path, asked.version, build, list_devices(location)), memory_for(location)
+        build, workers = build_identity(location, asked), parse_workers(settings.rpc_workers)
+        devices = list_devices(location, workers)
+        return EngineReport(True, kind, path, asked.version, build, devices), memory_for(location, workers)
     except KvchatError as error:
         return EngineReport(True, kind, path, problem=str(error)), available_memory()
 
@@ -170,7 +170,8 @@ def _look_at_model(
         learned = book.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
-    context = choose_context_size(facts, memory, settings.kv_type, settings.context_size, corrections=learned)
+    wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
+    context = choose_context_size(facts, memory, settings.kv_type, wanted, corrections=learned, swa_full=whole)
     return _describe(facts, settings.kv_type), context
 
 
@@ -223,7 +224,6 @@ def _folders(paths: Paths) -> tuple[FolderReport, ...]:
 
 def lines(report: DoctorReport) -> list[str]:
     """The report as a person reads it: labels to the left, one fact a line."""
-    free_disk = size_in_words(report.free_disk_bytes)
     rows = [
         ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
         *_engine_rows(report.engine),
@@ -234,7 +234,10 @@ def lines(report: DoctorReport) -> list[str]:
         ("display", _finding(report.display)),
         ("tray", _finding(report.tray)),
         ("keyring", _finding(report.keyring)),
-        ("free disk", f"{free_disk}; below {size_in_words(report.free_floor_bytes)} nothing is saved"),
+        (
+            "free disk",
+            f"{size_in_words(report.free_disk_bytes)}; below {size_in_words(report.free_floor_bytes)} nothing is saved",
+        ),
         *((folder.name, folder.path + ("" if folder.exists else " (not made yet)")) for folder in report.directories),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
