@@ -31,9 +31,9 @@ class Home:
     prefix: tuple[str, ...] = ()  # what kvchat is run under
 
     def write_settings(self, **settings: object) -> None:
-        """What the user chose."""
+        """What the user chose; chats keep their first words as names, by which tests know them."""
         (self.folder / "config").mkdir(parents=True, exist_ok=True)
-        (self.folder / "config" / "settings.json").write_text(json.dumps(settings), "utf-8")
+        (self.folder / "config" / "settings.json").write_text(json.dumps({"model_titles": False} | settings), "utf-8")
 
     def copy(self, folder: Path) -> Home:
         """The same folder once more, also of a kvchat that runs (but saves nothing at the moment)."""
