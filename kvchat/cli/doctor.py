@@ -201,9 +201,7 @@ def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None
 
 def _look_at_display() -> Finding:
     problem = no_display.find_problem()
-    if problem is None:
-        return Finding(Presence.AVAILABLE, "a window can open")
-    return Finding(Presence.MISSING, problem.detail)
+    return Finding(Presence.MISSING, problem.detail) if problem else Finding(Presence.AVAILABLE, "a window can open")
 
 
 def _nearest_existing(path: Path) -> Path:
