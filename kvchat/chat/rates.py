@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import statistics
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LEAST_GAIN = 32  # tokens; below that nothing is worth a restore, whatever the rates
 LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than about the rate
+_RESTORES = 5  # the rate is the median of so many: one may have met a busy disk
+_DOUBT = 0.8  # what is left of a rate each time it keeps a restore from being tried
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Rates:
 
     prefill_ms_per_token: float | None = None
     restore_ms_per_byte: float | None = None
+    _restores: deque[float] = field(default_factory=lambda: deque(maxlen=_RESTORES), repr=False)
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
         """A request read `tokens` in `ms`."""
@@ -34,7 +39,8 @@ class Rates:
     def learn_restore(self, size: int, ms: float) -> None:
         """A slot file of `size` bytes was put together and restored in `ms`."""
         if size:
-            self.restore_ms_per_byte = ms / size
+            self._restores.append(ms / size)
+            self.restore_ms_per_byte = statistics.median(self._restores)
 
     def prefill_ms(self, tokens: int) -> float:
         """An estimate of reading so many tokens; 0 where nothing was measured."""
@@ -47,6 +53,18 @@ class Rates:
         if self.prefill_ms_per_token is None or self.restore_ms_per_byte is None:
             return True
         return size * self.restore_ms_per_byte < gain * self.prefill_ms_per_token
+
+    def tries(self, gain: int, size: int) -> bool:
+        """As `worth`, for a restore that is about to be made or left.
+
+        What is left is not measured, so each time the restores' rate is believed a little less: one slow moment must
+        not be its last word.
+        """
+        worth = self.worth(gain, size)
+        if not worth and gain >= LEAST_GAIN and self.restore_ms_per_byte is not None:
+            self._restores = deque((rate * _DOUBT for rate in self._restores), maxlen=_RESTORES)
+            self.restore_ms_per_byte *= _DOUBT
+        return worth
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
         """The least gain that is `worth` its restore; None until both rates were measured.

@@ -88,7 +88,7 @@ class SlotKeeper:
         )
         if isinstance(plan, Miss):
             return Loaded(held, unproved, miss_reason=None if held else plan.reason)
-        if not self._rates.worth(plan.tokens_used - held, plan.bytes):
+        if not self._rates.tries(plan.tokens_used - held, plan.bytes):
             return Loaded(held, unproved, miss_reason=None if held else NOT_WORTH_IT)
         outcome = await self._restorer.restore(room, conversation_id, plan, self.forget)
         if isinstance(outcome, Miss):

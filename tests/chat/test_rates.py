@@ -28,3 +28,27 @@ def test_nothing_is_said_before_both_rates_were_measured() -> None:
     assert rates.break_even(lambda n: n, CONTEXT) is None
     rates.learn_restore(1_000_000, 5)
     assert rates.break_even(lambda n: n, CONTEXT) is not None
+
+
+def test_one_slow_restore_among_others_changes_nothing() -> None:
+    rates = Rates(prefill_ms_per_token=1.0)
+    for ms in (5, 5, 5000, 5):
+        rates.learn_restore(1_000_000, ms)
+    assert rates.worth(1000, 1_000_000)
+
+
+def test_restores_found_too_slow_are_tried_again_some_time() -> None:
+    rates = Rates(prefill_ms_per_token=1.0)
+    rates.learn_restore(1_000_000, 5000)
+    tried = [rates.tries(1000, 1_000_000) for _ in range(20)]
+    assert not any(tried[:5])
+    assert tried[-1]
+    rates.learn_restore(1_000_000, 5000)
+    assert not rates.worth(1000, 1_000_000)
+
+
+def test_what_gains_too_little_says_nothing_of_the_rate() -> None:
+    rates = Rates(prefill_ms_per_token=1.0)
+    rates.learn_restore(1_000_000, 5)
+    assert not rates.tries(LEAST_GAIN - 1, 10)
+    assert rates.restore_ms_per_byte == 5e-6
