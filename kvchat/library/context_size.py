@@ -81,13 +81,14 @@ def larger_choice(
     *,
     corrections: Corrections = NOTHING_LEARNED,
     swa_full: bool = False,
+    projector: int = 0,
 ) -> ContextChoice | None:
     """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much and what was trained.
 
     `placement` is where the model is now; with less of it on the GPU only where nothing larger fits otherwise. None
     where nothing worth a restart fits.
     """
-    return _Chooser(Demand(facts, kv_type, swa_full, corrections), memory).above(tokens, placement)
+    return _Chooser(Demand(facts, kv_type, swa_full, corrections, projector), memory).above(tokens, placement)
 
 
 WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
@@ -144,7 +145,7 @@ class _Chooser:
     def above(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
         """The next larger size, None where nothing worth a restart fits."""
         most, worthwhile = min(2 * tokens, self._fit.trained), tokens + tokens // WORTHWHILE_PART
-        stays = placement or self._fit.in_memory
+        stays = placement if placement and self._memory.devices else self._fit.in_memory  # the GPU may be gone
         for place in (lambda _: stays, self._fit.best_placement):
             larger = self._fit.largest_fitting(most, place)
             where = place(larger)

@@ -141,7 +141,7 @@ class EngineRooms:
         """
         await self._change_rooms()
         if model is not None and not self.is_attached:
-            await self._change_models(model)
+            await self._change_models(model, restarts=sees and not self._now.sees)
         return await self._now.ready(sees=sees)
 
     async def forget_finding(self) -> None:
@@ -156,9 +156,12 @@ class EngineRooms:
         """After EngineGone: the reason in the room's words, once it knows it."""
         return await self._now.explain_loss(error)
 
-    async def _change_models(self, model: str) -> None:
-        """Make `model` the one in use; where it runs, the settings may wish for another next. Raises ModelMissing."""
-        if self._running_model == model:
+    async def _change_models(self, model: str, *, restarts: bool) -> None:
+        """Make `model` the one in use; where it runs, the settings may wish for another next. Raises ModelMissing.
+
+        `restarts`: it will be started anew even if it runs.
+        """
+        if self._running_model == model and not restarts:
             return
         if model != self._settings().model_path:
             if not await asyncio.to_thread(Path(model).exists):

@@ -112,6 +112,7 @@ class EngineChoice:
             self.plan.kv_type_k,
             corrections=corrections,
             swa_full=is_swa_full(self.plan.extra),
+            projector=self.projector_bytes,
         )
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:

@@ -224,6 +224,12 @@ def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(la
     assert narrow.reason.endswith("layers fit on the GPU: slower.")
 
 
+def test_a_larger_context_is_reckoned_without_a_gpu_that_is_gone(large: GgufFacts) -> None:
+    whole = choose_context_size(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
+    without = MemoryFacts(64 * GB)
+    assert larger_choice(16_384, whole, large, without, "f16") == larger_choice(16_384, None, large, without, "f16")
+
+
 def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 512}
     facts = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:
     await stage.answered(other)
 
 
+async def test_the_chats_own_model_is_shown_a_picture_whatever_the_settings_wish_for_next(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.fake.set(FAKE_SEES="1")
+    chat = await stage.chat()
+    await stage.answered(chat)
+    own, projector = stage.settings.model_path, add_projector(stage)
+    (tmp_path / "other").mkdir()
+    other = write_gguf(tmp_path / "other" / "Swan-7B-Q8_0.gguf", dict(LLAMA))
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(other)))
+    await show(stage, chat)
+    assert {own, str(projector)} <= set(arguments(stage))
+
+
 async def test_an_engine_too_old_to_count_pictures_says_so(stage: Stage) -> None:
     stage.fake.set(FAKE_SEES="1")
     chat = await stage.chat()
@@ -90,3 +105,7 @@ def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
     assert seeing.subject != blind.subject  # whether restoring works is found out for each
     assert seeing.context.needed - blind.context.needed == 5_000_000
     assert choose_engine(stage.settings, tmp_path).plan == blind.plan
+    larger = [choice.larger(2048, choice.memory, choice.corrections) for choice in (seeing, blind)]
+    assert larger[0]
+    assert larger[1]
+    assert larger[0].needed - larger[1].needed == 5_000_000
