@@ -77,6 +77,7 @@ class Database(DatabaseFile):
             ids = [(row["id"],) for row in db.execute(query, (conversation_id,))]
             db.executemany("DELETE FROM messages WHERE id = ?", ids)
             db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+            db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (conversation_id,))
 
     def branch(self, conversation_id: str) -> list[Message]:
         """The messages from the root to the conversation's leaf, oldest first."""

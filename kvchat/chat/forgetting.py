@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from kvchat.chat.database import Database
@@ -33,7 +33,8 @@ class Forgetting:
     ) -> None:
         self._database, self._worker, self._slot = database, worker, slot
         self._finder, self._spawn = finder, spawn
-        self._overwriting = self._words_left = False
+        self._overwriting = False
+        self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
         self._waiting: dict[str, tuple[asyncio.TimerHandle, Removed]] = {}  # by the first message that was removed
 
     def deleted(self, removed: Removed) -> None:
@@ -57,7 +58,16 @@ class Forgetting:
         with contextlib.suppress(KvchatError):  # the next start tries again
             async with self._slot.lock:
                 await self._slot.discard(conversation_id)
-            await self._words()
+            await self._words([conversation_id])
+
+    async def left_behind(self) -> None:
+        """Forget what was deleted in a run that had no time for it."""
+        with contextlib.suppress(KvchatError):
+            if deleted := await self._worker.run(_deleted, self._database):
+                async with self._slot.lock:
+                    for conversation_id, ids in deleted.items():
+                        await self._slot.discard_messages(conversation_id, ids)
+                await self._words(set().union(*deleted.values()))
 
     def _let_go(self, name: str) -> None:
         if waiting := self._waiting.pop(name, None):
@@ -68,19 +78,20 @@ class Forgetting:
         with contextlib.suppress(KvchatError):
             async with self._slot.lock:
                 await self._slot.discard_messages(removed.conversation_id, ids)
-            await self._words()
+            await self._words(ids)
 
-    async def _words(self) -> None:
+    async def _words(self, ids: Iterable[str]) -> None:
         """Many chats may go at once, and the index is written anew for all of them together."""
-        self._words_left = True
+        self._gone.update(ids)
         if self._overwriting:
             return  # whoever does it does it once more
         self._overwriting = True
         try:
-            while self._words_left:
-                self._words_left = False
+            while self._gone:
+                gone, self._gone = self._gone, set()
                 await self._finder.forget()
                 await self._worker.run(self._database.write_through)
+                await self._worker.run(_forgotten, self._database, gone)
         finally:
             self._overwriting = False
 
@@ -101,6 +112,20 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
     for conversation_id, messages in kept.items():
         if conversation_id in known and messages - there:
             store.delete_messages(conversation_id, messages - there)
+
+
+def _deleted(database: Database) -> dict[str, set[str]]:
+    """Of what something may still be kept: the ids of messages, or the chat's own, by conversation."""
+    found: dict[str, set[str]] = {}
+    with database.reading() as db:
+        for row in db.execute("SELECT conversation_id, id FROM deleted"):
+            found.setdefault(row["conversation_id"], set()).add(row["id"])
+    return found
+
+
+def _forgotten(database: Database, ids: Iterable[str]) -> None:
+    with database.transaction() as db:
+        db.executemany("DELETE FROM deleted WHERE id = ?", [(id,) for id in ids])
 
 
 def _name(removed: Removed) -> str:

@@ -155,6 +155,10 @@ MIGRATIONS: tuple[str, ...] = (
         DELETE FROM draft_attachments WHERE conversation_id = OLD.id;
     END
     """,
+    # 14: messages and chats that were deleted and of which something may still be kept, see kvchat.chat.forgetting
+    """
+    CREATE TABLE deleted (id TEXT PRIMARY KEY, conversation_id TEXT NOT NULL)
+    """,
 )
 
 

@@ -213,6 +213,10 @@ class ChatService:
         await self._change(removed.conversation_id, tree.put_back, self._database, removed)
         self._forgetting.put_back(removed)
 
+    def forget_left_behind(self) -> None:
+        """Begin to forget what was deleted in a run that had no time for it."""
+        self._background.begin(self._forgetting.left_behind())
+
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
         self._turns.stop(conversation_id)

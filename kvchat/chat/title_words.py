@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from kvchat.chat.folding import spread
 
@@ -75,8 +76,16 @@ def _short(title: str) -> bool:
 
 def _is_about(title: str, said: str) -> bool:
     """Whether a word of the title, or how it begins, was said; the request's own words do not count."""
-    mentioned = spread(said).lower()
-    return any(word[:_STEM] in mentioned for word in _words(title) - _words(REQUEST))
+    return bool(words_said(title, [said]) - _words(REQUEST))
+
+
+def words_said(title: str, texts: Iterable[str]) -> set[str]:
+    """The words of the title, folded, that were said there, if only as they begin."""
+    left, said = _words(title), set[str]()
+    for text in texts:
+        mentioned = spread(text).lower()
+        said |= {word for word in left - said if word[:_STEM] in mentioned}
+    return said
 
 
 def _words(text: str) -> set[str]:

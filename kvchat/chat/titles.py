@@ -54,6 +54,11 @@ class _Attempt:
     answer: str | None = None  # None: the model could not be asked now
 
     @property
+    def end(self) -> str | None:
+        """The last message that the title may be about."""
+        return self.branch[-1].id if self.branch else None
+
+    @property
     def title(self) -> str | None:
         """What the answer comes to."""
         said = " ".join(
@@ -115,9 +120,10 @@ class Titles:
         What the user asks for meanwhile goes first, and ends it.
         """
         parts = self._parts
+        await self.idle()  # it may be being named already: that one would be in the way, and this one end it
         await parts.worker.run(make_due, parts.database, conversation_id)
         attempt = await self._attempt(conversation_id)
-        await parts.worker.run(settle, parts.database, conversation_id, attempt.title)
+        await parts.worker.run(settle, parts.database, conversation_id, attempt.title, attempt.end)
         if attempt.title is None:
             raise NoTitle(asked=attempt.answer is not None)
         parts.events.publish(ConversationsChanged())
@@ -130,7 +136,7 @@ class Titles:
                 return
             attempt = await self._attempt(conversation_id)
             if attempt.answer is not None and await parts.worker.run(
-                settle, parts.database, conversation_id, attempt.title
+                settle, parts.database, conversation_id, attempt.title, attempt.end
             ):
                 parts.events.publish(ConversationsChanged())
 
@@ -221,14 +227,16 @@ def make_due(database: Database, conversation_id: str) -> None:
         db.execute("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 
-def settle(database: Database, conversation_id: str, title: str | None) -> bool:
+def settle(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
     """Give a chat the model's title, or leave it with the one it has: it is not tried again. Whether it has another.
 
-    What the user called it in the meantime stays. Raises StorageFailed.
+    What the user called it in the meantime stays. A title that may be about a message deleted since (`end`, the last
+    one it was made of) is none. Raises StorageFailed.
     """
     with database.transaction() as db:
         query = (
             "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
             " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"
+            " AND (?1 IS NULL OR EXISTS (SELECT 1 FROM messages WHERE id = ?3))"
         )
-        return db.execute(query, (title, conversation_id)).rowcount > 0 and title is not None
+        return db.execute(query, (title, conversation_id, end)).rowcount > 0 and title is not None

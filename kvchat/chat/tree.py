@@ -11,6 +11,7 @@ from typing import Any
 from kvchat.chat.database import ConversationGone, Database
 from kvchat.chat.messages import Message, Role
 from kvchat.chat.prompt import NEW_TITLE, title_from
+from kvchat.chat.title_words import words_said
 
 _BELOW = """
     WITH RECURSIVE down (id, depth) AS (
@@ -84,9 +85,11 @@ def remove(database: Database, message: Message) -> Removed:
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # The last first: SQLite follows a cascade no more than 1,000 messages deep.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
+        db.executemany("INSERT INTO deleted VALUES (?, ?)", [(row["id"], message.conversation_id) for row in removed])
         questions = [row["content"] for row in removed if row["role"] == Role.USER.value]
         first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
-        if first is None or leaf["title"] in map(title_from, questions):  # it is of words that are gone
+        gone = [*(row["content"] for row in removed), *(row["name"] + "\n" + row["text"] for row in attachments)]
+        if first is None or leaf["title"] in map(title_from, questions) or _names(db, leaf["title"], gone, message):
             _set_title(db, message.conversation_id, title_from(first["content"]) if first else NEW_TITLE)
         return Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments)
 
@@ -97,10 +100,23 @@ def put_back(database: Database, removed: Removed) -> None:
         try:
             _insert(db, "messages", removed.rows)
             _insert(db, "attachments", removed.attachments)
+            db.executemany("DELETE FROM deleted WHERE id = ?", [(row["id"],) for row in removed.rows])
         except sqlite3.IntegrityError as error:
             raise ConversationGone from error
         _set_leaf(db, removed.conversation_id, removed.leaf_id)
         _set_title(db, removed.conversation_id, removed.title)
+
+
+def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:
+    """Whether the title has a word of what is gone, and of nothing else that was said in the chat."""
+    said = words_said(title, gone)
+    if not said:
+        return False
+    query = (
+        "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
+        " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
+    )
+    return bool(said - words_said(title, [row[0] for row in db.execute(query, (message.conversation_id,))]))
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:

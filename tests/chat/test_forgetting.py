@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
 import struct
 import time
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvchat import migrations
-from kvchat.chat import forgetting
+from kvchat.chat import forgetting, organiser, titles
 from kvchat.chat.messages import Attachment, Source
+from kvchat.chat.prompt import title_from
 from tests.chat.stage import QUESTION, Stage
 from tests.fake_llama_server import FIRST_BYTE
 
@@ -81,14 +84,65 @@ async def test_quitting_ends_the_time_to_undo(stage: Stage) -> None:
     assert len(stage.save_points()) == 1
 
 
-async def test_a_run_that_was_killed_leaves_no_save_point_of_a_deleted_message(stage: Stage, smollm2: Path) -> None:
+async def killed(stage: Stage) -> None:
+    """End as a process does that is killed before it has forgotten anything."""
+    for timers in (stage.runtime.chat._forgetting._waiting, stage.runtime.chat.organiser._deleted):
+        timers.clear()
+    await stage.runtime.close()
+
+
+async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_message(stage: Stage, smollm2: Path) -> None:
     chat = await asked(stage)
     await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
-    stage.runtime.chat._forgetting._waiting.clear()
-    await stage.runtime.close()
+    await killed(stage)
     assert len(stage.save_points()) == 2
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert len(again.save_points()) == 1
+        again.runtime.chat.forget_left_behind()
+        await again.runtime.chat.idle()
+        assert traces(again) == []
+        assert rows(again, "deleted") == 0
+
+
+async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_chat(
+    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.organiser.delete([chat])
+    await killed(stage)
+    monkeypatch.setattr(organiser, "_LEFT_BEHIND_S", -1)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        again.runtime.chat.forget_left_behind()
+        await again.runtime.chat.idle()
+        assert traces(again) == []
+        assert rows(again, "deleted") == 0
+
+
+async def test_save_points_of_an_older_version_go_with_a_deleted_message_after_a_kill(
+    stage: Stage, smollm2: Path
+) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    await killed(stage)
+    with contextlib.closing(sqlite3.connect(stage.home / "cache" / "savepoints" / "index.db")) as index, index:
+        index.execute("UPDATE save_points SET message_id = NULL")
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        again.runtime.chat.forget_left_behind()
+        await again.runtime.chat.idle()
+        assert again.save_points() == []
+
+
+async def test_what_was_put_back_is_not_forgotten_at_the_next_start(stage: Stage) -> None:
+    chat = await asked(stage)
+    question = (await stage.runtime.chat.messages(chat))[2]
+    await stage.runtime.chat.put_back(await stage.runtime.chat.delete_message(question))
+    assert rows(stage, "deleted") == 0
+
+
+def rows(stage: Stage, table: str) -> int:
+    """How many rows a table of the chats' file has."""
+    with stage.runtime._database.reading() as db:
+        return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
@@ -113,7 +167,7 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
 
     monkeypatch.setattr(stage.runtime.chat.finder, "forget", forget)
     words = stage.runtime.chat._forgetting._words
-    waiting = [asyncio.create_task(words()) for _ in range(5)]
+    waiting = [asyncio.create_task(words([str(number)])) for number in range(5)]
     await stage.until(lambda: sum(task.done() for task in waiting) == 4)
     go.set()
     await asyncio.gather(*waiting)
@@ -137,6 +191,29 @@ async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> 
     assert await title() == SECRET
     await stage.runtime.chat.idle()
     assert reply.id in {row["id"] for row in removed.rows}
+
+
+async def test_a_title_by_the_model_goes_with_the_words_it_has_from_a_message(stage: Stage) -> None:
+    chat = await asked(stage)
+    database = stage.runtime._database
+
+    async def title() -> str:
+        conversation = await stage.runtime.chat.conversation(chat)
+        assert conversation is not None
+        return conversation.title
+
+    _, first, question, last = await stage.runtime.chat.messages(chat)
+    for made, left in (("River and garden", "River and garden"), ("The quokka's river", title_from(QUESTION))):
+        titles.make_due(database, chat)
+        assert titles.settle(database, chat, made, first.id)
+        removed = await stage.runtime.chat.delete_message(question)
+        assert await title() == left
+        await stage.runtime.chat.put_back(removed)
+        assert await title() == made
+    titles.make_due(database, chat)
+    await stage.runtime.chat.delete_message(question)
+    assert not titles.settle(database, chat, "Made of a quokka before it went", last.id)
+    assert titles.is_due(database, chat)
 
 
 def test_copies_made_before_a_migration_do_not_stay(tmp_path: Path) -> None:

@@ -234,3 +234,12 @@ async def test_where_that_fails_the_name_stays_and_the_user_is_told(stage: Stage
     assert len(asked(stage)) == asked_at_all
     assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == ("Mine", True)
     assert not await due(stage, chat)
+
+
+async def test_a_chat_that_is_being_named_anyway_can_be_named_by_the_user_too(stage: Stage) -> None:
+    chat = await begun(stage)
+    stage.fake.set(FAKE_TOKEN_DELAY=0.1)
+    stage.runtime.chat.titles.come()
+    await stage.until(lambda: asked(stage))
+    await stage.runtime.chat.titles.name(chat)
+    assert (await shown(stage, chat)).title == TITLE
