@@ -31,6 +31,7 @@ _MESSAGE_NEEDS: Mapping[str, type | tuple[type, ...]] = {
 }
 _ATTACHMENT_NEEDS: Mapping[str, type | tuple[type, ...]] = {"name": str, "size": int, "hash": str, "text": str}
 _LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
+_LARGEST = 2**63 - 1  # that SQLite holds
 _ROLES = frozenset(role.value for role in Role)
 _STATES = frozenset(state.value for state in MessageState)
 _SOURCES = frozenset(source.value for source in Source)
@@ -181,7 +182,9 @@ def _clean(values: Row, needs: Mapping[str, type | tuple[type, ...]], what: str)
             raise BadConversation(f"{what} has a time beyond the calendar as “{name}”")
     clean = {}
     for name, value in values.items():
-        if not isinstance(value, str | int | float | None):
+        if name in _LEFT_OUT:
+            continue
+        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
             raise BadConversation(f"{what} has something unexpected as “{name}”")
         clean[name] = _whole_text(value) if isinstance(value, str) else value
     return clean

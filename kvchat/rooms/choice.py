@@ -157,7 +157,8 @@ def choose_engine(
     projector_bytes, projector_name = _weighed(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers), model_identity(model)
     build = build_identity(location, asked)
-    circumstances = Circumstances(identity, facts.size, build, memory.device_kind)
+    loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
+    circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
     context = choose_context_size(
         facts,

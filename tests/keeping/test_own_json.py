@@ -96,11 +96,13 @@ def spoil(row: dict, how: str) -> None:
             first["content"] = None
         case "strange":
             first["colour"] = ["red"]
+        case "large":
+            first["attachments"] = [{"name": "a.txt", "size": 10**30, "hash": "", "text": "a"}]
 
 
 @pytest.mark.parametrize(
     "how",
-    ["circle", "missing", "leaf", "role", "state", "receipt", "twice", "time", "list", "content", "strange"],
+    ["circle", "missing", "leaf", "role", "state", "receipt", "twice", "time", "list", "content", "strange", "large"],
 )
 def test_a_bad_conversation_is_refused_whole(tmp_path, how):
     row = one_row(tmp_path)
@@ -116,6 +118,13 @@ def test_what_a_newer_kvchat_added_is_left_out(tmp_path):
     row["mood"], row["messages"][0]["mood"] = "good", 3
     there = open_library(tmp_path / "there")
     assert store_rows(there, row)
+
+
+def test_what_is_of_one_machine_is_not_taken_from_a_file(tmp_path):
+    row = one_row(tmp_path) | {"model": "//elsewhere/share/model.gguf", "deleted_at": 1, "title_due": 1}
+    there = open_library(tmp_path / "there")
+    assert store_rows(there, row)
+    assert [one.model for one in there.conversations()] == [None]
 
 
 def test_messages_of_another_conversation_are_not_taken_over(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.pictures import TOKENS_GUESSED, picture_of
+from kvchat.library.corrections import NOTHING_LEARNED, CorrectionBook, Corrections
 from kvchat.rooms.choice import choose_engine
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
@@ -105,6 +106,10 @@ def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
     assert seeing.subject != blind.subject  # whether restoring works is found out for each
     assert seeing.context.needed - blind.context.needed == 5_000_000
     assert choose_engine(stage.settings, tmp_path).plan == blind.plan
+    book = CorrectionBook(tmp_path / "book.json")
+    book.learn(seeing.circumstances, Corrections(compute=9.0))  # the projector's own buffers are in it
+    assert choose_engine(stage.settings, tmp_path, book).corrections == NOTHING_LEARNED
+    assert choose_engine(stage.settings, tmp_path, book, sees=True).corrections.compute == 9.0
     larger = [choice.larger(2048, choice.memory, choice.corrections) for choice in (seeing, blind)]
     assert larger[0]
     assert larger[1]
