@@ -66,6 +66,8 @@ class Forgetting:
             if deleted := await self._worker.run(_deleted, self._database):
                 async with self._slot.lock:
                     for conversation_id, ids in deleted.items():
+                        if conversation_id in ids:
+                            continue  # a chat: its save points are gone, see `forget_strangers`
                         await self._slot.discard_messages(conversation_id, ids)
                 await self._words(set().union(*deleted.values()))
 
