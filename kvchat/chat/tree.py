@@ -85,7 +85,9 @@ def remove(database: Database, message: Message) -> Removed:
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # The last first: SQLite follows a cascade no more than 1,000 messages deep.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        db.executemany("INSERT OR IGNORE INTO deleted VALUES (?, ?)", [(row["id"], message.conversation_id) for row in removed])
+        db.executemany(
+            "INSERT OR IGNORE INTO deleted VALUES (?, ?)", [(row["id"], message.conversation_id) for row in removed]
+        )
         questions = [row["content"] for row in removed if row["role"] == Role.USER.value]
         first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
         gone = [*(row["content"] for row in removed), *(row["name"] + "\n" + row["text"] for row in attachments)]

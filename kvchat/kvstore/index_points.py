@@ -205,20 +205,20 @@ def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
     return [int(row[0]) for row in db.execute(query, (point_id,))]
 
 
-def forget(db: sqlite3.Connection, conversation_id: str | None) -> frozenset[str]:
-    """Drop what is remembered of a conversation's losses, or all, and a conversation nothing is left of.
-
-    Returns the file names of bad blocks that held some of it.
-    """
+def bad_blocks(db: sqlite3.Connection, conversation_id: str | None) -> frozenset[str]:
+    """The file names of bad blocks that held some of a conversation, or of all."""
     query = "SELECT block FROM losses WHERE block IS NOT NULL AND (?1 IS NULL OR conversation = ?1)"
-    bad = frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
+    return frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
+
+
+def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
+    """Drop what is remembered of a conversation's losses, or all, and a conversation nothing is left of."""
     db.execute("DELETE FROM losses WHERE ?1 IS NULL OR conversation = ?1", (conversation_id,))
     db.execute(
         "DELETE FROM conversations WHERE (?1 IS NULL OR name = ?1) AND NOT pinned AND NOT never_save"
         " AND NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)",
         (conversation_id,),
     )
-    return bad
 
 
 def set_flag(db: sqlite3.Connection, conversation_id: str, *, pinned: bool | None, never: bool | None) -> None:

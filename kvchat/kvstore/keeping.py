@@ -104,7 +104,8 @@ class Keeping:
             doomed = index_points.points_of(db, conversation_id)
             ids = doomed if conversation_id is None else inheritance.hand_over(db, doomed)
             index_points.delete(db, ids)
-            bad = index_points.forget(db, conversation_id)
+            bad = self._set_aside_of(db, conversation_id)
+            index_points.forget(db, conversation_id)
         return self._deleted(ids) + parts.bad_files.delete(None if conversation_id is None else bad)
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
@@ -116,7 +117,8 @@ class Keeping:
             doomed = index_points.points_of_messages(db, conversation_id, message_ids)
             ids = inheritance.hand_over(db, doomed)
             index_points.delete(db, ids)
-        return self._deleted(ids)
+            bad = self._set_aside_of(db, conversation_id)
+        return self._deleted(ids) + self._parts.bad_files.delete(bad)
 
     def verify(self, progress: Callable[[int, int], None]) -> VerifyReport:
         """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
@@ -154,6 +156,10 @@ class Keeping:
         """What turned out bad since this was last asked: the user is told once."""
         with self._parts.index.write() as db:
             return index_usage.untold_losses(db)
+
+    def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str | None) -> frozenset[str]:
+        """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""
+        return index_points.bad_blocks(db, conversation_id) | {self._parts.index.path.name}
 
     def _give_up(self, point_ids: Sequence[int], reason: str) -> int:
         """Delete save points and remember why; returns the bytes freed."""
