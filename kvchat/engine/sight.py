@@ -114,7 +114,8 @@ class Sight:
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
     """The ids that stand for a picture of so many tokens: −2 and below, as far as 31 bits go."""
-    digest = blake3(projector.encode() + b"\0" + picture.data).digest(length=4 * count)
+    # The count is in it: where another build makes more tokens of the picture, these are not the first of those.
+    digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
     ids: list[int] = (FIRST_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
     return tuple(ids)
 
