@@ -83,6 +83,8 @@ def words_said(title: str, texts: Iterable[str]) -> set[str]:
     """The words of the title, folded, that were said there, if only as they begin."""
     left, said = _words(title), set[str]()
     for text in texts:
+        if said == left:
+            break  # a long chat need not be read to its end
         mentioned = spread(text).lower()
         said |= {word for word in left - said if word[:_STEM] in mentioned}
     return said

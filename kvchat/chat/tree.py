@@ -112,13 +112,12 @@ def put_back(database: Database, removed: Removed) -> None:
 def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:
     """Whether the title has a word of what is gone, and of nothing else that was said in the chat."""
     said = words_said(title, gone)
-    if not said:
-        return False
     query = (
         "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
         " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
     )
-    return bool(said - words_said(title, [row[0] for row in db.execute(query, (message.conversation_id,))]))
+    rows = db.execute(query, (message.conversation_id,))
+    return words_said(" ".join(said), (row[0] for row in rows)) != said
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
