@@ -49,7 +49,12 @@ def hammer(folder: Path, seed: int, quota: int) -> None:
         except StoreRefused as refusal:
             if "quota" not in str(refusal):
                 sys.exit(f"refused: {refusal}")
-        print(number, flush=True)
+        say(number)
+
+
+def say(what: object) -> None:
+    """A line in one write: a process may be killed between the two of an unbuffered `print`."""
+    os.write(1, f"{what}\n".encode())
 
 
 def fork_for_each_line(folder: Path, quota: int) -> None:
@@ -61,8 +66,8 @@ def fork_for_each_line(folder: Path, quota: int) -> None:
                 hammer(folder, int(line), quota)
             finally:
                 os._exit(1)
-        print(f"pid {pid}", flush=True)
-        print(f"ended {os.waitpid(pid, 0)[1]}", flush=True)
+        say(f"pid {pid}")
+        say(f"ended {os.waitpid(pid, 0)[1]}")
 
 
 if __name__ == "__main__":
