@@ -29,6 +29,7 @@ from kvchat.chat.restorer import Restorer
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import EARLY_TOKENS, OLDER_WINDOW_ROWS, Loaded, SlotContents, Verdict
 from kvchat.engine.interface import EngineRefused
+from kvchat.engine.sight import FIRST_ID
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, SavePoint, Tier, Tokens, common_prefix
@@ -39,6 +40,7 @@ PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 
+NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and no projector is loaded"
 NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
 NO_RESTORING = "restoring does not work with this engine and model"
 SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
@@ -90,6 +92,8 @@ class SlotKeeper:
             return Loaded(held, unproved, miss_reason=None if held else plan.reason)
         if not self._rates.tries(plan.tokens_used - held, plan.bytes):
             return Loaded(held, unproved, miss_reason=None if held else NOT_WORTH_IT)
+        if not room.sees and min(plan.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
+            return Loaded(held, unproved, miss_reason=None if held else NEEDS_PROJECTOR)
         outcome = await self._restorer.restore(room, conversation_id, plan, self.forget)
         if isinstance(outcome, Miss):
             self._events.publish(RestoreFailed(conversation_id, outcome.reason))

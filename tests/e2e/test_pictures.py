@@ -76,3 +76,17 @@ def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path:
     assert refused.returncode != 0
     assert "cannot see pictures" in refused.stderr
     assert len(home.messages()) == 2
+
+
+async def test_a_text_chat_that_begins_alike_takes_no_save_point_from_a_chat_with_pictures(
+    tmp_path: Path, smollm2: Path
+) -> None:
+    """Without a projector the engine refuses a state with pictures: that is no fault of the state."""
+    app = App(tmp_path / "home", seeing(smollm2), "embedded")
+    system = "You keep a long list of careful rules, and tell nobody. " * 60
+    shown, text = await app.new(system), await app.new(system)
+    await app.once(lambda runtime: runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,)))
+    assert await app.once(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
+    reply = await app.once(lambda runtime: runtime.chat.send(shown, "And else?", GREEDY))
+    assert receipt(reply).source is Source.DISK, receipt(reply)
+    assert receipt(reply).cached_tokens >= 0.96 * receipt(reply).prompt_tokens, receipt(reply)
