@@ -28,8 +28,12 @@ class Rates:
     """Measured in this run, or recalled from an earlier one with the same model; None before that."""
 
     prefill_ms_per_token: float | None = None
-    restore_ms_per_byte: float | None = None
     _restores: deque[float] = field(default_factory=lambda: deque(maxlen=_RESTORES), repr=False)
+
+    @property
+    def restore_ms_per_byte(self) -> float | None:
+        """The median of the last restores."""
+        return statistics.median(self._restores) if self._restores else None
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
         """A request read `tokens` in `ms`."""
@@ -40,7 +44,6 @@ class Rates:
         """A slot file of `size` bytes was put together and restored in `ms`."""
         if size:
             self._restores.append(ms / size)
-            self.restore_ms_per_byte = statistics.median(self._restores)
 
     def prefill_ms(self, tokens: int) -> float:
         """An estimate of reading so many tokens; 0 where nothing was measured."""
@@ -61,9 +64,8 @@ class Rates:
         not be its last word.
         """
         worth = self.worth(gain, size)
-        if not worth and gain >= LEAST_GAIN and self.restore_ms_per_byte is not None:
+        if not worth and gain >= LEAST_GAIN:
             self._restores = deque((rate * _DOUBT for rate in self._restores), maxlen=_RESTORES)
-            self.restore_ms_per_byte *= _DOUBT
         return worth
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:

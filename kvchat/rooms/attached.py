@@ -21,6 +21,7 @@ from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.rooms.attached_states import ServerStates, states_of
+from kvchat.rooms.meeting import tell_bug
 from kvchat.rooms.sight import server_cannot_see
 from kvchat.secret_store import SecretStore
 from kvchat.settings import Settings
@@ -191,7 +192,7 @@ class AttachedRoom:
 
     def _meet(self) -> None:
         self._meeting = asyncio.create_task(self._get_to_know(), name="meeting the server")
-        self._meeting.add_done_callback(_met)
+        self._meeting.add_done_callback(tell_bug)
 
     async def _get_to_know(self) -> None:
         """Ask the server for its facts, and find out whether its states can be kept. Raises EngineError."""
@@ -245,13 +246,6 @@ class AttachedRoom:
     def _told(self) -> None:
         self._changed.set()
         self._publish(self.status)
-
-
-def _met(meeting: asyncio.Task[None]) -> None:
-    """A KvchatError is for whoever asks for the engine; anything else is a bug and must not go unseen."""
-    error = None if meeting.cancelled() else meeting.exception()
-    if error is not None and not isinstance(error, KvchatError):
-        meeting.get_loop().call_exception_handler({"message": "Meeting the server broke", "exception": error})
 
 
 def _error(failure: EngineFailure) -> EngineError:

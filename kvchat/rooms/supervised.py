@@ -19,6 +19,7 @@ from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.rooms.choice import EngineChoice, choose_engine
+from kvchat.rooms.meeting import tell_bug
 from kvchat.rooms.memory import EngineMemory
 from kvchat.rooms.sight import CannotSee, find_projector
 from kvchat.settings import Settings
@@ -214,7 +215,7 @@ class SupervisedRoom:
     def _meet(self) -> asyncio.Task[None]:
         """Meet the engine that has come up, in a task of its own: whoever waits for it may go away."""
         self._meeting = asyncio.create_task(self._get_to_know(), name="meeting the engine")
-        self._meeting.add_done_callback(_met)
+        self._meeting.add_done_callback(tell_bug)
         return self._meeting
 
     async def _get_to_know(self) -> None:
@@ -283,10 +284,3 @@ class SupervisedRoom:
     def _told(self) -> None:
         self._changed.set()
         self._publish(self.status)
-
-
-def _met(meeting: asyncio.Task[None]) -> None:
-    """A KvchatError is for whoever asks for the engine; anything else is a bug and must not go unseen."""
-    error = None if meeting.cancelled() else meeting.exception()
-    if error is not None and not isinstance(error, KvchatError):
-        meeting.get_loop().call_exception_handler({"message": "Meeting the engine broke", "exception": error})

@@ -18,7 +18,8 @@ CONTEXT = 8192
     ],
 )
 def test_the_break_even_is_the_least_gain_worth_its_restore(per_token: int, fixed: int, tokens: int | None) -> None:
-    rates = Rates(prefill_ms_per_token=4.0, restore_ms_per_byte=1000 / 200e6)
+    rates = Rates(prefill_ms_per_token=4.0)
+    rates.learn_restore(200_000_000, 1000)
     assert rates.break_even(lambda n: fixed + n * per_token, CONTEXT) == BreakEven(tokens, 4.0, 5e-6)
 
 
