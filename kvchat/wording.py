@@ -1,4 +1,4 @@
-"""Sizes, times and counts in words: one place decides how kvchat says a number, and how a text stands on one line."""
+"""Sizes, times and counts in words: the one place that decides how kvchat says a number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ def size(count: float) -> str:
         if value >= 0.9995:  # 999,960,000 rounds to 1 GB, not to 1000 MB
             return f"{value:.0f} {unit}" if value >= 10 and unit != "GB" else f"{value:.1f} {unit}".replace(".0 ", " ")
     return f"{count:.0f} bytes"
+
+
+def size_of(count: int, whole: int) -> str:
+    """As in "3.1 of 20 GB": both in the unit of the second, unless the first would vanish in it."""
+    few, all_ = size(count), size(whole)
+    same_unit = few.split()[-1] == all_.split()[-1]
+    return f"{few.split()[0] if same_unit else few} of {all_}"
+
+
+def several(count: int, one: str, many: str = "") -> str:
+    """A count of things: "1 chat", "1,204 chats". `many` where it is not `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def duration(ms: float) -> str:
@@ -32,6 +44,30 @@ def rough_duration(seconds: float) -> str:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return " ".join(part for part in (f"{hours} h" if hours else "", f"{minutes} min" if minutes else "") if part)
+
+
+def roughly(seconds: float) -> str:
+    """An estimated time, marked as one and no finer than it is known: "about 36 s", "about 3 min", "about 2 h"."""
+    if seconds < 1:
+        return "less than a second"
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.0f} h"
+
+
+def since(moment: datetime, now: datetime) -> str:
+    """How long ago, in the coarse words a person would use."""
+    days = (now.date() - moment.date()).days
+    if days == 0:
+        minutes = int((now - moment).total_seconds() // 60)
+        if minutes < 1:
+            return "just now"
+        return f"{minutes} min ago" if minutes < 60 else f"{minutes // 60} h ago"
+    if days == 1:
+        return "yesterday"
+    return f"{days} days ago" if days < 14 else moment.strftime("%d %b %Y")
 
 
 def day(when: float) -> str:

@@ -14,7 +14,7 @@ from kvchat.keeping.backup import finish_restore, lay_ready, make_backup
 from kvchat.keeping.exporting import ExportForm, export_file
 from kvchat.keeping.importing import import_paths
 from kvchat.paths import resolve_paths
-from kvchat.wording import size
+from kvchat.wording import several, size
 
 
 class NoSuchConversation(KvchatError):
@@ -32,7 +32,7 @@ def run_export(options: ExportOptions) -> int:
         if options.chat_id and options.chat_id not in known:
             raise NoSuchConversation("There is no such chat", options.chat_id, "Look for its id in an export of all.")
         count = export_file(database, chosen, form, options.target)
-    print(f"exported {_conversations(count)} to {options.target}")
+    print(f"exported {several(count, 'chat')} to {options.target}")
     return 0
 
 
@@ -44,7 +44,7 @@ def run_import(files: Sequence[Path]) -> int:
         report = import_paths(database, files)
     for problem in report.problems:
         print(problem, file=sys.stderr)
-    print(f"imported {_conversations(len(report.imported))}, {report.known:,} were here already")
+    print(f"imported {several(len(report.imported), 'chat')}, {report.known:,} were here already")
     return 1 if report.problems else 0
 
 
@@ -54,7 +54,7 @@ def run_backup(target: Path) -> int:
     paths.ensure()
     with closing(Database(paths.database)):  # made, or brought to the newest format
         facts = make_backup(paths, target)
-    print(f"backed up {_conversations(facts.conversations)}, {size(facts.size)}, to {target}")
+    print(f"backed up {several(facts.conversations, 'chat')}, {size(facts.size)}, to {target}")
     return 0
 
 
@@ -67,9 +67,5 @@ def run_restore(source: Path) -> int:
     if replaced is None:
         print("kvchat is running: the backup takes its place when kvchat starts next")
         return 0
-    print(f"restored {_conversations(facts.conversations)}; what was here is in {replaced}")
+    print(f"restored {several(facts.conversations, 'chat')}; what was here is in {replaced}")
     return 0
-
-
-def _conversations(count: int) -> str:
-    return f"{count:,} chat{'' if count == 1 else 's'}"

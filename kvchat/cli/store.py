@@ -19,7 +19,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation
 from kvchat.paths import Paths, resolve_paths
 from kvchat.settings import load_settings
 from kvchat.store_desk import open_store
-from kvchat.wording import duration, one_line, size
+from kvchat.wording import duration, one_line, several, size
 
 Titles = Mapping[str, str]  # by conversation id
 TITLE_WIDTH = 40  # characters
@@ -100,7 +100,7 @@ def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
 def usage_lines(usage: StoreUsage, titles: Titles) -> list[str]:
     """The store for a reader: sums, then each conversation, the largest first."""
     rows = [
-        ("Save points", f"{usage.save_points:,}, in {_conversations(len(usage.conversations))}"),
+        ("Save points", f"{usage.save_points:,}, in {several(len(usage.conversations), 'chat')}"),
         ("On disk", f"{size(usage.physical_bytes)} of {size(usage.quota_bytes)} allowed"),
         ("As whole files", f"{size(usage.logical_bytes)}; sharing saves {size(shared_savings(usage))}"),
         ("Rows, each once", size(usage.unique_rows_bytes)),
@@ -119,7 +119,7 @@ def _usage_row(one: ConversationUsage, titles: Titles) -> tuple[str, ...]:
     marks = [word for word, is_so in (("pinned", one.pinned), ("never saved", one.never_save)) if is_so]
     return (
         _title(one.conversation_id, titles),
-        _points(one.save_points),
+        several(one.save_points, "save point"),
         f"{size(one.exclusive_bytes)} its own",
         f"{size(one.shared_bytes)} shared",
         f"saved {duration(1000 * one.seconds_saved)} so far",
@@ -140,7 +140,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     else:
         verb = "Would delete" if dry_run else "Deleting"
         lines = [
-            f"{verb} {_points(len(plan.save_point_ids))}, {size(plan.bytes_freed)};"
+            f"{verb} {several(len(plan.save_point_ids), 'save point')}, {size(plan.bytes_freed)};"
             f" to read again: {_rereading(plan.prefill_seconds)}.",
             *columns([_pruned_row(one, titles) for one in plan.conversations]),
             f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
@@ -153,7 +153,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
 def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
     return (
         _title(one.conversation_id, titles),
-        _points(one.save_points),
+        several(one.save_points, "save point"),
         size(one.bytes_freed),
         f"to read again: {_rereading(one.prefill_seconds)}",
         f"{one.save_points_left:,} left" if one.save_points_left else "starts cold",
@@ -162,12 +162,12 @@ def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
 
 def report_lines(report: VerifyReport, lost: Sequence[LostConversation], titles: Titles) -> list[str]:
     """What verifying has found."""
-    checked = f"{report.blocks:,} {'block' if report.blocks == 1 else 'blocks'} checked, {size(report.bytes)}"
+    checked = f"{several(report.blocks, 'block')} checked, {size(report.bytes)}"
     lines = [f"{checked}: {'all are good.' if report.clean else f'{report.bad_blocks:,} bad, set aside.'}"]
     rows = [
         (
             _title(one.loss.conversation_id, titles),
-            f"{_points(one.loss.save_points)} lost",
+            f"{several(one.loss.save_points, 'save point')} lost",
             "starts cold" if one.cold else f"{one.save_points_left:,} left",
             one.loss.reason,
         )
@@ -230,14 +230,6 @@ def _title(conversation_id: str, titles: Titles) -> str:
 def _rereading(seconds: float) -> str:
     """How long that would take; a save point made before this machine's speed was measured does not say."""
     return f"about {duration(1000 * seconds)}" if seconds else "never measured"
-
-
-def _points(count: int) -> str:
-    return "1 save point" if count == 1 else f"{count:,} save points"
-
-
-def _conversations(count: int) -> str:
-    return "1 chat" if count == 1 else f"{count:,} chats"
 
 
 def _show_progress(done: int, total: int) -> None:

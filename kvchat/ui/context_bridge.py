@@ -20,6 +20,7 @@ from kvchat.ui.composer import Composer
 from kvchat.ui.context_card import ContextCard
 from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.tasks import Wishes
+from kvchat.wording import several
 
 _GATHER_MS = 250  # keystrokes and events are gathered this long before the tokens are counted again
 
@@ -159,7 +160,8 @@ class ContextBridge(QObject):
         waiting = await self._runtime.chat.messages(conversation_id)
         count = await way(conversation_id)
         detail = "This is another branch of the chat; the one before has every message still."
-        self._runtime.events.publish(Notice(f"{count:,} messages were {done}", detail))
+        title = f"{several(count, 'message was', 'messages were')} {done}"
+        self._runtime.events.publish(Notice(title, detail))
         if waiting and waiting[-1].role is Role.USER and conversation_id == self._bridge.current:
             self._bridge.retry()
         self._count_soon()

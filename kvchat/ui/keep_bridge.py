@@ -20,7 +20,7 @@ from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.wording import size
+from kvchat.wording import several, size
 
 _FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
 _EXPORTS = "Exported chats (*.json *.zip);;All files (*)"
@@ -87,7 +87,7 @@ class KeepBridge(QObject):
                 lambda tell: self._runtime.keeping.export(ids, target, tell),
                 ("Export cancelled", "Nothing was written."),
             )
-            self._notices.tell(f"Exported {_chats(count)}", str(target))
+            self._notices.tell(f"Exported {several(count, 'chat')}", str(target))
 
         self._wishes.start(export())
 
@@ -97,8 +97,8 @@ class KeepBridge(QObject):
             lambda tell: self._runtime.keeping.take_in(paths, tell),
             ("Import cancelled", "Nothing was imported."),
         )
-        title = f"Imported {_chats(len(report.imported))}"
-        known = f"{_chats(report.known)} {'was' if report.known == 1 else 'were'} here already." if report.known else ""
+        title = f"Imported {several(len(report.imported), 'chat')}"
+        known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
         if report.problems:
             ImportReportDialog(self._look, title, known, report.problems, self._window).open()
         else:
@@ -208,7 +208,7 @@ class _Progress:
             return
         step = _STEPS * done // total if total else 0
         if done and not total:
-            self._dialog.setLabelText(f"{self._words} {_chats(done)}")
+            self._dialog.setLabelText(f"{self._words} {several(done, 'chat')}")
         self._dialog.setMaximum(_STEPS if step else 0)
         self._dialog.setValue(step)
 
@@ -218,9 +218,5 @@ class _Progress:
             self._task.cancel()
 
 
-def _chats(count: int) -> str:
-    return f"{count:,} chat{'' if count == 1 else 's'}"
-
-
 def _contents(facts: BackupFacts) -> str:
-    return f"{_chats(facts.conversations)}, {size(facts.size)}"
+    return f"{several(facts.conversations, 'chat')}, {size(facts.size)}"

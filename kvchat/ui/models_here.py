@@ -18,6 +18,7 @@ from kvchat.ui.model_rows import found_row, in_order
 from kvchat.ui.panel import Panel
 from kvchat.ui.row_list import Row, RowList, Tone
 from kvchat.ui.theme import Look
+from kvchat.wording import several
 
 _SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
 
@@ -147,7 +148,7 @@ class ModelsHere(QWidget):
             return
         count = len(self._models)
         words = (
-            [f"{count:,} models" if count != 1 else "1 model"]
+            [several(count, "model")]
             if count
             else ["No model was found. Choose a folder, or get one under “Get more”."]
         )

@@ -20,7 +20,7 @@ from kvchat.ui.settings_entries import Entry, NumberEntry
 from kvchat.ui.settings_numbers import DAYS, GIGABYTES
 from kvchat.ui.settings_page import Desk, SettingsPage
 from kvchat.ui.usage_words import expiry_in_words, plan_in_words
-from kvchat.wording import size
+from kvchat.wording import several, size
 
 
 class FolderNotOpened(KvchatError):
@@ -116,7 +116,7 @@ class StoragePage(SettingsPage):
             self.desk.change("max_age_days", days)
             return
         words = expiry_in_words(await self.desk.runtime.save_points.usage(), days, datetime.now(UTC))
-        self._ask(self.age, f"Delete what was not used for {days:,} days?", words, "Delete", days)
+        self._ask(self.age, f"Delete what was not used for {several(days, 'day')}?", words, "Delete", days)
 
     def _ask(self, entry: NumberEntry, title: str, words: str, action: str, value: int | None) -> None:
         dialog = confirm(self.desk.panel, title, words, action, lambda: self.desk.change(entry.name, value))

@@ -13,6 +13,7 @@ from kvchat.ui.bridge import Bridge
 from kvchat.ui.notices import Notices
 from kvchat.ui.sidebar import Sidebar
 from kvchat.ui.tasks import Wishes
+from kvchat.wording import several
 
 
 class Shelf(QObject):
@@ -50,7 +51,7 @@ class Shelf(QObject):
             await undo(ids)
             self._bridge.open(ids[0])
 
-        what = "the chat" if len(ids) == 1 else f"{len(ids):,} chats"
+        what = "the chat" if len(ids) == 1 else several(len(ids), "chat")
         self._notices.offer(f"{done}: {what}", "Undo", lambda: self._wishes.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:

@@ -37,8 +37,7 @@ from kvchat.ui.item_list import ROW, ItemList
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.search_panel import SearchPanel
 from kvchat.ui.theme import Look
-from kvchat.ui.wording import size_of
-from kvchat.wording import one_line
+from kvchat.wording import one_line, several, size_of
 
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
 
@@ -275,7 +274,7 @@ class Sidebar(QFrame):
         never.setChecked(row.never_save)
         menu.addSeparator()
         menu.addAction("Export…", lambda: self.export_requested.emit(ids))
-        menu.addAction("Delete" if len(ids) == 1 else f"Delete {len(ids):,} chats", self.ask_delete)
+        menu.addAction("Delete" if len(ids) == 1 else f"Delete {several(len(ids), 'chat')}", self.ask_delete)
         menu.popup(self.list.viewport().mapToGlobal(where))
 
     def _restyle(self) -> None:

@@ -9,8 +9,7 @@ from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_picture import SavingsBar
 from kvchat.ui.usage_words import break_even_in_words, sharing
-from kvchat.ui.wording import size_of
-from kvchat.wording import size
+from kvchat.wording import size, size_of
 
 
 class UsageSummary(QWidget):

@@ -6,24 +6,7 @@ from datetime import datetime, timedelta
 
 from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.ui.wording import since
-from kvchat.wording import size
-
-
-def roughly(seconds: float) -> str:
-    """An estimated time, marked as one and no finer than it is known: "about 36 s", "about 3 min", "about 2 h"."""
-    if seconds < 1:
-        return "less than a second"
-    if seconds < 90:
-        return f"about {seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"about {seconds / 60:.0f} min"
-    return f"about {seconds / 3600:.0f} h"
-
-
-def several(count: int, one: str, many: str) -> str:
-    """As in "1 old turn", "14 old turns"."""
-    return f"{count:,} {one if count == 1 else many}"
+from kvchat.wording import roughly, several, since, size
 
 
 def spared_bytes(usage: StoreUsage) -> int:
@@ -49,7 +32,7 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
         f"When the quota of {size(usage.quota_bytes)} is full, what spares the least reading for its size goes first."
     )
     if max_age_days is not None:
-        words += f" What was not used for {several(max_age_days, 'day', 'days')} goes as well."
+        words += f" What was not used for {several(max_age_days, 'day')} goes as well."
     return words
 
 
@@ -86,7 +69,7 @@ def split_of(usage: ConversationUsage) -> str:
 def loss_of(loss: PrunedConversation) -> str:
     """What a prune would take from one conversation."""
     if loss.save_points_left:
-        return f"would lose {several(loss.save_points, 'old turn', 'old turns')}: {size(loss.bytes_freed)}"
+        return f"would lose {several(loss.save_points, 'old turn')}: {size(loss.bytes_freed)}"
     return f"would be cold; reading it again: {roughly(loss.prefill_seconds)}"
 
 
@@ -100,8 +83,8 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     cold = len(plan.conversations) - len(thinned)
     parts = []
     if thinned:
-        turns = several(sum(one.save_points for one in thinned), "old turn", "old turns")
-        parts.append(f"{turns} of {several(len(thinned), 'chat', 'chats')}")
+        turns = several(sum(one.save_points for one in thinned), "old turn")
+        parts.append(f"{turns} of {several(len(thinned), 'chat')}")
     if cold:
         parts.append(several(cold, "chat becomes cold", "chats become cold"))
     cost = f"reading it all again would take {roughly(plan.prefill_seconds)}"

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from kvchat.chat.messages import Receipt, Source
 from kvchat.chat.receipts import receipt_details, receipt_line
-from kvchat.wording import duration, size, tokens_short
 
 WARM = Receipt(
     ttft_ms=312.0,
@@ -43,31 +40,3 @@ def test_a_hollow_restore_is_a_fault() -> None:
 def test_a_restore_before_send_is_named_as_not_counted() -> None:
     ahead = dict(receipt_details(dataclasses.replace(WARM, restored_ahead=True)))
     assert ahead["  Restore"] == "136 MB in 21 ms (before you pressed Send, not counted)"
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (999_960_000, "1 GB"),
-        (9_960_000, "10 MB"),
-        (1_500, "1.5 KB"),
-        (136_000_000, "136 MB"),
-        (3.1e9, "3.1 GB"),
-    ],
-)
-def test_sizes(count: float, words: str) -> None:
-    assert size(count) == words
-
-
-@pytest.mark.parametrize(
-    ("ms", "words"), [(21.4, "21 ms"), (312, "0.31 s"), (34_600, "34.6 s"), (125_000, "2 min 5 s"), (9_999, "10.00 s")]
-)
-def test_durations(ms: float, words: str) -> None:
-    assert duration(ms) == words
-
-
-@pytest.mark.parametrize(("count", "words"), [(812, "812"), (5_918, "5.9K"), (4_000, "4K"), (131_072, "128K")])
-def test_token_counts(count: int, words: str) -> None:
-    assert tokens_short(count) == words

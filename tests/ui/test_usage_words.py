@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.ui.usage_words import (
@@ -15,7 +13,6 @@ from kvchat.ui.usage_words import (
     limits_in_words,
     loss_of,
     plan_in_words,
-    roughly,
     sharing,
     split_of,
     use_of,
@@ -24,20 +21,6 @@ from kvchat.ui.usage_words import (
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
 STORE = StoreUsage((USAGE,), 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.0, "less than a second"),
-        (36.4, "about 36 s"),
-        (89.9, "about 90 s"),
-        (185, "about 3 min"),
-        (7400, "about 2 h"),
-    ],
-)
-def test_estimates_are_marked_and_no_finer_than_known(seconds: float, words: str) -> None:
-    assert roughly(seconds) == words
 
 
 def test_use() -> None:
