@@ -41,7 +41,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saving import Saving
 from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
 from kvchat.kvstore.staging import MEMORY_FOLDER, Staging
-from kvchat.kvstore.store import Bounds, StoreRefused
+from kvchat.kvstore.store import Bounds, StoreRefused, Wanted, always
 
 
 class BlockStore:
@@ -96,14 +96,14 @@ class BlockStore:
         """A fresh private folder where one engine of this process saves and restores. Raises OSError."""
         return self._parts.staging.slot_folder()
 
-    def close(self) -> None:
-        """Absorb what waits and delete this process's staging folder. Call it when the engines have ended."""
+    def close(self, wanted: Wanted = always) -> None:
+        """Absorb what waits, if wanted, and delete this process's staging folder. When the engines have ended."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
             with contextlib.suppress(StoreRefused):
-                self._saving.absorb_pending()
+                self._saving.absorb_pending(wanted)
             self._parts.staging.close()
             self._parts.index.close()
 
@@ -113,9 +113,11 @@ class BlockStore:
         """The plan that leaves the least of the prompt to prefill, or why there is none."""
         return self._restoring.find(fingerprint, prompt, can_cut=can_cut, conversation_id=conversation_id)
 
-    def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
-        """Put the plan's slot file, verified, into the engine's slot folder."""
-        return self._restoring.stage(plan, slot_path, older_window_rows=older_window_rows)
+    def stage(
+        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
+    ) -> StagedFile | Miss:
+        """Put the plan's slot file, verified, into the engine's slot folder. Raises NotWanted."""
+        return self._restoring.stage(plan, slot_path, older_window_rows=older_window_rows, wanted=wanted)
 
     def unstage(self, staged: StagedFile) -> None:
         """Drop the engine's name for the file. One that is held open (Windows) goes when its slot folder does."""
@@ -142,13 +144,15 @@ class BlockStore:
             slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms, older_window_rows, message_id
         )
 
-    def absorb_pending(self) -> AbsorbReport:
+    def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
         """Take apart the files that wait, and keep to the bounds. For a background thread."""
         with _in_words():
             staged = self._saving.newest_staged()
-            report = self._saving.absorb_pending()
+            report = self._saving.absorb_pending(wanted)
             if report.save_points:
                 self._keeping.enforce(protected=staged)
+            if not wanted():
+                return report
             for window in self._saving.windows():
                 self._restoring.complete_window(window)
             self._parts.staging.hash_all()

@@ -17,6 +17,7 @@ from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.residue import DamagedBlock
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.saving import Window
+from kvchat.kvstore.store import NotWanted, Wanted, always
 
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
@@ -50,10 +51,14 @@ class Restoring:
         except IndexFailed as error:
             return Miss(f"the save points could not be read ({error})")
 
-    def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
-        """Put the plan's slot file into `slot_path` under a random name, verified."""
+    def stage(
+        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
+    ) -> StagedFile | Miss:
+        """Put the plan's slot file into `slot_path` under a random name, verified. Raises NotWanted."""
         target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
+            if not wanted():
+                raise NotWanted
             n_tokens, tier = self._put(plan, target, older_window_rows)
             spared = plan.save_point.prefill_ms * plan.tokens_used / max(plan.save_point.n_tokens, 1)
             with contextlib.suppress(IndexFailed), self._parts.index.write() as db:  # on a full disk it is still of use

@@ -20,7 +20,7 @@ from kvchat.kvstore.intake import check_saved, not_written
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, SavePoint, Tokens
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.store import StoreRefused, Wanted, always
 from kvchat.wording import size as size_in_words
 
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
@@ -74,24 +74,26 @@ class Saving:
         message_id: str | None,
     ) -> SavePoint:
         """Check the file, and make it a save point that is warm, and nothing but warm until it is absorbed."""
-        parts = self._parts
+        parts, waiting = self._parts, self._parts.staging.place(disk.temporary_name())
         try:
             size = check_saved(slot_file, expected, expected_size)
             budget.check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
             new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
+            disk.move(slot_file, waiting)  # between file systems it is a copy, and others wait for the index
             with _in_words(), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
                     raise StoreRefused("Not saved: you chose never to save this chat.")
                 point = index_points.add_staged(db, new, parts.staging.owner)
-                disk.move(slot_file, parts.staging.place(point.id))
+                waiting.rename(parts.staging.place(point.id))
                 parts.staging.keep(point.id)
                 if not parts.staging.in_memory:
                     index_points.count_written(db, parts.today(), size)
         except OSError as error:
             raise not_written(error) from error
         finally:
-            with contextlib.suppress(OSError):
-                slot_file.unlink(missing_ok=True)
+            for left in (slot_file, waiting):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
         if older_window_rows:
             self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
         parts.staging.trim(self._staged())
@@ -113,12 +115,17 @@ class Saving:
         """The last save point that waits to be absorbed."""
         return max(self._staged(), key=int, default=None)
 
-    def absorb_pending(self) -> AbsorbReport:
-        """Take apart every file that waits. Save points that cannot be kept are lost, with the reason in the report."""
+    def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
+        """Take apart every file that waits, as long as that is wanted.
+
+        Save points that cannot be kept are lost, with the reason in the report.
+        """
         absorbed = written = 0
         refused: list[str] = []
         with self._absorbing:
             for point_id in sorted(self._staged(), key=int):
+                if not wanted():
+                    break
                 try:
                     new = self._absorb(point_id)
                 except (StoreRefused, OSError, Changed) as error:

@@ -36,6 +36,18 @@ class Bounds:
     max_age_days: float | None = None  # since the last use
 
 
+Wanted = Callable[[], bool]  # asked again and again, from any thread, by slow work: once false, the work ends early
+
+
+class NotWanted(Exception):
+    """Slow work was ended because nobody waits for it any more. Nothing is left half done."""
+
+
+def always() -> bool:
+    """Wanted to its end."""
+    return True
+
+
 class StoreRefused(KvchatError):
     """Nothing was kept, for a reason the user is told: disk nearly full, quota too small, not this chat's tokens."""
 
@@ -61,13 +73,16 @@ class SavePointStore(Protocol):
         """
         ...
 
-    def stage(self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0) -> StagedFile | Miss:
+    def stage(
+        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
+    ) -> StagedFile | Miss:
         """Put the plan's slot file, verified, into the engine's slot folder.
 
         A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
         back: StagedFile.n_tokens says how many tokens it holds. `older_window_rows`: how many rows older than a
         sliding window to add where the store has them; such an engine refuses the file as it was saved.
-        A bad block is set aside with every save point that needs it, and answered with a Miss.
+        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises NotWanted, soon
+        after `wanted` turns false and without leaving a file.
         """
         ...
 
@@ -100,8 +115,11 @@ class SavePointStore(Protocol):
         """
         ...
 
-    def absorb_pending(self) -> AbsorbReport:
-        """Take apart the files that wait, and keep to the bounds. Slow: for a background thread, after each `take`."""
+    def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
+        """Take apart the files that wait, and keep to the bounds. Slow: for a background thread, after each `take`.
+
+        When it is no longer `wanted` it ends soon, between two blocks; what is not absorbed then waits on.
+        """
         ...
 
     def set_aside(self, save_point: SavePoint, reason: str) -> None:
@@ -159,6 +177,9 @@ class SavePointStore(Protocol):
         """What turned out bad since this was last asked: tell the user once."""
         ...
 
-    def close(self) -> None:
-        """Absorb what waits and delete this process's staging folder, when the engines have ended."""
+    def close(self, wanted: Wanted = always) -> None:
+        """Absorb what waits, as long as that is wanted, and delete this process's staging folder.
+
+        For when the engines have ended. What was not absorbed is not kept.
+        """
         ...

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.kvstore import disk, index
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
-from kvchat.kvstore.store import Bounds, SavePointStore, StoreRefused
+from kvchat.kvstore.store import Bounds, NotWanted, SavePointStore, StoreRefused
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -384,3 +385,33 @@ def test_a_crashed_process_that_staged_in_memory_costs_nothing(tmp_path: Path) -
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
     assert bench.store.absorb_pending().save_points == 1
     assert not own.with_name(dead).exists()
+
+
+def test_a_file_from_another_file_system_is_copied_while_others_may_write_the_index(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "LOCK_WAIT_S", 0.1)
+    other = bench.open()  # another process
+    copied: list[Path] = []
+
+    def copy_slowly(source: Path, target: Path) -> None:
+        other.pin("another", True)  # it would fail if the index were locked
+        target.write_bytes(source.read_bytes())
+        source.unlink()
+        copied.append(target)
+
+    monkeypatch.setattr(disk, "move", copy_slowly)
+    bench.take("thesis", text(100))
+    assert len(copied) == 1
+    assert not copied[0].exists()
+    assert bench.restored(text(120)) == bench.model.slot_file(text(100))
+
+
+def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) -> None:
+    bench.take("thesis", text(300))
+    assert bench.store.absorb_pending(lambda: False).save_points == 0
+    assert not bench.block_files()
+    assert bench.store.absorb_pending().save_points == 1
+    with pytest.raises(NotWanted):
+        bench.store.stage(plan_of(bench.find(text(400))), bench.slots, wanted=lambda: False)
+    assert not list(bench.slots.iterdir())
