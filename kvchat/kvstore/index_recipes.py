@@ -21,8 +21,9 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
         return False
     some_rows = bool(recipe.row_map.caches)  # without any the layout is unknown, and all of it counts as rows
     db.executemany(
-        "INSERT OR IGNORE INTO blocks (name, size, residue, disk_bytes) VALUES (?, ?, ?, ?)",
-        {(use.block, use.size, some_rows and use.cache == RESIDUE, on_disk[use.block]) for use in recipe.uses},
+        "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 IS NOT NULL",
+        {(u.block, u.size, some_rows and u.cache == RESIDUE, on_disk[u.block], u.xxh3) for u in recipe.uses},
     )
     db.executemany(
         "INSERT INTO block_uses SELECT ?, ?, id, ?, ?, ?, ?, ? FROM blocks WHERE name = ?",
@@ -42,7 +43,7 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     if row is None:
         return None
     uses = db.execute(
-        "SELECT name, size, cache, first_row, n_rows, skip, position FROM block_uses"
+        "SELECT name, size, cache, first_row, n_rows, skip, position, xxh3 FROM block_uses"
         " JOIN blocks ON blocks.id = block_id WHERE save_point_id = ? ORDER BY number",
         (point_id,),
     )

@@ -152,4 +152,8 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE save_points ADD COLUMN message_id TEXT
     """,
+    # 4: a second, fast hash of each block, which proves at a restore that it is what it was; NULL: not computed yet
+    """
+    ALTER TABLE blocks ADD COLUMN xxh3 BLOB
+    """,
 )

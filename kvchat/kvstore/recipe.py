@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from blake3 import blake3
@@ -80,6 +80,7 @@ class BlockUse:
     rows: int  # how many; of residue: bytes
     skip: int  # rows of the block before them
     position: int  # token position of the first row; of residue: 0
+    xxh3: bytes | None = field(default=None, compare=False)  # XXH3-128 of the block file; None if nobody computed it
 
 
 @dataclass(frozen=True)
