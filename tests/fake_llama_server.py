@@ -18,7 +18,8 @@ At the start
   FAKE_KV_MIB_PER_1K=N              log a KV buffer of so much for each 1024 tokens, and other buffers
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
   FAKE_LACKS="--cors-origins …"     options it does not know
-While serving; PHASE is one of prefill, stream, save, restore (and load, but for dying)
+While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, save, restore (and
+load, but for dying)
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
@@ -193,6 +194,7 @@ class Slot:
         start, cache = time.monotonic(), self.cached(prompt)
         self.tokens = prompt[:cache]
         progress = {"total": len(prompt), "cache": cache, "processed": cache, "time_ms": 0.0}
+        phase("begin")
         yield dict(progress)
         phase("prefill")
         while len(self.tokens) < len(prompt):

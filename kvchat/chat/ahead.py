@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvchat.chat.background import Background
 from kvchat.chat.events import Notice
+from kvchat.chat.interruption import Interruption
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import begins_empty, ends_with_reply, needs_sight, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
@@ -12,16 +13,24 @@ from kvchat.errors import KvchatError
 
 
 class RestoreAhead:
-    """Under the slot's lock, in the background; only the last selection counts."""
+    """Under the slot's lock, in the background. Only the last selection counts: it ends what was begun for another."""
 
     def __init__(self, parts: TurnParts, background: Background) -> None:
         self._parts, self._background = parts, background
         self._selected: str | None = None
+        self._loading: str | None = None  # what is being restored right now
+        self._work = Interruption()
 
     def select(self, conversation_id: str | None) -> None:
         """The user looks at this conversation now, or at none."""
         self._selected = conversation_id
+        self.give_way(conversation_id)
         self.begin()
+
+    def give_way(self, conversation_id: str | None) -> None:
+        """Somebody waits for the slot, for this conversation: restoring another one ahead ends now."""
+        if self._loading not in (None, conversation_id):
+            self._work.interrupt()
 
     def leave(self, conversation_id: str) -> None:
         """A conversation is about to go."""
@@ -46,17 +55,24 @@ class RestoreAhead:
         async with parts.slot.lock:
             if self._selected != conversation_id:
                 return
+            self._loading = conversation_id
             try:
-                manner = await parts.worker.run(manner_of, parts.database, conversation_id)
-                branch = await parts.worker.run(parts.database.branch, conversation_id)
-                messages = prompt_messages(branch)
-                if not parts.room.is_ready(manner.model, sees=needs_sight(messages)):
-                    return  # another model, or a projector, is loaded for a message, not for a look
-                engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
-                if ends_with_reply(branch) or begins_empty(branch):
-                    boundary = await parts.slot.boundary(engine, messages)
-                    await parts.slot.load_boundary(engine, conversation_id, boundary)
+                await self._work.run(self._load(conversation_id))
             except EngineError:
                 parts.slot.forget()
             except KvchatError as error:
                 parts.events.publish(Notice(error.title, f"{error.detail} {error.advice}".strip()))
+            finally:
+                self._loading = None
+
+    async def _load(self, conversation_id: str) -> None:
+        parts = self._parts
+        manner = await parts.worker.run(manner_of, parts.database, conversation_id)
+        branch = await parts.worker.run(parts.database.branch, conversation_id)
+        messages = prompt_messages(branch)
+        if not parts.room.is_ready(manner.model, sees=needs_sight(messages)):
+            return  # another model, or a projector, is loaded for a message, not for a look
+        engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
+        if ends_with_reply(branch) or begins_empty(branch):
+            boundary = await parts.slot.boundary(engine, messages)
+            await parts.slot.load_boundary(engine, conversation_id, boundary)

@@ -214,7 +214,7 @@ class ContextDesk:
         """The model's summary, in no other form than words. The slot then holds at least the prompt."""
         slot, engine, prompt = self._parts.slot, case.engine, await case.tokens(messages)
         loaded = await slot.load(engine, conversation_id, prompt)
-        slot.note(engine, conversation_id, prompt[: loaded.expected_cached])
+        slot.note_request(engine, conversation_id, prompt, loaded)
         sampling = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
         said: list[str] = []
         timings = None
@@ -225,7 +225,7 @@ class ContextDesk:
         slot.note(engine, conversation_id, prompt)
         if timings is not None:
             slot.learn_prefill(timings.prompt_n, timings.prompt_ms)
-            await slot.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
+            await self._parts.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
         return "".join(said).strip()
 
     async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:

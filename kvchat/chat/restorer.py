@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -12,7 +13,7 @@ from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import OLDER_WINDOW_ROWS, RestoreRecord
 from kvchat.engine.interface import EngineGone, EngineRefused
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile
-from kvchat.kvstore.store import SavePointStore, StoreRefused
+from kvchat.kvstore.store import NotWanted, SavePointStore, StoreRefused
 
 DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 
@@ -61,15 +62,25 @@ class Restorer:
 
     @contextlib.asynccontextmanager
     async def _staged(self, room: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
-        """The save point's file in the slot folder, gone again at the end, even if this is cancelled half-way."""
+        """The save point's file in the slot folder, gone again at the end.
+
+        Cancelled half-way it ends soon: gigabytes are not put together for nobody.
+        """
+        given_up = threading.Event()
         staging = asyncio.ensure_future(
             asyncio.to_thread(
-                self._store.stage, plan, room.slot_path, older_window_rows=OLDER_WINDOW_ROWS if room.slides else 0
+                self._store.stage,
+                plan,
+                room.slot_path,
+                older_window_rows=OLDER_WINDOW_ROWS if room.slides else 0,
+                wanted=lambda: not given_up.is_set(),
             )
         )
         try:
             yield await asyncio.shield(staging)
         finally:
-            staged = await staging
-            if not isinstance(staged, Miss):
-                await asyncio.to_thread(self._store.unstage, staged)
+            given_up.set()
+            with contextlib.suppress(NotWanted):
+                staged = await staging
+                if not isinstance(staged, Miss):
+                    await asyncio.to_thread(self._store.unstage, staged)

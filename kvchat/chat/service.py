@@ -69,7 +69,7 @@ class ChatService:
         self.finder = Finder(database, worker)
         self._forgetting = Forgetting(database, worker, self.slot, self.finder, self._background.begin)
         self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._background.begin)
-        self._turns = Turns(self._parts, self._background, self.context, model)
+        self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
 
     @property
     def busy(self) -> str | None:

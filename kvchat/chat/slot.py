@@ -141,6 +141,11 @@ class SlotKeeper:
         """The slot now holds at least these tokens of this conversation."""
         self._contents = SlotContents(room.generation, conversation_id, tokens, exact)
 
+    def note_request(self, room: ReadyEngine, conversation_id: str, prompt: Tokens, loaded: Loaded) -> None:
+        """A request with this prompt is going out: the engine may cut the slot back to what both begin with."""
+        known = prompt[: loaded.expected_cached]
+        self._contents = SlotContents(room.generation, conversation_id, known, exact=False, unproved=loaded.restore)
+
     def forget(self) -> None:
         """Nothing is known of the slot any more."""
         self._contents = None

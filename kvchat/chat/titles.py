@@ -209,9 +209,7 @@ class Titles:
                     break
         attempt.answer = said
         if timings is not None:
-            verdict = await slot.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
-            if loaded.restore:
-                await self._parts.room.note_restore(hollow=verdict.hollow)
+            await self._parts.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
 
 
 def is_due(database: Database, conversation_id: str) -> bool:

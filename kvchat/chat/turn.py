@@ -133,6 +133,7 @@ class Turn:
 
     async def _say(self, messages: list[ChatMessage], reply: ReplyWriter) -> None:
         engine = await self._prepare(messages, reply)
+        self._parts.slot.note_request(engine, self.conversation_id, self._prompt, self._loaded)
         last = messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
         await reply.consume(engine.engine.chat(messages, self._drawn), echo)
@@ -267,9 +268,7 @@ class Turn:
         parts, model = self._parts, self._engine.fingerprint.model
         for read in filter(None, (reply.read_ahead, timings)):
             parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
-        verdict = await parts.slot.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
-        if self._loaded.restore:
-            await parts.room.note_restore(hollow=verdict.hollow)
+        verdict = await parts.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
         parts.slot.recall_prefill(rate)
         return reply.receipt(self._loaded, verdict, model, rate)

@@ -11,6 +11,7 @@ from kvchat.chat.messages import Message
 from kvchat.chat.options import ChatOptions
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
+from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.worker import Worker
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 
@@ -34,6 +35,13 @@ class TurnParts:
         """
         wished = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.wishes())
         return wished if wished.temperature == 0 else wished.over(self.defaults())
+
+    async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
+        """Judge a load as `SlotKeeper.prove` does, and let the room learn what a restore is worth here."""
+        verdict = await self.slot.prove(conversation_id, loaded, cached, prompt)
+        if loaded.restore:
+            await self.room.note_restore(hollow=verdict.hollow)
+        return verdict
 
     async def path(self, message_id: str) -> list[Message]:
         """The messages from the first to this one; empty if it was deleted."""

@@ -16,15 +16,26 @@ from kvchat.chat.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 
+SETTLING_PATIENCE_S = 1.0  # for so long a message waits for another chat's settling: most take less, and are saved
+
 
 class Turns:
     """Begins them, stops them, and knows which are still there."""
 
     def __init__(
-        self, parts: TurnParts, background: Background, context: ContextDesk, model: Callable[[], str | None]
+        self,
+        parts: TurnParts,
+        background: Background,
+        context: ContextDesk,
+        model: Callable[[], str | None],
+        give_way: Callable[[str], None],
     ) -> None:
-        """`model`: the path of the one that answers in a conversation that has none yet."""
+        """`model`: the path of the one that answers in a conversation that has none yet.
+
+        `give_way`: a message was sent in a conversation, and what nobody waits for must not keep it from the slot.
+        """
         self._parts, self._background, self._context, self._model = parts, background, context, model
+        self._give_way = give_way
         self._turns: list[Turn] = []  # running or waiting, until their save is over
 
     @property
@@ -53,6 +64,13 @@ class Turns:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
+    def _end_settling_soon(self) -> None:
+        """Where a message waits, another chat's settling is not worth a long wait."""
+        waiting = {turn.conversation_id for turn in self._turns if not turn.answered}
+        for turn in self._turns:
+            if turn.answered and waiting - {turn.conversation_id}:
+                asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S, turn.supersede)
+
     def begin(
         self,
         turn: Turn,
@@ -78,10 +96,13 @@ class Turns:
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
+                self._end_settling_soon()
 
         try:
             turn.beginning = await stored
             if turn.beginning is not None:
+                self._give_way(turn.conversation_id)
+                self._end_settling_soon()
                 await turn.run(done)
                 await self._parts.slot.absorb()
         finally:

@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvchat import runtime as runtime_module
+from kvchat.chat import turns
 from kvchat.chat.events import (
     Prefilling,
     QuestionNotStored,
     ReplyDelta,
     ReplyFinished,
     Restored,
+    RestoreFailed,
     Restoring,
     SaveSkipped,
     Saving,
@@ -26,6 +30,8 @@ from kvchat.chat.events import (
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.engine.status import EngineState
 from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import RestorePlan
+from kvchat.kvstore.store import NotWanted
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -53,6 +59,90 @@ async def test_a_short_prefix_of_another_chat_in_the_slot_does_not_hide_the_save
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.WARM
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+
+
+async def test_stop_before_a_word_of_reading_leaves_no_wrong_belief_about_the_slot(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first, "A long story. " * 60)
+    stage.fake.set(FAKE_HOLD_DURING="begin")
+    future = stage.runtime.chat.send(second, "Something else altogether.")
+    asked = "/v1/chat/completions"
+    await stage.until(lambda: len(stage.requests(asked)) == 2)
+    stage.runtime.chat.stop(second)
+    await future
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.source is Source.WARM
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+
+
+def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on a save point is put together as long as anybody wants it. Whose is begun is in the list."""
+    begun: list[str] = []
+    store = stage.runtime._store
+
+    def put_together(plan: RestorePlan, *_: object, wanted: Callable[[], bool], **__: object) -> None:
+        begun.append(plan.save_point.conversation_id)
+        while wanted():
+            time.sleep(0.005)
+        raise NotWanted
+
+    monkeypatch.setattr(store, "stage", put_together)
+    return begun
+
+
+async def test_a_restore_that_nobody_waits_for_gives_way_to_a_message_in_another_chat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, asked, between = await stage.chat(), await stage.chat(), await stage.chat()
+    await stage.answered(looked_at, "A long story. " * 60)
+    await stage.answered(between)
+    begun = staged_for_ever(stage, monkeypatch)
+    stage.runtime.chat.select(looked_at)
+    await stage.until(lambda: begun)
+    assert await stage.answered(asked, "Hello?")
+    assert begun == [looked_at]
+
+
+async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = [await stage.chat() for _ in range(5)]
+    for number, chat in enumerate(chats):
+        await stage.answered(chat, f"Story {number}. " * 60)
+    stage.runtime.chat.slot.forget()
+    stage.events.clear()
+    with monkeypatch.context() as slowly:
+        begun = staged_for_ever(stage, slowly)
+        stage.runtime.chat.select(chats[0])
+        await stage.until(lambda: begun)
+        for chat in chats[1:4]:
+            stage.runtime.chat.select(chat)
+        await stage.until(lambda: len(begun) == 2)
+    stage.runtime.chat.select(chats[4])
+    await stage.runtime.chat.idle()
+    assert begun == [chats[0], chats[3]]
+    assert [event.conversation_id for event in stage.of(Restored)] == [chats[4]]
+    assert stage.runtime.slot_conversation == chats[4]
+    assert not stage.of(RestoreFailed)
+
+
+async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SETTLING_PATIENCE_S", 0.0)
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    one = stage.runtime.chat.send(first, "A long story. " * 60)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    two = stage.runtime.chat.send(second, "Hello?")
+    await stage.until(lambda: stage.runtime.chat.is_answering(second))
+    stage.fake.set(FAKE_HOLD_DURING="begin")
+    await one
+    await stage.until(lambda: stage.of(SaveSkipped))
+    assert stage.of(SaveSkipped)[0].conversation_id == first
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await two is not None
 
 
 async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: Stage) -> None:
@@ -304,3 +394,16 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
     assert await sent is not None
     await stage.runtime.chat.idle()
     assert "four" in [message.content for message in await stage.runtime.chat.messages(chat)]
+
+
+async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    for text in ("one", "two", "three"):
+        await stage.answered(chat, f"{text} {'word ' * 100}")
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.chat.context.summarise(chat)
+        assert again.of(RestoreFailed)
+        assert again.runtime.room.finding is not None
+        assert again.runtime.room.finding.hollow == 1
