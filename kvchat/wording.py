@@ -1,8 +1,15 @@
-"""Sizes, times and counts in words: the one place that decides how kvchat says a number."""
+"""How kvchat says things: what it does, in plain words, and sizes, times and counts. The one place for both.
+
+What the words mean stands in ARCHITECTURE.md, Words.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
+
+# Where what a reply went on from came from, the best first.
+STILL_LOADED, REMEMBERED, READ_AGAIN = "still loaded", "remembered", "read again"
+FIRST_REPLY = "first reply"  # read, and not again: there was nothing to remember
 
 
 def size(count: float) -> str:
@@ -36,6 +43,13 @@ def duration(ms: float) -> str:
         return f"{ms / 1000:.1f} s"
     minutes, seconds = divmod(round(ms / 1000), 60)
     return f"{minutes} min {seconds} s"
+
+
+def brief(ms: float) -> str:
+    """A time at a glance: "0.3 s", "35 s", "2 min"."""
+    if ms < 95:
+        return "under 0.1 s"
+    return f"{ms / 1000:.1f} s" if ms < 9_950 else rough_duration(ms / 1000)
 
 
 def rough_duration(seconds: float) -> str:

@@ -67,6 +67,7 @@ class RestoreFailed:
 
     conversation_id: str
     reason: str
+    hollow: bool = False  # the engine's count has shown it: it was restored, and worth nothing
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
-"""Receipts in words: what one reply cost, in one line and in full. Pure functions."""
+"""Receipts in words: what one reply cost at a glance, in a sentence and in full. Pure functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Receipt, Source
-from kvchat.wording import duration, size
+from kvchat.wording import FIRST_REPLY, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
 
-WHERE = {Source.HOT: "still hot", Source.WARM: "from memory", Source.DISK: "from disk"}
-IN_FULL = {
-    Source.HOT: "hot: it was still in the slot",
+WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
+UNUSED = "what was loaded was not used"
+_IN_FULL = {  # what the field calls it
+    Source.HOT: "hot: it was in the engine’s slot",
     Source.WARM: "warm: restored from memory",
     Source.DISK: "restored from disk, proved by the engine’s own count",
     Source.COLD: "cold: read from the beginning",
 }
-LEAST_SAVING_MS = 100.0  # less than that is not worth a word
+_LEAST_SAVING_MS = 100.0  # less than that is not worth a word
 
 
 @dataclass(frozen=True)
@@ -25,46 +26,62 @@ class ReceiptLine:
     fault: bool = False
 
 
+def where_from(source: Source, cached: int, prompt: int, reason: str | None = None) -> str:
+    """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read."""
+    if source is Source.COLD:
+        return FIRST_REPLY if reason == FIRST_REPLY else READ_AGAIN
+    return WHERE[source] if 2 * cached >= prompt else f"{WHERE[source]} in part"
+
+
 def receipt_line(receipt: Receipt) -> ReceiptLine:
     """The receipt as it stands under a reply."""
-    read = receipt.prompt_tokens - receipt.cached_tokens
+    where = where_from(receipt.source, receipt.cached_tokens, receipt.prompt_tokens, receipt.miss_reason)
+    words = f"{brief(receipt.ttft_ms)} · {where}"
+    return ReceiptLine(f"{words}: {UNUSED}" if receipt.hollow else words, fault=receipt.hollow)
+
+
+def receipt_sentence(receipt: Receipt) -> str:
+    """The receipt with its counts, for who wants to know."""
+    read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
-        parts.append(f"hollow restore: {read:,} of {receipt.prompt_tokens:,} tokens read again")
+        parts.append(f"read {several(read, 'token')} again: {UNUSED}")
     elif receipt.source is Source.COLD:
-        parts.append(f"{read:,} tokens read")
+        parts.append(f"read {several(read, 'token')}")
         if receipt.miss_reason:
             parts.append(receipt.miss_reason)
     else:
-        parts.append(f"{receipt.cached_tokens:,} of {receipt.prompt_tokens:,} tokens {WHERE[receipt.source]}")
-        if receipt.saved_ms is not None and receipt.saved_ms >= LEAST_SAVING_MS:
+        origin = " from disk" if receipt.source is Source.DISK else ""
+        had = f"{cached:,} {STILL_LOADED}" if receipt.source is Source.HOT else f"{REMEMBERED} {cached:,}{origin}"
+        parts.append(f"read {several(read, 'new token')}, {had}")
+        if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             parts.append(f"saved about {_rounded(receipt.saved_ms)}")
-    return ReceiptLine(" · ".join(parts), fault=receipt.hollow)
+    return " · ".join(parts)
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
-    """The receipt opened: each line's name and value."""
-    read = receipt.prompt_tokens - receipt.cached_tokens
-    source = "hollow restore: loaded, but the engine did not use it" if receipt.hollow else IN_FULL[receipt.source]
+    """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
+    read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
+    source = f"hollow restore: {UNUSED}" if receipt.hollow else _IN_FULL[receipt.source]
     lines = [
         ("Time to first token", duration(receipt.ttft_ms)),
-        ("  Restore", _restore(receipt)),
-        ("  Prefill", f"{duration(receipt.prefill_ms)} for {read:,} tokens"),
+        ("  Loading (restore)", _restore(receipt)),
+        ("  Reading (prefill)", f"{duration(receipt.prefill_ms)} for {several(read, 'token')}"),
         ("  First token and the rest", duration(receipt.first_token_ms)),
-        ("Prompt", f"{receipt.prompt_tokens:,} tokens, {receipt.cached_tokens:,} of them cached"),
-        ("Reply", f"{receipt.predicted_tokens:,} tokens at {receipt.tokens_per_second:.1f} tok/s"),
+        ("Prompt", f"{several(receipt.prompt_tokens, 'token')}: {read:,} read, {cached:,} cached"),
+        ("Reply", f"{several(receipt.predicted_tokens, 'token')} at {receipt.tokens_per_second:.1f} tokens/s"),
         ("Source", source),
     ]
     if receipt.saved_ms is not None:
         lines.append(("Time saved (estimate)", duration(receipt.saved_ms)))
     if receipt.miss_reason:
-        lines.append(("Why it missed", receipt.miss_reason))
+        lines.append(("Why it was read", receipt.miss_reason))
     return tuple(lines)
 
 
 def _restore(receipt: Receipt) -> str:
     if not receipt.restore_ms:
-        return "nothing to restore"
+        return "nothing to load"
     size_part = f"{size(receipt.restored_bytes)} in " if receipt.restored_bytes else ""
     ahead = " (before you pressed Send, not counted)" if receipt.restored_ahead else ""
     return f"{size_part}{duration(receipt.restore_ms)}{ahead}"

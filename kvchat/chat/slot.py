@@ -134,7 +134,7 @@ class SlotKeeper:
         point = loaded.restore.save_point
         hollow = f"hollow restore: the engine accepted {point.n_tokens:,} tokens and then reused {cached:,} of them"
         await self._restorer.set_aside(point, hollow)
-        self._events.publish(RestoreFailed(conversation_id, hollow))
+        self._events.publish(RestoreFailed(conversation_id, hollow, hollow=True))
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
 
     def note(self, room: ReadyEngine, conversation_id: str, tokens: Tokens, *, exact: bool = False) -> None:

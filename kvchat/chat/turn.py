@@ -35,8 +35,8 @@ from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
 from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.wording import FIRST_REPLY
 
-FIRST_REPLY = "the first reply"
 DIED_OVER_SAVE = "the engine died while it saved the system prompt"
 
 

@@ -22,7 +22,7 @@ from kvchat.chat.events import (
     TurnFailed,
 )
 from kvchat.chat.messages import Message, Receipt
-from kvchat.chat.receipts import receipt_line
+from kvchat.chat.receipts import receipt_sentence
 from kvchat.cli.options import AskOptions
 from kvchat.cli.session import chosen_settings, run_until_interrupted
 from kvchat.engine.wire import Sampling
@@ -58,7 +58,7 @@ class _Printer:
                     self.receipts.append(receipt)
                 if not self.as_json:
                     _say()
-                    _remark(receipt_line(receipt).text if receipt else "stopped")
+                    _remark(receipt_sentence(receipt) if receipt else "stopped")
             case RestoreFailed(reason=reason):
                 _remark(f"the save point was not used: {reason}")
             case Saved(bytes=size, ms=ms):

@@ -73,13 +73,12 @@ class ElidedButton(QPushButton):
     def __init__(self, kind: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("kind", kind)
-        self._whole = ""
-        self._tail = ""
+        self._whole = self._tail = self._tip = ""
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
 
-    def set_text(self, text: str, tail: str) -> None:
-        """Show `text` and, after it, the short `tail`."""
-        self._whole, self._tail = text, tail
+    def set_text(self, text: str, tail: str, tip: str = "") -> None:
+        """Show `text` and, after it, the short `tail`. The tooltip is `tip`, else the text where it does not fit."""
+        self._whole, self._tail, self._tip = text, tail, tip
         self._elide()
         self.updateGeometry()
 
@@ -102,4 +101,4 @@ class ElidedButton(QPushButton):
         room = max(self.width() - 14 - metrics.horizontalAdvance(f" {self._tail}"), 24)
         shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
         self.setText(f"{shown} {self._tail}")
-        self.setToolTip(plain_tip(self._whole) if shown != self._whole else "")
+        self.setToolTip(plain_tip(self._tip or (self._whole if shown != self._whole else "")))

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Receipt
-from kvchat.chat.receipts import receipt_details, receipt_line
+from kvchat.chat.receipts import receipt_details, receipt_line, receipt_sentence
 from kvchat.ui.elided import ElidedButton
 
 
@@ -20,7 +20,6 @@ class ReceiptView(QWidget):
         self._text = ("⚠ " if line.fault else "") + line.text
         self.line = ElidedButton(kind="quiet")
         self.line.setProperty("tone", "warn" if line.fault else "")
-        self.line.setAccessibleName(f"Receipt: {line.text}")
         self.line.setCursor(Qt.CursorShape.PointingHandCursor)
         self.line.clicked.connect(self._toggle)
         self.details: QFrame | None = None
@@ -45,7 +44,8 @@ class ReceiptView(QWidget):
         self._show_arrow(not self.details.isHidden())
 
     def _show_arrow(self, is_open: bool) -> None:
-        self.line.set_text(self._text, "▾" if is_open else "▸")
+        self.line.set_text(self._text, "▾" if is_open else "▸", receipt_sentence(self.receipt))
+        self.line.setAccessibleName(f"Receipt: {self._text}, details {'open' if is_open else 'folded'}")
 
 
 def _details(receipt: Receipt) -> QFrame:

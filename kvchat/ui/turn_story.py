@@ -20,8 +20,10 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
-from kvchat.chat.slot import HOLLOW_SHARE, PROVED_SHARE
-from kvchat.wording import duration, size
+from kvchat.chat.messages import Receipt, Source
+from kvchat.chat.receipts import UNUSED, where_from
+from kvchat.chat.slot import HOLLOW_SHARE
+from kvchat.wording import READ_AGAIN, duration, size
 
 _RANKS = {"ttft": 0, "speed": 1, "restore": 2}
 
@@ -74,7 +76,7 @@ class TurnStory:
             case FirstToken():
                 self._tell_first_token(event)
             case Speed(tokens_per_second=speed):
-                self._say("speed", f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s", "live")
+                self._say("speed", f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.1f} tokens/s", "live")
             case ReplyDelta():
                 self._reading_ended()
             case ReplyFinished() | TurnFailed():
@@ -88,43 +90,64 @@ class TurnStory:
         match event:
             case Restoring(bytes=count):
                 self._restored = None
-                self._say("restore", f"restoring {size(count)}…", "live")
-                self.pending = f"Restoring {size(count)}…"
+                self._say("restore", f"loading {size(count)}…", "live")
+                self.pending = f"Loading {size(count)}…"
             case Restored(bytes=count, ms=ms):
                 self._restored = event
-                self._say("restore", f"restored {size(count)} in {duration(ms)}")
-            case RestoreFailed(reason=reason):
+                self._say("restore", f"loaded {size(count)} in {duration(ms)}")
+            case RestoreFailed(reason=reason, hollow=hollow):
                 self._restored = None
-                hollow = reason.startswith("hollow restore")  # told once the engine's count is in: it was restored
-                self._say("restore", reason if hollow else f"not restored: {reason}", "warn")
+                self._say("restore", f"{READ_AGAIN}: {UNUSED}" if hollow else f"not loaded: {reason}", "warn")
 
     def _tell_first_token(self, event: FirstToken) -> None:
         self._fresh()
         self._reading_ended()
-        if self._restored is not None:
-            words = f"restored {size(self._restored.bytes)} in {duration(self._restored.ms)}"
-            self._say("restore", *_judged(words, self._restored, event))
-        self._say("ttft", f"first token {duration(event.ttft_ms)}")
+        cached, prompt, restored = event.cached_tokens, event.prompt_tokens, self._restored
+        if restored is not None and cached < HOLLOW_SHARE * min(restored.tokens, prompt):
+            self._say("restore", f"{READ_AGAIN}: {UNUSED}", "warn")
+        elif restored is not None:
+            self._say_where(Source.WARM, where_from(Source.WARM, cached, prompt))
+        elif 2 * cached >= prompt > 0:  # else only the receipt knows
+            self._say_where(Source.HOT, where_from(Source.HOT, cached, prompt))
+        self._say("ttft", f"first word after {duration(event.ttft_ms)}")
 
     def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
         self._reading_ended()
         self._pieces.pop("wait", None)
         self._over = True
-        self._restored = None
         if isinstance(event, TurnFailed):
             self._say("end", "failed", "bad")
-        elif "speed" in self._pieces:
-            self._pieces["speed"] = replace(self._pieces["speed"], tone="")
+        else:
+            if event.receipt is not None and not event.receipt.hollow:
+                self._agree_with(event.receipt)
+            if "speed" in self._pieces:
+                self._pieces["speed"] = replace(self._pieces["speed"], tone="")
+        self._restored = None
+
+    def _agree_with(self, receipt: Receipt) -> None:
+        """The receipt knows where the reply's chat came from; until now only the counts were known."""
+        where = where_from(receipt.source, receipt.cached_tokens, receipt.prompt_tokens, receipt.miss_reason)
+        failed = self._pieces.get("restore")
+        if failed is None or failed.tone != "warn":  # why it was not loaded says more
+            self._say_where(receipt.source, where)
+
+    def _say_where(self, source: Source, where: str) -> None:
+        loaded = f": {size(self._restored.bytes)} in {duration(self._restored.ms)}" if self._restored else ""
+        good = source is not Source.COLD and not where.endswith("part")
+        after = self._pieces.pop("ttft", None)  # the time comes last, wherever the chat came from
+        self._say("restore", f"{where}{loaded}", "good" if good else "")
+        if after is not None:
+            self._pieces["ttft"] = after
 
     def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
         self._over = True
         match event:
             case Saving():
-                self._say("save", "saving…", "live")
+                self._say("save", "keeping…", "live")
             case Saved(bytes=count, ms=ms):
-                self._say("save", f"saved {size(count)} in {duration(ms)}")
+                self._say("save", f"kept {size(count)} in {duration(ms)}")
             case SaveSkipped(reason=reason):
-                self._say("save", f"not saved: {reason}", "warn")
+                self._say("save", f"not kept: {reason}", "warn")
 
     def _reading_ended(self) -> None:
         self._pieces.pop("read", None)
@@ -145,13 +168,3 @@ class TurnStory:
         self._restored = None
         self.fraction = None
         self.pending = ""
-
-
-def _judged(words: str, restored: Restored, first: FirstToken) -> tuple[str, str]:
-    """What the engine's own count says of a restore, and the tone to say it in."""
-    share = first.cached_tokens / max(min(restored.tokens, first.prompt_tokens), 1)
-    if share >= PROVED_SHARE:
-        return f"{words} → warm", "good"
-    if share >= HOLLOW_SHARE:
-        return f"{words}, used in part", ""
-    return f"hollow restore: {words}, not used", "warn"

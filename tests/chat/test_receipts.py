@@ -1,9 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
+
+import pytest
 
 from kvchat.chat.messages import Receipt, Source
-from kvchat.chat.receipts import receipt_details, receipt_line
+from kvchat.chat.receipts import receipt_details, receipt_line, receipt_sentence
+from kvchat.wording import FIRST_REPLY
 
 WARM = Receipt(
     ttft_ms=312.0,
@@ -20,23 +23,47 @@ WARM = Receipt(
 )
 
 
-def test_a_restored_reply_says_what_it_saved() -> None:
-    assert receipt_line(WARM).text == "0.31 s · 5,906 of 5,918 tokens from disk · saved about 36 s"
-    assert not receipt_line(WARM).fault
+COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_reason="its file was damaged")
 
 
-def test_a_cold_reply_says_why() -> None:
-    cold = dataclasses.replace(WARM, source=Source.COLD, cached_tokens=0, miss_reason="its file was damaged")
-    assert receipt_line(cold).text == "0.31 s · 5,918 tokens read · its file was damaged"
+@pytest.mark.parametrize(
+    ("receipt", "line"),
+    [
+        (WARM, "0.3 s · remembered"),
+        (replace(WARM, source=Source.WARM), "0.3 s · remembered"),
+        (replace(WARM, source=Source.HOT, ttft_ms=94), "under 0.1 s · still loaded"),
+        (replace(WARM, cached_tokens=1000), "0.3 s · remembered in part"),
+        (COLD, "35 s · read again"),
+        (replace(COLD, ttft_ms=145_000, miss_reason=FIRST_REPLY), "2 min · first reply"),
+    ],
+)
+def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> None:
+    assert receipt_line(receipt).text == line
+    assert not receipt_line(receipt).fault
+
+
+@pytest.mark.parametrize(
+    ("receipt", "sentence"),
+    [
+        (WARM, "0.31 s · read 12 new tokens, remembered 5,906 from disk · saved about 36 s"),
+        (replace(WARM, source=Source.WARM), "0.31 s · read 12 new tokens, remembered 5,906 · saved about 36 s"),
+        (replace(WARM, source=Source.HOT, saved_ms=50), "0.31 s · read 12 new tokens, 5,906 still loaded"),
+        (replace(WARM, cached_tokens=5917, saved_ms=None), "0.31 s · read 1 new token, remembered 5,917 from disk"),
+        (COLD, "34.6 s · read 5,918 tokens · its file was damaged"),
+    ],
+)
+def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
+    assert receipt_sentence(receipt) == sentence
 
 
 def test_a_hollow_restore_is_a_fault() -> None:
-    hollow = dataclasses.replace(WARM, source=Source.COLD, cached_tokens=0, hollow=True, miss_reason="hollow restore")
+    hollow = replace(COLD, hollow=True, miss_reason="hollow restore: the engine accepted 5,906 tokens")
     assert receipt_line(hollow).fault
-    assert "5,918 of 5,918 tokens read again" in receipt_line(hollow).text
-    assert ("Source", "hollow restore: loaded, but the engine did not use it") in receipt_details(hollow)
+    assert receipt_line(hollow).text == "35 s · read again: what was loaded was not used"
+    assert receipt_sentence(hollow) == "34.6 s · read 5,918 tokens again: what was loaded was not used"
+    assert ("Source", "hollow restore: what was loaded was not used") in receipt_details(hollow)
 
 
 def test_a_restore_before_send_is_named_as_not_counted() -> None:
-    ahead = dict(receipt_details(dataclasses.replace(WARM, restored_ahead=True)))
-    assert ahead["  Restore"] == "136 MB in 21 ms (before you pressed Send, not counted)"
+    ahead = dict(receipt_details(replace(WARM, restored_ahead=True)))
+    assert ahead["  Loading (restore)"] == "136 MB in 21 ms (before you pressed Send, not counted)"

@@ -40,7 +40,7 @@ def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smo
         first.saved(2)
         later = home.copy(tmp_path / "later")
         first.open_conversation("Bridges")
-        first.strip_says("restored")
+        first.strip_says("loaded")
         first.send(QUESTION)
         hot = first.replies(3)[-1]
         first.quit()
@@ -50,7 +50,7 @@ def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smo
         again = later.copy(tmp_path / f"later {attempt}")
         with open_window(desktop, again) as second:
             second.open_conversation("Bridges")
-            second.strip_says("restored")
+            second.strip_says("loaded")
             second.send(QUESTION)
             restored = second.replies(3)[-1]
             second.quit()

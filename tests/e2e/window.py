@@ -83,7 +83,7 @@ class Window:
     def saved(self, count: int) -> None:
         """Wait until so many save points are kept in blocks, and the strip has said so."""
         wait_until(lambda: self.home.kept.absorbed() >= count, seconds=LONG, what="the save point")
-        self.strip_says("saved")
+        self.strip_says("kept")
 
     def strip_says(self, words: str) -> None:
         """Wait until the status strip says this."""

@@ -421,10 +421,14 @@ async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow
     await settled(window, furnished)
     receipt = replies(window)[0].receipt
     assert receipt is not None
-    assert receipt.text == "0.31 s · 5,906 of 5,918 tokens from disk · saved about 36 s"
+    assert receipt.text == "0.3 s · remembered"
+    assert "read 12 new tokens, remembered 5,906 from disk" in receipt.line.toolTip()
     qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
     await until(lambda: receipt.details is not None and receipt.details.isVisible())
-    qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
+    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details open"
+    receipt.line.setFocus()
+    qtbot.keyClick(receipt.line, Qt.Key.Key_Space)
+    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details folded"
     assert receipt.details is not None
     assert receipt.details.isHidden()
 
@@ -449,10 +453,10 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert strip.remarks.text == "reading 50 % of 5,918 tokens"
     assert strip.progress.isVisible()
     furnished.events.publish(FirstToken("thesis", 310, 5906, 5918))
-    assert strip.remarks.text == "first token 0.31 s"
+    assert strip.remarks.text == "still loaded · first word after 0.31 s"
     assert not strip.progress.isVisible()
     furnished.events.publish(Prefilling("jeju", 1, 2, 0))
-    assert strip.remarks.text == "first token 0.31 s"
+    assert strip.remarks.text == "still loaded · first word after 0.31 s"
 
 
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -62,7 +62,7 @@ def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
 
 QUESTION = ["Copy this message", "Edit this message", "Delete this message and what follows"]
 REPLY = ["Copy the reply", "Edit the reply", "Regenerate the reply", "Delete the reply and what follows"]
-RECEIPT = "Receipt: 0.31 s · 5,906 of 5,918 tokens from disk · saved about 36 s"
+RECEIPT = "Receipt: 0.3 s · remembered, details folded"
 AS_THEY_STAND = [
     *("You: Which lake is deepest?", *QUESTION),
     *("Reply", RECEIPT, *REPLY),

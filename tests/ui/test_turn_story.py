@@ -20,8 +20,12 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
+from kvchat.chat.messages import Source
+from kvchat.chat.receipts import receipt_line
 from kvchat.errors import KvchatError
 from kvchat.ui.turn_story import Piece, TurnStory
+from kvchat.wording import FIRST_REPLY
+from tests.ui.fake_runtime import a_receipt
 
 A_RESTORE = (Restoring("c", 136_000_000, 5906), Restored("c", 136_000_000, 5906, 21.4))
 
@@ -41,16 +45,16 @@ def words(story: TurnStory) -> list[str]:
     ("event", "expected"),
     [
         (WaitingForEngine("c"), Piece("waiting for the engine", "live")),
-        (Restoring("c", 136_000_000, 5906), Piece("restoring 136 MB…", "live", 2)),
-        (Restored("c", 136_000_000, 5906, 21.4), Piece("restored 136 MB in 21 ms", "", 2)),
-        (RestoreFailed("c", "the hash differs"), Piece("not restored: the hash differs", "warn", 2)),
+        (Restoring("c", 136_000_000, 5906), Piece("loading 136 MB…", "live", 2)),
+        (Restored("c", 136_000_000, 5906, 21.4), Piece("loaded 136 MB in 21 ms", "", 2)),
+        (RestoreFailed("c", "the hash differs"), Piece("not loaded: the hash differs", "warn", 2)),
         (Prefilling("c", 1480, 5918, 0), Piece("reading 25 % of 5,918 tokens", "live")),
-        (FirstToken("c", 310, 5906, 5918), Piece("first token 0.31 s", "", 0)),
-        (Speed("c", 41.3, 6000), Piece("41 tok/s", "live", 1)),
-        (Speed("c", 4.26, 6000), Piece("4.3 tok/s", "live", 1)),
-        (Saving("c"), Piece("saving…", "live")),
-        (Saved("c", 137_000_000, 6100, 310), Piece("saved 137 MB in 0.31 s")),
-        (SaveSkipped("c", "the disk is nearly full"), Piece("not saved: the disk is nearly full", "warn")),
+        (FirstToken("c", 34_600, 0, 5918), Piece("first word after 34.6 s", "", 0)),
+        (Speed("c", 41.3, 6000), Piece("41 tokens/s", "live", 1)),
+        (Speed("c", 4.26, 6000), Piece("4.3 tokens/s", "live", 1)),
+        (Saving("c"), Piece("keeping…", "live")),
+        (Saved("c", 137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s")),
+        (SaveSkipped("c", "the disk is nearly full"), Piece("not kept: the disk is nearly full", "warn")),
         (TurnFailed("c", KvchatError("No")), Piece("failed", "bad")),
     ],
 )
@@ -58,32 +62,56 @@ def test_each_event_in_words(event: TurnEvent, expected: Piece) -> None:
     assert told(event).pieces == (expected,)
 
 
-def test_a_restore_is_warm_only_when_the_first_token_proved_it() -> None:
+def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
     before = told(*A_RESTORE)
     assert before.pieces[0].tone == ""
-    assert "warm" not in before.pieces[0].text
+    assert "remembered" not in before.pieces[0].text
     after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918))
-    assert after.pieces[0] == Piece("restored 136 MB in 21 ms → warm", "good", 2)
+    assert after.pieces[0] == Piece("remembered: 136 MB in 21 ms", "good", 2)
 
 
 def test_a_hollow_restore_is_a_fault() -> None:
     story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918))
-    assert story.pieces[0] == Piece("hollow restore: restored 136 MB in 21 ms, not used", "warn", 2)
+    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn", 2)
 
 
-def test_a_restore_used_in_part_is_neither() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 9000, 4000, 5918))
-    assert story.pieces[0] == Piece("restored 136 MB in 21 ms, used in part", "", 2)
+def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918))
+    assert story.pieces[0] == Piece("remembered in part: 136 MB in 21 ms", "", 2)
 
 
-def test_a_short_prompt_that_is_all_cached_is_warm() -> None:
+def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
     story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000))
     assert story.pieces[0].tone == "good"
 
 
-def test_a_hollow_restore_is_told_in_the_services_words() -> None:
-    story = told(*A_RESTORE, RestoreFailed("c", "hollow restore: the engine accepted 5,906 tokens and reused 0"))
-    assert story.pieces[0].text == "hollow restore: the engine accepted 5,906 tokens and reused 0"
+def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
+    hollow = RestoreFailed("c", "hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
+    story = told(*A_RESTORE, hollow)
+    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn", 2)
+    story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
+    assert story.pieces[0].tone == "warn"
+
+
+@pytest.mark.parametrize("source", list(Source))
+@pytest.mark.parametrize("cached", [5906, 1200])
+def test_the_strip_says_of_a_reply_what_its_receipt_says(source: Source, cached: int) -> None:
+    restored = source in (Source.WARM, Source.DISK)
+    cached = 0 if source is Source.COLD else cached
+    receipt = a_receipt(source, cached_tokens=cached, ttft_ms=310)
+    restore = (Restored("c", 136_000_000, cached, 21.4),) if restored else ()
+    story = told(*restore, FirstToken("c", 310, cached, 5918))
+    live = [piece.text.partition(":")[0] for piece in story.pieces]
+    story.tell(ReplyFinished("c", "m", receipt))
+    strip, line = [piece.text.partition(":")[0] for piece in story.pieces], receipt_line(receipt).text
+    assert line == f"0.3 s · {strip[0]}"
+    assert strip[1] == "first word after 0.31 s"
+    assert live in (strip, strip[1:]), "nothing is taken back"
+
+
+def test_the_first_reply_is_not_said_to_be_read_again() -> None:
+    receipt = a_receipt(Source.COLD, miss_reason=FIRST_REPLY)
+    assert words(told(ReplyFinished("c", "m", receipt))) == ["first reply"]
 
 
 def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
@@ -93,7 +121,7 @@ def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
     story.tell(FirstToken("c", 310, 0, 5918))
     assert story.fraction is None
     assert story.pending == ""
-    assert words(story) == ["first token 0.31 s"]
+    assert words(story) == ["first word after 0.31 s"]
 
 
 def test_a_whole_turn_and_then_the_next() -> None:
@@ -108,10 +136,10 @@ def test_a_whole_turn_and_then_the_next() -> None:
         Saved("c", 137_000_000, 6100, 310),
     )
     assert words(story) == [
-        "restored 136 MB in 21 ms → warm",
-        "first token 0.31 s",
-        "41 tok/s",
-        "saved 137 MB in 0.31 s",
+        "remembered: 136 MB in 21 ms",
+        "first word after 0.31 s",
+        "41 tokens/s",
+        "kept 137 MB in 0.31 s",
     ]
     assert all(piece.tone != "live" for piece in story.pieces)
     story.tell(Prefilling("c", 1, 10, 0))
@@ -121,7 +149,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
 def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
     story = told(*A_RESTORE)
     story.begin()
-    assert words(story) == ["restored 136 MB in 21 ms"]
+    assert words(story) == ["loaded 136 MB in 21 ms"]
     assert story.pending == "One moment…"
 
 
