@@ -12,8 +12,8 @@ from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
 from kvchat.chat.forgetting import forget_strangers
-from kvchat.chat.organiser import purge_left_behind
 from kvchat.chat.rates import BreakEven
+from kvchat.chat.recently_deleted import purge_left_behind
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
 from kvchat.diagnostics import Facts, report
@@ -70,6 +70,7 @@ class Runtime:
             self.model.wished_sampling,
             self.model.for_new_chats,
             self.model.own_sampling,
+            lambda: self.settings.keep_deleted_s,
         )
         self.save_points = StoreDesk(paths, store)
         self.engines = EngineDesk(paths, lambda: self.settings)
@@ -172,6 +173,7 @@ class Runtime:
             finally:
                 if differ(before, settings, BOUND_SETTINGS):
                     await self.save_points.keep_to(self.settings)
+                self.chat.recently_deleted.look_after()
 
     async def close(self) -> None:
         """Stop what is being said, finish the running save, stop the engine, close the database. Again does nothing."""
@@ -255,7 +257,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     worker = Worker("database")
     database = await worker.run(Database, paths.database)
     await worker.run(database.mark_interrupted)
-    await worker.run(purge_left_behind, database)
+    await worker.run(purge_left_behind, database, settings.keep_deleted_s)
     await asyncio.to_thread(drop_old_copies, paths.database)
     store = await asyncio.to_thread(open_store, paths, settings)
     await worker.run(forget_strangers, store, database)

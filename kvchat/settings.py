@@ -45,6 +45,7 @@ class Settings:
     quota_bytes: int | None = None  # default: 20 GB or 10 % of the disk, whichever is less
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
     max_age_days: int | None = None  # save points not used for so long are deleted; None: kept until the quota is full
+    keep_deleted_days: int = 7  # so long deleted chats and messages can be had back; 0: only until Undo goes
     theme: str = "system"  # system, light or dark
     zoom: int = 100  # the size of all text, in percent
     show_numbers: bool = True  # receipts under replies, and figures in the strip
@@ -52,6 +53,11 @@ class Settings:
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
     seed: int | None = None
+
+    @property
+    def keep_deleted_s(self) -> float:
+        """For how long what was deleted can be had back, in seconds."""
+        return self.keep_deleted_days * 86_400.0
 
 
 class SettingsNotSaved(KvchatError):
@@ -168,6 +174,7 @@ _RULES: dict[str, _Rule] = {
     "quota_bytes": _whole(LEAST_QUOTA, words=size),
     "free_floor_bytes": _whole(0, words=size),
     "max_age_days": _whole(1, MOST_DAYS, "{:,.0f} days".format),
+    "keep_deleted_days": _whole(0, MOST_DAYS, "{:,.0f} days".format),
     "theme": _one_of(THEMES),
     "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
     "show_numbers": _switch,

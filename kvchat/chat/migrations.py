@@ -159,6 +159,18 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE deleted (id TEXT PRIMARY KEY, conversation_id TEXT NOT NULL)
     """,
+    # 15: messages that were deleted and can be had back, see kvchat.chat.recently_deleted
+    """
+    CREATE TABLE removed (
+        id TEXT PRIMARY KEY,  -- the first message's
+        conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+        removed_at REAL NOT NULL,
+        leaf_id TEXT,  -- the conversation's before
+        title TEXT NOT NULL,
+        rows TEXT NOT NULL  -- JSON: of the tables `messages` and `attachments`
+    );
+    CREATE INDEX removed_of_conversation ON removed (conversation_id)
+    """,
 )
 
 

@@ -20,6 +20,7 @@ from kvchat.chat.options_desk import OptionsDesk
 from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
 from kvchat.chat.prompt import NEW_TITLE
+from kvchat.chat.recently_deleted import RecentlyDeleted
 from kvchat.chat.room import EngineRoom
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
@@ -49,10 +50,12 @@ class ChatService:
         sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         model: Callable[[], str | None] = lambda: None,
         defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
+        keep_deleted_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`sampling`: how the settings want replies drawn, `defaults`: how the model in use does.
 
-        `model`: the path of the one that answers in a new chat.
+        `model`: the path of the one that answers in a new chat. `keep_deleted_s`: for how long what was deleted can be
+        had back.
         """
         self.events = events
         self.slot = SlotKeeper(store, events)
@@ -67,8 +70,18 @@ class ChatService:
         self.context = ContextDesk(self._parts, self.is_answering)
         self.options = OptionsDesk(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._forgetting = Forgetting(database, worker, self.slot, self.finder, self._background.begin)
-        self.organiser = Organiser(database, worker, events, self.leave, self.delete, self._background.begin)
+        self._forgetting = Forgetting(database, worker, self.slot, self.finder)
+        self.recently_deleted = RecentlyDeleted(
+            database,
+            worker,
+            events,
+            self.is_answering,
+            self.delete,
+            self._forgetting.messages,
+            self._background.begin,
+            keep_deleted_s,
+        )
+        self.organiser = Organiser(database, worker, events, self.leave, self.recently_deleted)
         self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
 
     @property
@@ -129,8 +142,8 @@ class ChatService:
         self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
-        await asyncio.to_thread(self._store.delete_conversation, conversation_id)
         self._background.begin(self._forgetting.conversation(conversation_id))
+        await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
     def leave(self, conversation_id: str) -> None:
         """End what goes on in a conversation that is about to go."""
@@ -203,19 +216,20 @@ class ChatService:
         await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)
 
     async def delete_message(self, message: Message) -> Removed:
-        """Delete a message and all that follows it; what is returned puts them back."""
+        """Delete a message and all that follows it; for a while they are among the recently deleted."""
         removed = await self._change(message.conversation_id, tree.remove, self._database, message)
-        self._forgetting.deleted(removed)
+        self.recently_deleted.added([removed.id])
         return removed
 
     async def put_back(self, removed: Removed) -> None:
         """Undo `delete_message`."""
-        await self._change(removed.conversation_id, tree.put_back, self._database, removed)
-        self._forgetting.put_back(removed)
+        await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
+        self._ahead.changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
-        """Begin to forget what was deleted in a run that had no time for it."""
+        """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
         self._background.begin(self._forgetting.left_behind())
+        self.recently_deleted.look_after()
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -246,8 +260,7 @@ class ChatService:
         self._ahead.select(None)
         self.titles.close()
         self.stop_all()
-        self.organiser.close()
-        self._forgetting.close()
+        self.recently_deleted.close()
         self.finder.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:

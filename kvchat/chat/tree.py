@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import sqlite3
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +15,7 @@ from kvchat.chat.database import ConversationGone, Database
 from kvchat.chat.messages import Message, Role
 from kvchat.chat.prompt import NEW_TITLE, title_from
 from kvchat.chat.title_words import words_said
+from kvchat.errors import KvchatError
 
 _BELOW = """
     WITH RECURSIVE down (id, depth) AS (
@@ -24,6 +28,13 @@ _FIRST_QUESTION = (
 )
 
 
+class BelongsToDeleted(KvchatError):
+    """What a deleted message answers is deleted, too."""
+
+    def __init__(self) -> None:
+        super().__init__("The message before it is deleted, too", "", "Put that one back first.")
+
+
 @dataclass(frozen=True)
 class Removed:
     """Messages that were deleted: enough to put them back as they were."""
@@ -33,6 +44,19 @@ class Removed:
     title: str  # and its title
     rows: tuple[dict[str, Any], ...]  # of the table `messages`, parents before their children
     attachments: tuple[dict[str, Any], ...]  # of the table `attachments`
+    removed_at: float = 0.0  # seconds since 1970
+    title_now: str = ""
+
+    @property
+    def id(self) -> str:
+        """The first message's."""
+        return str(self.rows[0]["id"])
+
+    @property
+    def words(self) -> str:
+        """What the first message says, or what is attached to it is called."""
+        names = (row["name"] for row in self.attachments if row["message_id"] == self.id)
+        return str(self.rows[0]["content"]).strip() or ", ".join(names)
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:
@@ -85,28 +109,82 @@ def remove(database: Database, message: Message) -> Removed:
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # The last first: SQLite follows a cascade no more than 1,000 messages deep.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        db.executemany(
-            "INSERT OR IGNORE INTO deleted VALUES (?, ?)", [(row["id"], message.conversation_id) for row in removed]
-        )
+        kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
+        _keep(db, kept)
         questions = [row["content"] for row in removed if row["role"] == Role.USER.value]
         first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
         gone = [*(row["content"] for row in removed), *(row["name"] + "\n" + row["text"] for row in attachments)]
         if first is None or leaf["title"] in map(title_from, questions) or _names(db, leaf["title"], gone, message):
             _set_title(db, message.conversation_id, title_from(first["content"]) if first else NEW_TITLE)
-        return Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments)
+        return kept
 
 
-def put_back(database: Database, removed: Removed) -> None:
-    """Undo `remove`. Raises ConversationGone if there is nothing left to put the messages back to."""
+def removed_messages(database: Database) -> list[Removed]:
+    """All that `remove` took and nobody put back or let go."""
+    query = (
+        "SELECT removed.*, conversations.title AS title_now FROM removed"
+        " JOIN conversations ON conversations.id = conversation_id"
+    )
+    with database.reading() as db:
+        return [removed for row in db.execute(query) if (removed := _removed(row))]
+
+
+def put_back(database: Database, first_id: str) -> None:
+    """Undo `remove`, whose first message this was. A chat that was deleted since comes back with it.
+
+    Raises ConversationGone if they are gone for good, BelongsToDeleted if what they follow is deleted, too.
+    """
     with database.transaction() as db:
-        try:
-            _insert(db, "messages", removed.rows)
-            _insert(db, "attachments", removed.attachments)
-            db.executemany("DELETE FROM deleted WHERE id = ?", [(row["id"],) for row in removed.rows])
-        except sqlite3.IntegrityError as error:
-            raise ConversationGone from error
+        query = (
+            "SELECT removed.*, conversations.title AS title_now FROM removed"
+            " JOIN conversations ON conversations.id = conversation_id WHERE removed.id = ?"
+        )
+        row = db.execute(query, (first_id,)).fetchone()
+        removed = _removed(row) if row else None
+        if removed is None:
+            raise ConversationGone
+        parent = removed.rows[0]["parent_id"]
+        if parent and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
+            raise BelongsToDeleted
+        _insert(db, "messages", removed.rows)
+        _insert(db, "attachments", removed.attachments)
+        db.execute("DELETE FROM removed WHERE id = ?", (first_id,))
+        db.execute("UPDATE conversations SET deleted_at = NULL WHERE id = ?", (removed.conversation_id,))
         _set_leaf(db, removed.conversation_id, removed.leaf_id)
         _set_title(db, removed.conversation_id, removed.title)
+
+
+def let_go(database: Database, first_id: str) -> set[str]:
+    """Messages that were removed go for good; their ids, of which something may still be kept elsewhere."""
+    with database.transaction() as db:
+        row = db.execute("SELECT *, '' AS title_now FROM removed WHERE id = ?", (first_id,)).fetchone()
+        if row is None:
+            return set()
+        removed = _removed(row)
+        ids = {entry["id"] for entry in removed.rows} if removed else {first_id}
+        db.execute("DELETE FROM removed WHERE id = ?", (first_id,))
+        db.executemany("INSERT OR IGNORE INTO deleted VALUES (?, ?)", [(id, row["conversation_id"]) for id in ids])
+        return ids
+
+
+def _keep(db: sqlite3.Connection, removed: Removed) -> None:
+    """Put what was removed where it can be had back from."""
+    attachments = [row | {"data": base64.b64encode(row["data"]).decode()} for row in removed.attachments]
+    rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False)
+    values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
+    db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?, ?, ?)", values)
+
+
+def _removed(row: sqlite3.Row) -> Removed | None:
+    """None where the row is damaged."""
+    try:
+        kept = json.loads(row["rows"])
+        attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in kept["attachments"])
+        where = row["conversation_id"], row["leaf_id"], row["title"], tuple(kept["messages"]), attachments
+        removed = Removed(*where, float(row["removed_at"]), row["title_now"])
+        return removed if removed.id == row["id"] and isinstance(removed.words, str) else None
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return None
 
 
 def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:

@@ -212,6 +212,8 @@ class DiskPanel(Panel):
     async def _load(self) -> None:
         usage = await self._runtime.save_points.usage()
         titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
+        deleted = await self._runtime.chat.recently_deleted.entries()
+        titles |= {entry.id: f"{entry.title} (recently deleted)" for entry in deleted if entry.is_chat}
         self.show_usage(usage, titles)
 
     async def _preview(self) -> None:

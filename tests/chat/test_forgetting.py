@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import struct
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvchat import migrations
-from kvchat.chat import forgetting, organiser, titles
+from kvchat.chat import recently_deleted, titles
 from kvchat.chat.messages import Attachment, Source
 from kvchat.chat.prompt import title_from
 from tests.chat.stage import QUESTION, Stage
@@ -44,9 +45,20 @@ async def asked(stage: Stage) -> str:
     return chat
 
 
+async def keep_deleted(stage: Stage, days: int) -> None:
+    """For so long what was deleted can be had back; with 0 only until Undo goes."""
+    await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=days))
+
+
 async def forgotten(stage: Stage) -> None:
     """Wait until what was deleted has gone for good."""
-    await stage.until(lambda: not stage.runtime.chat._forgetting._waiting)
+    await stage.until(lambda: not rows(stage, "removed"))
+    await stage.runtime.chat.idle()
+
+
+async def delete_now(stage: Stage) -> None:
+    """What was deleted goes for good, because the user says so."""
+    await stage.runtime.chat.recently_deleted.delete_now(await stage.runtime.chat.recently_deleted.entries())
     await stage.runtime.chat.idle()
 
 
@@ -55,7 +67,8 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
 ) -> None:
     chat = await asked(stage)
     assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
-    monkeypatch.setattr(forgetting, "UNDO_S", 0)
+    monkeypatch.setattr(recently_deleted, "UNDO_S", 0)
+    await keep_deleted(stage, 0)
     _, _, question, _ = await stage.runtime.chat.messages(chat)
     await stage.runtime.chat.delete_message(question)
     await forgotten(stage)
@@ -65,29 +78,36 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
     assert not (await stage.runtime.chat.finder.find("quokka")).chats
 
 
-async def test_a_message_put_back_keeps_its_save_points(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_put_back_keeps_its_save_points(stage: Stage) -> None:
     chat = await asked(stage)
     before = await stage.runtime.chat.messages(chat)
     removed = await stage.runtime.chat.delete_message(before[2])
     assert len(stage.save_points()) == 2
     await stage.runtime.chat.put_back(removed)
-    assert not stage.runtime.chat._forgetting._waiting
+    assert rows(stage, "removed") == 0
     assert await stage.runtime.chat.messages(chat) == before
     await stage.runtime.close()
     assert len(stage.save_points()) == 2
 
 
-async def test_quitting_ends_the_time_to_undo(stage: Stage) -> None:
+async def test_quitting_ends_the_time_to_undo_where_nothing_is_kept(stage: Stage) -> None:
     chat = await asked(stage)
+    await keep_deleted(stage, 0)
     await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
     await stage.runtime.close()
     assert len(stage.save_points()) == 1
 
 
+def let_days_pass(stage: Stage, days: float) -> None:
+    """What was deleted was deleted that much earlier."""
+    with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as db, db:
+        db.execute("UPDATE conversations SET deleted_at = deleted_at - ?", (days * 86_400,))
+        db.execute("UPDATE removed SET removed_at = removed_at - ?", (days * 86_400,))
+
+
 async def killed(stage: Stage) -> None:
     """End as a process does that is killed before it has forgotten anything."""
-    for timers in (stage.runtime.chat._forgetting._waiting, stage.runtime.chat.organiser._deleted):
-        timers.clear()
+    stage.runtime.chat.recently_deleted._deleted_here.clear()
     await stage.runtime.close()
 
 
@@ -95,6 +115,7 @@ async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_message(stage: 
     chat = await asked(stage)
     await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
     await killed(stage)
+    let_days_pass(stage, 8)
     assert len(stage.save_points()) == 2
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert len(again.save_points()) == 1
@@ -104,13 +125,11 @@ async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_message(stage: 
         assert rows(again, "deleted") == 0
 
 
-async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_chat(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_chat(stage: Stage, smollm2: Path) -> None:
     chat = await asked(stage)
     await stage.runtime.chat.organiser.delete([chat])
     await killed(stage)
-    monkeypatch.setattr(organiser, "_LEFT_BEHIND_S", -1)
+    let_days_pass(stage, 8)
     async with Stage(stage.home, stage.fake, smollm2) as again:
         again.runtime.chat.forget_left_behind()
         await again.runtime.chat.idle()
@@ -124,6 +143,7 @@ async def test_save_points_of_an_older_version_go_with_a_deleted_message_after_a
     chat = await asked(stage)
     await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
     await killed(stage)
+    let_days_pass(stage, 8)
     with contextlib.closing(sqlite3.connect(stage.home / "cache" / "savepoints" / "index.db")) as index, index:
         index.execute("UPDATE save_points SET message_id = NULL")
     async with Stage(stage.home, stage.fake, smollm2) as again:
@@ -136,7 +156,7 @@ async def test_what_was_put_back_is_not_forgotten_at_the_next_start(stage: Stage
     chat = await asked(stage)
     question = (await stage.runtime.chat.messages(chat))[2]
     await stage.runtime.chat.put_back(await stage.runtime.chat.delete_message(question))
-    assert rows(stage, "deleted") == 0
+    assert rows(stage, "deleted") == rows(stage, "removed") == 0
 
 
 def rows(stage: Stage, table: str) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.chat import organiser
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.messages import Conversation
-from kvchat.chat.organiser import purge_left_behind
+from kvchat.chat.recently_deleted import purge_left_behind
 from kvchat.chat.search import find
 from kvchat.paths import resolve_paths
 from kvchat.runtime import open_runtime
@@ -62,8 +62,8 @@ async def test_a_deleted_chat_comes_back_whole(stage: Stage) -> None:
     assert (await stage.runtime.chat.finder.find("marmot")).chats[0].conversation_id == id
 
 
-async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(organiser, "UNDO_S", 3600)
+async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage) -> None:
+    await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=0))
     ids = [await stage.chat() for _ in range(2)]
     await stage.ask(ids[0], "Hello marmot")
     await stage.runtime.chat.organiser.delete(ids)
@@ -76,12 +76,13 @@ async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage, monkey
     assert find(stage.runtime._database, "marmot") == ()
 
 
-async def test_a_run_that_was_killed_leaves_nothing_behind(stage: Stage) -> None:
+@pytest.mark.parametrize(("days", "seconds"), [(0, 3600), (7, 7.1 * 86_400)])
+async def test_a_run_that_was_killed_leaves_nothing_behind(stage: Stage, days: int, seconds: float) -> None:
     old, new = [await stage.chat() for _ in range(2)]
     await stage.runtime.chat.organiser.delete([old, new])
     with stage.runtime._database.transaction() as db:
-        db.execute("UPDATE conversations SET deleted_at = deleted_at - 3600 WHERE id = ?", (old,))
-    purge_left_behind(stage.runtime._database)
+        db.execute("UPDATE conversations SET deleted_at = deleted_at - ? WHERE id = ?", (seconds, old))
+    purge_left_behind(stage.runtime._database, days * 86_400)
     assert deleted_ids(stage.runtime._database) == {new}
 
 

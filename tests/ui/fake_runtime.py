@@ -29,6 +29,7 @@ from kvchat.chat.options_desk import OptionsDesk
 from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
 from kvchat.chat.rates import BreakEven
+from kvchat.chat.recently_deleted import Deleted, RecentlyDeleted
 from kvchat.chat.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
@@ -209,12 +210,43 @@ class FakeTitles(Titles):
         self._chat.events.publish(ConversationsChanged())
 
 
+class FakeRecentlyDeleted(RecentlyDeleted):
+    """Chats that were deleted, in memory."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self._chat = chat
+        self.deleted: dict[str, Conversation] = {}
+
+    async def entries(self) -> list[Deleted]:
+        return [
+            Deleted(one.id, one.id, one.title, len(self._chat.said[one.id]), "", NOW, NOW + timedelta(days=7))
+            for one in reversed(self.deleted.values())
+        ]
+
+    async def restore(self, entry: Deleted) -> None:
+        self._chat.calls.append(("restore", entry.id))
+        await self.restore_chats([entry.id])
+
+    async def delete_now(self, wanted: Sequence[Deleted]) -> None:
+        self._chat.calls.append(("delete now", *(entry.id for entry in wanted)))
+        for entry in wanted:
+            del self.deleted[entry.id]
+        self._chat.events.publish(ConversationsChanged())
+
+    async def hide_chats(self, ids: Sequence[str]) -> None:
+        self.deleted |= {id: self._chat.talks.pop(id) for id in ids}
+        self._chat.events.publish(ConversationsChanged())
+
+    async def restore_chats(self, ids: Sequence[str]) -> None:
+        self._chat.talks |= {id: self.deleted.pop(id) for id in ids}
+        self._chat.events.publish(ConversationsChanged())
+
+
 class FakeOrganiser(Organiser):
     """Moves the conversations in memory."""
 
     def __init__(self, chat: FakeChat) -> None:
         self._chat = chat
-        self.deleted: dict[str, Conversation] = {}
 
     async def move(self, ids: Sequence[str], folder: str | None) -> None:
         self._change(ids, folder=folder)
@@ -227,12 +259,10 @@ class FakeOrganiser(Organiser):
 
     async def delete(self, ids: Sequence[str]) -> None:
         self._chat.calls.append(("delete", *ids))
-        self.deleted |= {id: self._chat.talks.pop(id) for id in ids}
-        self._chat.events.publish(ConversationsChanged())
+        await self._chat.recently_deleted.hide_chats(ids)
 
     async def undo_delete(self, ids: Sequence[str]) -> None:
-        self._chat.talks |= {id: self.deleted.pop(id) for id in ids}
-        self._chat.events.publish(ConversationsChanged())
+        await self._chat.recently_deleted.restore_chats(ids)
 
     def _change(self, ids: Sequence[str], **changes: object) -> None:
         for id in ids:
@@ -253,6 +283,7 @@ class FakeChat(ChatService):
         self.drafts: FakeDrafts = FakeDrafts()
         self.context: FakeContext = FakeContext(self.calls)
         self.finder: FakeFinder = FakeFinder(self)
+        self.recently_deleted: FakeRecentlyDeleted = FakeRecentlyDeleted(self)
         self.organiser: FakeOrganiser = FakeOrganiser(self)
         self.titles: FakeTitles = FakeTitles(self)
         self._ids = count(1)
