@@ -20,6 +20,7 @@ from kvchat.cli.options import (
 )
 from kvchat.keeping.exporting import ExportForm
 
+SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 
 
@@ -75,10 +76,12 @@ def bench_options(namespace: argparse.Namespace) -> BenchOptions:
     return BenchOptions(
         model=namespace.model,
         engine=namespace.engine,
-        tokens=namespace.tokens,
+        tokens=namespace.tokens or (BenchOptions.tokens if namespace.size is None else SIZE_TOKENS),
         turns=namespace.turns,
         plot=namespace.plot,
         chats=namespace.chats,
+        size=namespace.size is not None,
+        made_bytes=namespace.size or None,
         after_restart=namespace.after_restart,
         as_json=namespace.json,
     )
@@ -153,7 +156,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_engine(parser)
-    parser.add_argument("--tokens", metavar="N", type=_positive, default=BenchOptions.tokens, help="length of the chat")
+    parser.add_argument("--tokens", metavar="N", type=_positive, help="length of the chat")
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
         "--turns", metavar="N", type=_positive, help="measure disk and bytes written over N short turns instead"
@@ -165,6 +168,14 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "--after-restart",
         action="store_true",
         help="measure what comes back after a restart instead: for the next turn, regenerate, edit and branch",
+    )
+    other.add_argument(
+        "--size",
+        metavar="BYTES",
+        type=_byte_count,
+        nargs="?",
+        const=0,
+        help="measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)",
     )
     parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw those turns (40, if --turns is not given)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")

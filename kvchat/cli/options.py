@@ -37,6 +37,8 @@ class BenchOptions:
     turns: int | None = None  # measure what so many short turns cost on disk, instead of the times
     plot: Path | None = None  # and draw that to this SVG file
     chats: int | None = None  # measure so many chats that share a system prompt
+    size: bool = False  # measure whether the store holds at the size of real chats
+    made_bytes: int | None = None  # how large the file made for that is
     after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
     as_json: bool = False
 

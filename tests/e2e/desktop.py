@@ -101,11 +101,30 @@ class View:
 
     def type(self, text: str) -> None:
         """Type into whatever has the keyboard."""
+        self._wait_for_keyboard()
         self.xdotool("type", "--delay", "2", "--", text)
 
     def key(self, *names: str) -> None:
         """Press keys, named as xdotool does: Return, shift+Return, alt+F4 (which closes the window)."""
+        self._wait_for_keyboard()
         self.xdotool("key", *names)
+
+    def close_window(self) -> None:
+        """Close the window that has the keyboard, as alt+F4 does; until it is gone."""
+        self._wait_for_keyboard()
+        window = self.xdotool("getactivewindow").strip()
+
+        def gone() -> bool:
+            if window not in self.windows():
+                return True
+            self.xdotool("key", "alt+F4")  # again: a busy window manager may have dropped the first
+            return False
+
+        wait_until(gone, pause=1.0, what="the window's end")
+
+    def _wait_for_keyboard(self) -> None:
+        """A window on its way to the screen has no keyboard yet: keys would go nowhere."""
+        wait_until(lambda: self.xdotool("getactivewindow", check=False).strip(), what="a window with the keyboard")
 
     def xdotool(self, *arguments: str, check: bool = True) -> str:
         """Run xdotool on this display and return what it printed."""

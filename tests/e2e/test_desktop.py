@@ -51,8 +51,7 @@ def test_the_tray_can_be_read_and_used(desktop: Desktop) -> None:
         with pytest.raises(LookupError):
             tray.click("Never")
         desktop.find("push button", "Send")
-        desktop.key("alt+F4")
-        wait_until(lambda: not desktop.windows(), what="the window's end")
+        desktop.close_window()
         tray.click("Show")
         wait_until(desktop.windows, what="the window's return")
         tray.click("Quit")

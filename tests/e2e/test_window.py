@@ -130,8 +130,7 @@ def test_a_second_start_raises_the_first_window(desktop: Desktop, tmp_path: Path
     home.write_settings(model_path=str(smollm2))
     with open_window(desktop, home) as first:
         first.strip_says("ready")
-        desktop.key("alt+F4")
-        wait_until(lambda: not desktop.windows(), what="the window in the tray")
+        desktop.close_window()
         assert first.process.poll() is None
         with desktop.application(*KVCHAT, KVCHAT_HOME=str(home.folder)) as second:
             assert second.wait(LONG) == 0
@@ -144,7 +143,7 @@ def test_without_a_tray_closing_the_window_quits(tmp_path: Path, smollm2: Path) 
     home.write_settings(model_path=str(smollm2))
     with Desktop(tray=False) as bare, open_window(bare, home) as only:
         only.strip_says("ready")
-        bare.key("alt+F4")
+        bare.close_window()
         assert only.process.wait(LONG) == 0
         assert not left_behind(home)
 

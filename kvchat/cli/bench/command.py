@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvchat.cli.bench import after_restart, growth, shared_prompt, speed
+from kvchat.cli.bench import after_restart, growth, shared_prompt, size, speed
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.session import run_until_interrupted
 
@@ -13,6 +13,8 @@ def run(options: BenchOptions) -> int:
         return run_until_interrupted(growth.run(options))
     if options.chats:
         return run_until_interrupted(shared_prompt.run(options))
+    if options.size:
+        return run_until_interrupted(size.run(options))
     if options.after_restart:
         return run_until_interrupted(after_restart.run(options))
     return run_until_interrupted(speed.run(options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -98,10 +99,15 @@ class BenchHome:
 
 
 @asynccontextmanager
-async def bench_home(options: BenchOptions) -> AsyncIterator[BenchHome]:
-    """A kvchat on the disk the real save points are on; nothing of it is left afterwards. Raises KvchatError."""
+async def bench_home(options: BenchOptions, context_size: int | None = None) -> AsyncIterator[BenchHome]:
+    """A kvchat on the disk the real save points are on; nothing of it is left afterwards. Raises KvchatError.
+
+    `context_size`: in tokens; None: as the settings say.
+    """
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine)
+    if context_size is not None:
+        settings = dataclasses.replace(settings, context_size=context_size)
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))

@@ -1,0 +1,223 @@
+"""The part of `bench --size` without an engine: a made file through the store, beside `cp` of the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from kvchat.cli.bench.home import BenchFailed, say
+from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
+from kvchat.kvstore import disk
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.savepoint import Fingerprint, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.store import Bounds
+from kvchat.paths import resolve_paths
+from kvchat.wording import size
+
+ROUNDS = 3
+TURN = 100  # tokens of the next turn
+_FINGERPRINT = Fingerprint("bench", "f16", "f16", "auto", 1, "")
+_UNBOUNDED = 1 << 60  # bytes
+_LOOK_S = 0.02  # how often what is staged is looked at
+
+
+@dataclass(frozen=True)
+class StoreAlone:
+    """A made file through the store. A ratio of speeds is above 1 where the store is quicker than the plain copy."""
+
+    made_bytes: int
+    absorb_ms: float  # a first save, taken apart and on disk
+    absorb_ratio: float  # speed, by that of `cp` to the same disk, synced as well
+    rebuild_ms: float  # put together from blocks in the page cache, where an earlier file had been staged
+    first_rebuild_ms: float  # the same right after a start
+    rebuild_ratio: float  # speed, by that of `cp` of such a file to the same place
+    cold_rebuild_ms: float  # with the blocks out of the page cache
+    cold_rebuild_ratio: float  # speed, by that of `cp` with the file out of the page cache
+    cat_ms: float  # `cat` of the file, page cache warm
+    warm_before_engine_ms: float  # until what was just saved is ready; the slower of before and after absorbing
+    absorb_cpu_ms: float  # CPU time of the first save in this process
+    next_turn_cpu_ms: float  # and of one that goes on for 100 tokens
+    next_turn_cpu_ratio: float
+    next_turn_bytes_written: int
+    peak_staging_bytes: int  # the most that lay in the staging folder at any time
+    peak_memory_growth_bytes: int | None  # of this process, over what it had before
+
+
+def store_alone(made_bytes: int) -> StoreAlone:
+    """A made file through the store, beside `cp` of it. Blocks. Raises BenchFailed, StoreRefused, OSError."""
+    paths = resolve_paths()
+    paths.ensure()
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
+        return _Made(Path(folder), made_bytes).measure()
+
+
+class _Made:
+    """The store alone, in a folder of its own."""
+
+    def __init__(self, folder: Path, made_bytes: int) -> None:
+        self._folder, self._tokens = folder, tuple(range(1, made_bytes // TOKEN_BYTES + 1))
+        # Room for one file, not for two: the second is staged where the first was.
+        self._budget = int(1.2 * made_bytes)
+        self._open()
+
+    def _open(self) -> None:
+        self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
+        self._slots = self._store.staging_folder()
+
+    def measure(self) -> StoreAlone:
+        """Once through everything."""
+        original = self._folder / "original.slot"
+        say(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
+        made_bytes = write_slot_file(original, self._tokens)
+        before = _peak_memory()
+        with self._watched() as peak:
+            figures = self._measure(original, made_bytes)
+        after = _peak_memory()
+        growth = after - before if before is not None and after is not None else None
+        return dataclasses.replace(figures, peak_staging_bytes=peak[0], peak_memory_growth_bytes=growth)
+
+    def _measure(self, original: Path, made_bytes: int) -> StoreAlone:
+        say("Absorbing, beside a plain copy …")
+        _run("cat", original)
+        cat_ms = _timed(lambda: _run("cat", original))
+        copied_ms = _timed(lambda: self._copied_to_disk(original))
+        first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, lambda path: _run("cp", original, path))
+        say("The next turn …")
+        longer = (*self._tokens, *range(1, TURN + 1))
+        second, _, next_cpu_ms, written = self._absorbed(longer, lambda path: write_slot_file(path, longer))
+        warm_ms = max(self._warm_ms)
+        say("Putting it together again, beside a plain copy …")
+        self._store.close()
+        self._open()
+        first_rebuild_ms = self._staged(first)
+        rebuilds, copies, cold, cold_copies = [], [], [], []
+        for number in range(ROUNDS):
+            rebuilds.append(self._staged(second if number % 2 == 0 else first))
+            copies.append(self._copied_to_staging(original))
+        for number in range(ROUNDS):
+            self._drop_caches(original)
+            cold.append(self._staged(second if (ROUNDS + number) % 2 == 0 else first))
+            self._drop_caches(original)
+            cold_copies.append(self._copied_to_staging(original))
+        self._store.close()
+        return StoreAlone(
+            made_bytes=made_bytes,
+            cat_ms=cat_ms,
+            absorb_ms=absorb_ms,
+            absorb_ratio=copied_ms / absorb_ms,
+            absorb_cpu_ms=absorb_cpu_ms,
+            next_turn_cpu_ms=next_cpu_ms,
+            next_turn_cpu_ratio=next_cpu_ms / absorb_cpu_ms,
+            next_turn_bytes_written=written,
+            warm_before_engine_ms=warm_ms,
+            first_rebuild_ms=first_rebuild_ms,
+            rebuild_ms=median(rebuilds),
+            rebuild_ratio=median(b / a for a, b in zip(rebuilds, copies, strict=True)),
+            cold_rebuild_ms=median(cold),
+            cold_rebuild_ratio=median(b / a for a, b in zip(cold, cold_copies, strict=True)),
+            peak_staging_bytes=0,
+            peak_memory_growth_bytes=None,
+        )
+
+    def _absorbed(self, tokens: Tokens, write: Callable[[Path], object]) -> tuple[SavePoint, float, float, int]:
+        """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
+        saved = self._slots / f"{disk.name_for_engine()}.slot"
+        write(saved)
+        point = self._store.take(saved, "bench", _FINGERPRINT, tokens, saved.stat().st_size, float(len(tokens)))
+        before_ms = self._staged(point)
+        cpu, started = time.process_time(), time.perf_counter()
+        report = self._store.absorb_pending()
+        taken, cpu_taken = _ms_since(started), 1000 * (time.process_time() - cpu)
+        if report.refused:
+            raise BenchFailed("The made file could not be kept", report.refused[0])
+        self._warm_ms = (before_ms, self._staged(point))
+        return point, taken, cpu_taken, report.bytes_written
+
+    def _staged(self, point: SavePoint) -> float:
+        """The ms until the point's file is ready for an engine."""
+        started = time.perf_counter()
+        staged = self._store.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
+        taken = _ms_since(started)
+        if not isinstance(staged, StagedFile):
+            raise BenchFailed("The made file could not be put together again", staged.reason)
+        self._store.unstage(staged)
+        return taken
+
+    def _copied_to_disk(self, original: Path) -> None:
+        copy = self._folder / "copy.slot"
+        _run("cp", original, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+        copy.unlink()
+
+    def _copied_to_staging(self, original: Path) -> float:
+        """The ms a plain copy takes to where engines restore from."""
+        copy = self._slots / "copy.slot"
+        try:
+            return _timed(lambda: _run("cp", original, copy))
+        finally:
+            copy.unlink(missing_ok=True)
+
+    def _drop_caches(self, original: Path) -> None:
+        """Have the page cache forget the file and all blocks; where the system cannot, the figures are warm ones."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for path in (original, *(one for one in (self._folder / "store").rglob("*") if one.is_file())):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[list[int]]:
+        """The most bytes that lie in the staging folder until the end."""
+        most, ended = [0], threading.Event()
+
+        def look() -> None:
+            while not ended.wait(_LOOK_S):
+                copy = disk.tree_size(self._slots / "copy.slot")
+                most[0] = max(most[0], disk.tree_size(self._slots.parent) - copy)
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            yield most
+        finally:
+            ended.set()
+            watcher.join()
+
+
+def _run(program: str, *paths: Path) -> None:
+    """`cp` or `cat`, the system's own where it has them."""
+    if shutil.which(program):
+        subprocess.run([program, *map(str, paths)], check=True, stdout=subprocess.DEVNULL)
+    elif len(paths) > 1:
+        shutil.copyfile(*paths)
+    else:
+        disk.hash_file(paths[0])
+
+
+def _timed(do: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    do()
+    return _ms_since(started)
+
+
+def _ms_since(started: float) -> float:
+    return 1000 * (time.perf_counter() - started)
+
+
+def _peak_memory() -> int | None:
+    """The most memory this process has had so far, bytes; None where the system does not say."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    return None

@@ -1,0 +1,98 @@
+"""Thousands of turns in one run of kvchat: what it takes of the machine must not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from kvchat.engine.wire import Sampling
+from kvchat.kvstore import disk
+from kvchat.paths import resolve_paths
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+from tests.e2e.home import notes
+
+GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)
+TURNS_PER_CHAT, CHATS = 10, 4  # older chats are deleted, so that the disk has no reason to grow either
+LOOKS = 20  # at the machine, over the whole run
+
+
+@dataclass(frozen=True)
+class Look:
+    """What kvchat takes at a moment."""
+
+    turn: int
+    memory: int  # bytes of this process
+    engine_memory: int  # bytes
+    descriptors: int
+    threads: int
+    disk: int  # bytes of the whole home
+
+    def __str__(self) -> str:
+        return (
+            f"turn {self.turn}: {self.memory / 1e6:.1f} MB, engine {self.engine_memory / 1e6:.1f} MB,"
+            f" {self.descriptors} descriptors, {self.threads} threads, {self.disk / 1e6:.1f} MB on disk"
+        )
+
+
+class Grew(AssertionError):
+    """Something grew with the turns."""
+
+
+async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None] = print) -> list[Look]:
+    """So many turns, and looks at the machine. Raises Grew if the second half took clearly more than the first."""
+    settings = Settings(model_path=str(model), context_size=8192, free_floor_bytes=0, model_titles=False)
+    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
+    looks: list[Look] = []
+    chats: list[str] = []
+    every = max(TURNS_PER_CHAT, turns // LOOKS)
+    try:
+        for turn in range(turns):
+            if turn % TURNS_PER_CHAT == 0:
+                chats.append((await runtime.chat.new_conversation("Notes.\n" + notes(20, start=turn))).id)
+                if len(chats) > CHATS:
+                    await runtime.chat.delete(chats.pop(0))
+            chat = chats[-1 - (turn % 3 == 2 and len(chats) > 1)]  # every third in the chat before: a restore
+            reply = await runtime.chat.send(chat, f"How long is bridge {turn}?", GREEDY)
+            assert reply is not None, f"turn {turn} had no reply"
+            if (turn + 1) % every == 0:
+                await runtime.chat.idle()
+                looks.append(_look(runtime, turn + 1))
+                tell(str(looks[-1]))
+    finally:
+        await runtime.close()
+    _judge(looks)
+    return looks
+
+
+def _look(runtime: Runtime, turn: int) -> Look:
+    me = psutil.Process()
+    engines = sum(child.memory_info().rss for child in me.children(recursive=True))
+    home = disk.tree_size(runtime.paths.data.parent)
+    descriptors = me.num_fds() if hasattr(me, "num_fds") else 0
+    return Look(turn, me.memory_info().rss, engines, descriptors, me.num_threads(), home)
+
+
+def _judge(looks: list[Look]) -> None:
+    """The last quarter beside the second: the first is still filling caches."""
+    quarter = len(looks) // 4
+    if not quarter:
+        return
+    early, late = looks[quarter : 2 * quarter], looks[-quarter:]
+
+    def grown(of: Callable[[Look], int]) -> float:
+        return median(map(of, late)) - median(map(of, early))
+
+    faults = {
+        "memory": grown(lambda look: look.memory) > 16e6,
+        "engine memory": grown(lambda look: look.engine_memory) > 32e6,
+        "descriptors": grown(lambda look: look.descriptors) > 2,
+        "threads": grown(lambda look: look.threads) > 2,
+        "disk": grown(lambda look: look.disk) > 0.25 * median(look.disk for look in early),
+    }
+    if any(faults.values()):
+        raise Grew(f"{[name for name, bad in faults.items() if bad]} grew: {early[0]} … {late[-1]}")
