@@ -143,6 +143,11 @@ class ConversationDelegate(ItemDelegate):
         editor.setMaxLength(200)
         return editor
 
+    def setEditorData(self, editor: QWidget, index: Index) -> None:
+        """The title, until something else is typed: the list may be told anew at any time."""
+        if isinstance(editor, QLineEdit) and not editor.isModified():
+            super().setEditorData(editor, index)
+
     def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
         """Over the title, beside the dot."""
         editor.setGeometry(option.rect.adjusted(26, 2, -2, -2))

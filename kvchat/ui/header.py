@@ -1,20 +1,24 @@
-"""Above the transcript: the conversation's title, the model, and the rest behind three dots."""
+"""Above the transcript: the conversation's title and its menu, the model, and the menu of everything else."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.theme import Look
 
+_MODEL_WIDTH = 260  # pixels at most, at 100 % text
+
 
 class Header(QWidget):
-    """Title, model button, overflow menu. Every entry is a signal."""
+    """Title, this chat's menu, model button, kvchat's menu. Every entry is a signal."""
 
-    rename_requested = Signal()
+    renamed = Signal(str)  # the title that was typed
+    rename_ended = Signal()
     name_requested = Signal()
     delete_requested = Signal()
     pin_requested = Signal(bool)  # pinned from now on
@@ -32,68 +36,110 @@ class Header(QWidget):
     model_requested = Signal()
     chat_settings_requested = Signal()
     settings_requested = Signal()
+    sidebar_requested = Signal()
     quit_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._look, self._exists, self._model_name = look, False, "No model"
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.title = ElidedLabel("title")
+        self.sidebar = _tool_button("Show the sidebar", "Show the sidebar (Ctrl+B)")
+        self.sidebar.clicked.connect(self.sidebar_requested)
+        self.title, self.field = _Title(), _Field()
+        self.title.double_clicked.connect(self.begin_rename)
+        self.field.editingFinished.connect(self._end_rename)
+        self.field.hide()
         self.model = QPushButton("No model")
         self.model.setProperty("kind", "flat")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        self.model.setMaximumWidth(260)
         self.model.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
-        self.more = QToolButton()
-        self.more.setAccessibleName("More")
-        self.more.setToolTip("More")
-        self.more.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
-        self.menu = self._build_menu()
-        self.more.setMenu(self.menu)
+        self.chat_menu, self.menu = self._build_chat_menu(), self._build_menu()
+        self.chat = _menu_button("This chat", self.chat_menu)
+        self.more = _menu_button("More", self.menu)
         row = QHBoxLayout(self)
-        row.setContentsMargins(24, 10, 16, 10)
+        row.setContentsMargins(16, 10, 16, 10)
         row.setSpacing(8)
-        row.addWidget(self.title, 1)
-        row.addWidget(self.model)
-        row.addWidget(self.more)
-        self.show_model(None, "")
+        row.addWidget(self.sidebar)
+        row.addSpacing(8)
+        for widget in (self.title, self.field):
+            row.addWidget(widget, 1)
+        for button in (self.chat, self.model, self.more):
+            row.addWidget(button)
+        self.show_model(None)
         look.changed.connect(self._restyle)
         self._restyle()
 
     def show_conversation(self, title: str, *, exists: bool, pinned: bool, never_save: bool) -> None:
         """The open conversation. One that does not exist yet cannot be renamed, deleted, pinned."""
-        self.title.set_text(title)
+        if title != self.title.whole or exists != self._exists:
+            self._exists = exists
+            self.title.set_text(title)
         for action in (self._rename, self.name_by_model, self._delete, self._export, self.pin, self.never_save):
             action.setEnabled(exists)
         self.pin.setChecked(pinned)
         self.never_save.setChecked(never_save)
 
-    def show_model(self, name: str | None, context_reason: str) -> None:
-        """The model's name, and why its context is as large as it is."""
-        shown = self.model.fontMetrics().elidedText(name or "No model", Qt.TextElideMode.ElideMiddle, 210)
-        self.model.setText(shown.replace("&", "&&"))  # a lone & would mark a shortcut key
+    def show_model(self, name: str | None) -> None:
+        """The model's name."""
+        self._model_name = name or "No model"
         self.model.setAccessibleName(f"Model: {name or 'none'}")
         self.model.setToolTip(name or "")
-        self.model_menu.clear()
-        self.model_menu.addAction("Choose another model…", self.model_requested.emit)
-        if context_reason:
-            self.model_menu.addSeparator()
-            self.model_menu.addAction(context_reason).setEnabled(False)
+        self._fit_model()
 
-    def _build_menu(self) -> QMenu:
+    def begin_rename(self) -> None:
+        """Let the user write another title in place; Esc leaves the old one."""
+        if self._exists:
+            self.field.setText(self.title.whole)
+            self.title.hide()
+            self.field.show()
+            self.field.setFocus()
+            self.field.selectAll()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The model's name gives way before the title is gone."""
+        super().resizeEvent(event)
+        self._fit_model()
+
+    def _end_rename(self) -> None:
+        if self.field.isHidden():
+            return
+        title = self.field.text().strip()
+        self.field.hide()
+        self.title.show()
+        if self.field.isModified() and title and title != self.title.whole:
+            self.renamed.emit(title)
+        self.rename_ended.emit()
+
+    def _fit_model(self) -> None:
+        room = min(self._look.px(_MODEL_WIDTH), max(int(self.width() * 0.3), 80))
+        self.model.setMaximumWidth(room)
+        words = self.model.fontMetrics().elidedText(
+            self._model_name, Qt.TextElideMode.ElideMiddle, room - self._look.px(16) - 30
+        )
+        self.model.setText(words.replace("&", "&&"))  # a lone & would mark a shortcut key
+
+    def _build_chat_menu(self) -> QMenu:
         menu = QMenu(self)
-        self._rename = menu.addAction("Rename", self.rename_requested.emit)
+        self._rename = menu.addAction("Rename", self.begin_rename)
         self.name_by_model = menu.addAction("Name by the model", self.name_requested.emit)
-        self._delete = menu.addAction("Delete chat", self.delete_requested.emit)
+        menu.addAction("Chat settings…", self.chat_settings_requested.emit)
+        self._export = menu.addAction("Export this chat…", self.export_requested.emit)
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()
-        menu.addAction("Chat settings…", self.chat_settings_requested.emit)
+        self._delete = menu.addAction("Delete chat", self.delete_requested.emit)
+        return menu
+
+    def _build_menu(self) -> QMenu:
+        menu = QMenu(self)
+        menu.addAction("Models…\tCtrl+M", self.model_requested.emit)
+        menu.addAction("Disk usage…\tCtrl+D", self.disk_requested.emit)
+        menu.addAction("Engine…", self.engine_requested.emit)
+        menu.addAction("Restart engine", self.restart_requested.emit)
         menu.addSeparator()
-        self._export = menu.addAction("Export this chat…", self.export_requested.emit)
         keeping = menu.addMenu("Import, export, back up")
         keeping.addAction("Export all chats…", self.export_all_requested.emit)
         keeping.addAction("Import chats…", self.import_requested.emit)
@@ -102,15 +148,74 @@ class Header(QWidget):
         keeping.addAction("Back up…", self.back_up_requested.emit)
         keeping.addAction("Restore from a backup…", self.restore_requested.emit)
         menu.addSeparator()
-        menu.addAction("Disk usage…", self.disk_requested.emit)
-        menu.addAction("Engine…", self.engine_requested.emit)
-        menu.addAction("Restart engine", self.restart_requested.emit)
-        menu.addSeparator()
         menu.addAction("Settings…\tCtrl+,", self.settings_requested.emit)
         menu.addAction("Keyboard shortcuts\tF1", self.shortcuts_requested.emit)
         menu.addAction("Quit", self.quit_requested.emit)
         return menu
 
     def _restyle(self) -> None:
-        self.model.setIcon(icon("chevron-down", self._look.theme.muted))
-        self.more.setIcon(icon("dots", self._look.theme.text))
+        theme = self._look.theme
+        self.model.setIcon(icon("chevron-down", theme.muted))
+        self.chat.setIcon(icon("dots", theme.text))
+        self.more.setIcon(icon("menu", theme.text))
+        self.sidebar.setIcon(icon("sidebar", theme.muted))
+        self._fit_model()
+
+
+class _Title(ElidedLabel):
+    """The title, to be written anew after a double click."""
+
+    double_clicked = Signal()
+
+    def __init__(self) -> None:
+        super().__init__("title")
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """The title is meant."""
+        self.double_clicked.emit()
+
+
+class _Field(QLineEdit):
+    """Where a title is written; Esc gives it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("New title")
+        self.setMaxLength(200)
+
+    def event(self, event: QEvent) -> bool:
+        """Esc is meant for the field here, not for what it does elsewhere in the window."""
+        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
+        if asked and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
+            event.accept()
+            return True
+        return super().event(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Esc leaves the title as it was."""
+        if event.key() == Qt.Key.Key_Escape:
+            self.setModified(False)
+            self.editingFinished.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+def _tool_button(name: str, tip: str) -> QToolButton:
+    button = QToolButton()
+    button.setAccessibleName(name)
+    button.setToolTip(tip)
+    return button
+
+
+def _menu_button(name: str, menu: QMenu) -> QToolButton:
+    button = _tool_button(name, name)
+    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    button.setMenu(menu)
+
+    def leave() -> None:
+        """A window that opens over the button keeps Qt from telling that the pointer has left it."""
+        button.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
+        button.update()
+
+    menu.aboutToHide.connect(leave)
+    return button

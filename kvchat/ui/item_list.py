@@ -39,7 +39,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
     """The rows, in the order given. Subclasses know their words."""
 
     def __init__(self, parent: QObject | None = None, key: Callable[[R], object] | None = None) -> None:
-        """`key`: where the rows' keys stay the same only contents changed; the selection and the place are kept."""
+        """`key` tells rows apart. With it, what is selected, edited and scrolled to stays when others come and go."""
         super().__init__(parent)
         self.rows: Sequence[R] = ()
         self._key = key
@@ -54,14 +54,41 @@ class ItemModel(QAbstractListModel, Generic[R]):
 
     def set_rows(self, rows: Sequence[R]) -> None:
         """Show these."""
-        if self._key is not None and [*map(self._key, rows)] == [*map(self._key, self.rows)]:
+        if self._key is None:
+            self.beginResetModel()
             self.rows = rows
-            if rows:
-                self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
-            return
-        self.beginResetModel()
+            self.endResetModel()
+        else:
+            self._pass_over_to(rows, self._key)
+
+    def _pass_over_to(self, rows: Sequence[R], key: Callable[[R], object]) -> None:
+        """Take rows away, put the others in order, add what is new: what is being edited or selected stays so."""
+        places = {key(row): place for place, row in enumerate(rows)}
+        here = [row for row in self.rows if key(row) in places]
+        for first, last in _runs([place for place, row in enumerate(self.rows) if key(row) not in places])[::-1]:
+            self.beginRemoveRows(QModelIndex(), first, last)
+            self.rows = [*self.rows[:first], *self.rows[last + 1 :]]
+            self.endRemoveRows()
+        ordered = sorted(here, key=lambda row: places[key(row)])
+        if ordered != here:
+            self._put_in_order(ordered, key)
+        known = {key(row) for row in here}
+        for first, last in _runs([place for place, row in enumerate(rows) if key(row) not in known]):
+            self.beginInsertRows(QModelIndex(), first, last)
+            self.rows = [*self.rows[:first], *rows[first : last + 1], *self.rows[first:]]
+            self.endInsertRows()
         self.rows = rows
-        self.endResetModel()
+        if rows:
+            self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
+
+    def _put_in_order(self, ordered: Sequence[R], key: Callable[[R], object]) -> None:
+        self.layoutAboutToBeChanged.emit()
+        kept = self.persistentIndexList()
+        keys = [key(self.rows[index.row()]) for index in kept]
+        places = {key(row): place for place, row in enumerate(ordered)}
+        self.rows = ordered
+        self.changePersistentIndexList(kept, [self.index(places[one]) for one in keys])
+        self.layoutChanged.emit()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         """How many there are."""
@@ -80,6 +107,17 @@ class ItemModel(QAbstractListModel, Generic[R]):
             case Qt.ItemDataRole.ToolTipRole:
                 return self.tip(row) or None
         return None
+
+
+def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers in ascending order as runs, each from its first to its last."""
+    runs: list[tuple[int, int]] = []
+    for place in places:
+        if runs and runs[-1][1] == place - 1:
+            runs[-1] = runs[-1][0], place
+        else:
+            runs.append((place, place))
+    return runs
 
 
 class ItemDelegate(QStyledItemDelegate):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from PySide6.QtCore import QSettings, QSize, Qt, Signal
+from PySide6.QtCore import QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
     QMainWindow,
-    QSplitter,
     QStackedWidget,
     QSystemTrayIcon,
     QVBoxLayout,
@@ -18,7 +17,6 @@ from PySide6.QtWidgets import (
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.arrangement import as_text, from_text
 from kvchat.ui.attach_bridge import AttachBridge
 from kvchat.ui.bridge import Bridge
 from kvchat.ui.cards import EngineCard
@@ -36,7 +34,6 @@ from kvchat.ui.keep_bridge import KeepBridge
 from kvchat.ui.keyboard import Keyboard
 from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
-from kvchat.ui.panel import room_on_screen
 from kvchat.ui.search_bridge import SearchBridge
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.side_windows import SideWindows
@@ -46,6 +43,7 @@ from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 from kvchat.ui.transcript import Transcript
 from kvchat.ui.views import Views
+from kvchat.ui.window_place import WindowPlace
 
 
 class MainWindow(QMainWindow):
@@ -62,7 +60,7 @@ class MainWindow(QMainWindow):
         self._memory = QSettings(str(runtime.paths.config / "window.ini"), QSettings.Format.IniFormat)
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
-        self.setMinimumSize(660, 420)
+        self.setMinimumSize(360, 360)
         self.notices = Notices(look)
         self.wishes = Wishes(self.notices.show_error, self.notices.show_bug)
         self.sidebar = Sidebar(look)
@@ -89,7 +87,7 @@ class MainWindow(QMainWindow):
         self._connect()
         self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self._doings())
         self.header.shortcuts_requested.connect(self.keyboard.open_sheet)
-        self._restore_place()
+        self.place.restore()
         self._show_right_page()
 
     async def start(self) -> None:
@@ -100,7 +98,7 @@ class MainWindow(QMainWindow):
 
     async def finish(self) -> None:
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
-        self._remember_place()
+        self.place.remember()
         self.context.close()
         self.attaching.close()
         self.search.close()
@@ -120,6 +118,7 @@ class MainWindow(QMainWindow):
     def new_conversation(self) -> None:
         """An empty page; the conversation begins with its first message."""
         self._pages.setCurrentWidget(self._chat_page)
+        self.place.show_page()
         self.bridge.open(None)
         self.composer.focus()
 
@@ -134,7 +133,7 @@ class MainWindow(QMainWindow):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Into the tray where there is one, else quit."""
-        self._remember_place()
+        self.place.remember()
         event.ignore()
         if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
             self.quit_requested.emit()
@@ -173,19 +172,12 @@ class MainWindow(QMainWindow):
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
         self._pages.addWidget(self.first_start)
-        self._splitter = QSplitter(Qt.Orientation.Horizontal)
-        self._splitter.setHandleWidth(1)
-        self._splitter.setChildrenCollapsible(False)
-        self.sidebar.setMinimumWidth(190)
-        self._splitter.addWidget(self.sidebar)
-        self._splitter.addWidget(self._pages)
-        self._splitter.setStretchFactor(1, 1)
-        self._splitter.setSizes([250, 850])
+        self.place = WindowPlace(self, self._look, self._memory, self.sidebar, self.header, self._pages)
         ground = QWidget()
         column = QVBoxLayout(ground)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(self._splitter, 1)
+        column.addWidget(self.place.splitter, 1)
         column.addWidget(self.strip)
         self.setCentralWidget(ground)
 
@@ -196,9 +188,16 @@ class MainWindow(QMainWindow):
         self.find_bar.closed.connect(self.composer.focus)
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
+        for chosen in (self.sidebar.selected, self.sidebar.search.results.chosen):
+            chosen.connect(lambda _: self.place.show_page())
         self.sidebar.typed.connect(self.composer.take)
         self.sidebar.disk_requested.connect(self.beside.open_disk_panel)
-        self.header.rename_requested.connect(self.sidebar.begin_rename)
+        self.header.renamed.connect(
+            lambda title: self.wishes.start(self._runtime.chat.rename(self.bridge.current or "", title))
+        )
+        self.header.rename_ended.connect(self.composer.focus)
+        self.header.sidebar_requested.connect(self.place.toggle_sidebar)
+        self.sidebar.hide_requested.connect(self.place.toggle_sidebar)
         self.header.name_requested.connect(
             lambda: self.wishes.start(self._runtime.chat.titles.name(self.bridge.current or ""))
         )
@@ -236,8 +235,10 @@ class MainWindow(QMainWindow):
             "new": self.new_conversation,
             "previous": lambda: self.sidebar.step(-1),
             "next": lambda: self.sidebar.step(1),
-            "list": self.sidebar.list.setFocus,
-            "rename": self.sidebar.begin_rename,
+            "list": self._go_to_list,
+            "rename": self._rename,
+            "sidebar": self.place.toggle_sidebar,
+            "full-screen": self.place.toggle_full_screen,
             "delete": self.sidebar.ask_delete,
             "compose": self.composer.focus,
             "stop": self._escape,
@@ -247,7 +248,7 @@ class MainWindow(QMainWindow):
             "find": self.find_bar.begin,
             "find-next": lambda: self.find_bar.step(1),
             "find-previous": lambda: self.find_bar.step(-1),
-            "search": self.sidebar.search.focus,
+            "search": self._go_to_search,
             "chat-settings": self.open_chat_settings,
             "settings": self.beside.open_settings,
             "models": self.beside.open_models,
@@ -261,6 +262,18 @@ class MainWindow(QMainWindow):
             "back-up": self.keeping.back_up,
             "restore": self.keeping.restore,
         }
+
+    def _go_to_list(self) -> None:
+        self.place.show_sidebar()
+        self.sidebar.list.setFocus()
+
+    def _go_to_search(self) -> None:
+        self.place.show_sidebar()
+        self.sidebar.search.focus()
+
+    def _rename(self) -> None:
+        if not self.sidebar.begin_rename():
+            self.header.begin_rename()
 
     def _export(self) -> None:
         if self.bridge.current is not None:
@@ -284,17 +297,3 @@ class MainWindow(QMainWindow):
         id, conversations = self.bridge.current, self.bridge.list
         known = conversations.conversation(id)
         self.beside.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
-
-    def _remember_place(self) -> None:
-        self._memory.setValue("geometry", self.saveGeometry())
-        self._memory.setValue("splitter", self._splitter.saveState())
-        self._memory.setValue("chats", as_text(self.sidebar.arrangement))
-        self._memory.sync()
-
-    def _restore_place(self) -> None:
-        geometry, splitter = self._memory.value("geometry"), self._memory.value("splitter")
-        if geometry is None or not self.restoreGeometry(geometry):
-            self.resize(QSize(1100, 760).boundedTo(room_on_screen()))
-        if splitter is not None:
-            self._splitter.restoreState(splitter)
-        self.sidebar.arrange(from_text(str(self._memory.value("chats", ""))))

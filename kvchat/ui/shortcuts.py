@@ -48,6 +48,8 @@ SHORTCUTS = (
     Shortcut("larger", "Larger text", _VIEW, ("Ctrl++", "Ctrl+=")),
     Shortcut("smaller", "Smaller text", _VIEW, ("Ctrl+-",)),
     Shortcut("normal", "Normal text size", _VIEW, ("Ctrl+0",)),
+    Shortcut("sidebar", "Show or hide the sidebar", _VIEW, ("Ctrl+B",)),
+    Shortcut("full-screen", "Full screen", _VIEW, ("F11",)),
     Shortcut("numbers", "Show or hide the numbers", _VIEW),
     Shortcut("settings", "Settings…", _WINDOWS, ("Ctrl+,",)),
     Shortcut("models", "Models…", _WINDOWS, ("Ctrl+M",)),

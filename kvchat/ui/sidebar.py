@@ -12,6 +12,7 @@ from PySide6.QtCore import (
     QItemSelectionRange,
     QModelIndex,
     QPoint,
+    QSignalBlocker,
     QSize,
     Qt,
     Signal,
@@ -20,10 +21,12 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
+    QHBoxLayout,
     QLabel,
     QMenu,
     QProgressBar,
     QPushButton,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -63,6 +66,7 @@ class Sidebar(QFrame):
     """Shows the conversations and says what the user wants of them."""
 
     new_requested = Signal()
+    hide_requested = Signal()
     selected = Signal(str)  # conversation id
     rename_requested = Signal(str, str)  # conversation id, title
     delete_requested = Signal(list)  # conversation ids
@@ -86,6 +90,10 @@ class Sidebar(QFrame):
         self.new_button.setAccessibleName("New chat")
         self.new_button.setToolTip("Ctrl+N")
         self.new_button.clicked.connect(self.new_requested)
+        self.hide_button = QToolButton()
+        self.hide_button.setAccessibleName("Hide the sidebar")
+        self.hide_button.setToolTip("Hide the sidebar (Ctrl+B)")
+        self.hide_button.clicked.connect(self.hide_requested)
         self.model = ConversationModel(self)
         self.model.renamed.connect(self.rename_requested)
         self.arrangement = Arrangement()
@@ -113,7 +121,10 @@ class Sidebar(QFrame):
         column = QVBoxLayout(self)
         column.setContentsMargins(10, 12, 10, 10)
         column.setSpacing(6)
-        column.addWidget(self.new_button)
+        above = QHBoxLayout()
+        above.addWidget(self.new_button, 1)
+        above.addWidget(self.hide_button)
+        column.addLayout(above)
         chats = QWidget()
         inside = QVBoxLayout(chats)
         inside.setContentsMargins(0, 0, 0, 0)
@@ -143,7 +154,8 @@ class Sidebar(QFrame):
         """Show the conversations, each as `row_of` has it; `current` is selected without being announced."""
         chosen = self.chosen
         self._folders = list(folders)
-        self.model.show(chats, row_of)
+        with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
+            self.model.show(chats, row_of)
         self.empty.setVisible(not chats and self.arrangement == Arrangement())
         self._name_view()
         if len(chosen) < 2:
@@ -154,15 +166,14 @@ class Sidebar(QFrame):
     def mark(self, conversation_id: str | None) -> None:
         """Select a row without announcing it; None selects nothing."""
         selection = self.list.selectionModel()
-        selection.blockSignals(True)
         index = self.model.index_of(conversation_id)
-        if index.isValid():
-            selection.setCurrentIndex(index, _ALONE)
-            self.list.scrollTo(index)
-        else:
-            self.list.clearSelection()
-            self.list.setCurrentIndex(QModelIndex())
-        selection.blockSignals(False)
+        with QSignalBlocker(selection):
+            if not index.isValid():
+                self.list.clearSelection()
+                self.list.setCurrentIndex(QModelIndex())
+            elif self.list.selectedIndexes() != [index] or selection.currentIndex() != index:
+                selection.setCurrentIndex(index, _ALONE)
+                self.list.scrollTo(index)
         self.list.viewport().update()
 
     def step(self, by: int) -> None:
@@ -172,11 +183,13 @@ class Sidebar(QFrame):
         if target != row and self.model.rowCount():
             self.list.selectionModel().setCurrentIndex(self.model.index(target), _ALONE)
 
-    def begin_rename(self) -> None:
-        """Edit the selected title in place."""
-        if self.list.currentIndex().isValid():
-            self.list.setFocus()
-            self.list.edit(self.list.currentIndex())
+    def begin_rename(self) -> bool:
+        """Edit the selected title in place; False where it is not in the list."""
+        if not self.list.isVisible() or not self.list.currentIndex().isValid():
+            return False
+        self.list.setFocus()
+        self.list.edit(self.list.currentIndex())
+        return True
 
     def ask_delete(self) -> None:
         """Ask for the selected conversations to be deleted."""
@@ -201,7 +214,7 @@ class Sidebar(QFrame):
         view.setModel(self.model)
         view.setItemDelegate(ConversationDelegate(self._look, view))
         view.setFrameShape(QFrame.Shape.NoFrame)
-        view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
+        view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed | QAbstractItemView.EditTrigger.DoubleClicked)
         view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         view.customContextMenuRequested.connect(self._show_menu)
         view.setUniformItemSizes(True)  # or else each of thousands is measured
@@ -221,9 +234,8 @@ class Sidebar(QFrame):
         for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
             wanted.append(QItemSelectionRange(index))
         selection = self.list.selectionModel()
-        selection.blockSignals(True)
-        selection.select(wanted, QItemSelectionModel.SelectionFlag.Select)
-        selection.blockSignals(False)
+        with QSignalBlocker(selection):
+            selection.select(wanted, QItemSelectionModel.SelectionFlag.Select)
 
     def _name_view(self) -> None:
         words = one_line(self.arrangement.words)
@@ -280,5 +292,6 @@ class Sidebar(QFrame):
     def _restyle(self) -> None:
         self.view_button.setIcon(icon("chevron-down", self._look.theme.muted))
         self.new_button.setIcon(icon("plus", self._look.theme.accent))
-        self.new_button.setIconSize(QSize(18, 18))
+        self.new_button.setIconSize(QSize(1, 1) * self._look.px(18))
+        self.hide_button.setIcon(icon("sidebar", self._look.theme.muted))
         self.usage_button.setIcon(icon("disk", self._look.theme.muted))

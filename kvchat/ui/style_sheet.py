@@ -5,9 +5,10 @@ from __future__ import annotations
 from kvchat.ui.tokens import Theme
 
 
-def style_sheet(t: Theme, base: float, small: float) -> str:
-    """Qt style sheet for theme `t`; `base` and `small` are font sizes in points."""
-    return "\n".join((_frames(t), _words(t, base, small), _buttons(t, small), _inputs(t), _menus(t), _scroll_bars(t)))
+def style_sheet(t: Theme, base: float, small: float, icon: int) -> str:
+    """Qt style sheet for theme `t`; `base` and `small` are font sizes in points, `icon` is an icon's size in pixels."""
+    parts = _frames(t), _words(t, base, small), _buttons(t, small, icon), _inputs(t), _menus(t), _scroll_bars(t)
+    return "\n".join(parts)
 
 
 def _frames(t: Theme) -> str:
@@ -65,8 +66,9 @@ def _words(t: Theme, base: float, small: float) -> str:
     """
 
 
-def _buttons(t: Theme, small: float) -> str:
+def _buttons(t: Theme, small: float, icon: int) -> str:
     return f"""
+    QPushButton, QToolButton {{ icon-size: {icon}px; }}
     QPushButton {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
                    padding: 6px 14px; }}
     QPushButton:hover {{ background: {t.hover}; }}

@@ -62,6 +62,10 @@ class Look(QObject):
         """What the user chose: system, light or dark."""
         return self._choice
 
+    def px(self, pixels: float) -> int:
+        """So many pixels at a text size of 100 %, in the size that is chosen: icons and widths grow with the text."""
+        return round(pixels * self._zoom / 100)
+
     def follow(self, settings: Settings) -> None:
         """Look as these settings say from now on."""
         wanted = settings.theme, settings.zoom, settings.show_numbers
@@ -85,7 +89,7 @@ class Look(QObject):
             font.setPointSizeF(self.type.base)
             self._app.setFont(font)
             self._app.setPalette(_palette(self.theme))
-            self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small))
+            self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small, self.px(16)))
         self.changed.emit()
 
 

@@ -43,8 +43,8 @@ class Views:
         self.strip.show_context(engine.context_size, engine.context_reason)
 
     def show_model(self, runtime: Runtime, conversation: Conversation | None) -> None:
-        """The model that answers in a conversation, and why the context of the one in use is that large."""
-        self.header.show_model(runtime.model.name_in(conversation), runtime.engine.context_reason)
+        """The model that answers in a conversation."""
+        self.header.show_model(runtime.model.name_in(conversation))
 
     def show_kept(self, conversation_id: str | None, title: str, usage: ConversationUsage | None) -> None:
         """The conversation's title, and what is wished for its save points."""

@@ -45,8 +45,8 @@ def kept(runtime: FakeRuntime) -> Iterator[FakeRuntime]:
 
 
 def choose(window: MainWindow, words: str) -> None:
-    """Click a menu entry behind the three dots."""
-    menus = [window.header.menu, *window.header.menu.findChildren(QMenu)]
+    """Click an entry of the header's menus."""
+    menus = [window.header.chat_menu, window.header.menu, *window.header.menu.findChildren(QMenu)]
     next(action for menu in menus for action in menu.actions() if action.text() == words).trigger()
 
 

@@ -330,10 +330,10 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
 ) -> None:
     await settled(window, furnished)
     furnished.kept["thesis"] = 1000
-    window.header.menu.popup(window.mapToGlobal(window.rect().center()))
+    window.header.chat_menu.popup(window.mapToGlobal(window.rect().center()))
     action = window.header.pin
     qtbot.mouseClick(
-        window.header.menu, Qt.MouseButton.LeftButton, pos=window.header.menu.actionGeometry(action).center()
+        window.header.chat_menu, Qt.MouseButton.LeftButton, pos=window.header.chat_menu.actionGeometry(action).center()
     )
     await until(lambda: ("pin", "thesis", True) in furnished.calls)
     await until(lambda: window.sidebar.model.index(0).data(ROW).pinned)
