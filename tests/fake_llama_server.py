@@ -269,7 +269,7 @@ class Handler(socketserver.StreamRequestHandler):
             self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
         elif self.admitted():
             record({"method": "GET", "path": self.path, "body": {}}, "requests.jsonl")
-            self.answer(200, self.server.props() if self.path == "/props" else [])
+            self.answer(200, {"/props": self.server.props, "/slots": self.server.slots}.get(self.path, list)())
 
     def post(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
@@ -403,6 +403,10 @@ class FakeServer(socketserver.ThreadingTCPServer):
         self.slot = Slot(flags.ctx_size, flags.batch_size, flags.slot_save_path)
         self.flags, self.key, self.loaded = flags, key, False
         super().__init__((flags.host, flags.port), Handler)
+
+    def slots(self) -> list[dict[str, Any]]:
+        tokens, context = len(self.slot.tokens), self.flags.ctx_size
+        return [{"id": 0, "n_ctx": context, "is_processing": self.slot.lock.locked(), "n_prompt_tokens": tokens}]
 
     def props(self) -> dict[str, Any]:
         return {

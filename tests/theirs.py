@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,11 @@ class Theirs:
     def start(self) -> subprocess.Popen[bytes]:
         self.process = subprocess.Popen(self._command, env=self._environment, stderr=subprocess.DEVNULL)
         return self.process
+
+    def listens(self) -> bool:
+        """Whether connections are taken already."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def end(self) -> None:
         self.process.kill()

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from kvchat.chat.documents import read_attachment
 from kvchat.chat.events import (
+    EngineChanged,
     Event,
     Notice,
     QuestionNotStored,
@@ -25,6 +26,7 @@ from kvchat.chat.messages import Message, Receipt
 from kvchat.chat.receipts import receipt_sentence
 from kvchat.cli.options import AskOptions
 from kvchat.cli.session import chosen_settings, run_until_interrupted
+from kvchat.engine.status import EngineFailure, EngineState, EngineStatus
 from kvchat.engine.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.paths import resolve_paths
@@ -67,6 +69,8 @@ class _Printer:
                 _remark(f"not saved: {reason}")
             case Notice(title=title, detail=detail):
                 _remark(f"{title}. {detail}")
+            case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
+                _remark(f"{failure.title}. {failure.detail} Trying again…")
             case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self.error = error
 
@@ -84,6 +88,8 @@ async def _ask(options: AskOptions) -> int:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
         reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options), attachments=attachments)
         await runtime.chat.idle()
+        if (finding := runtime.room.finding) and not finding.strategy.saves:
+            _remark(finding.words)
     finally:
         await runtime.close()
     if printer.error:

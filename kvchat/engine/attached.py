@@ -39,7 +39,8 @@ class ServerAddress:
 class AttachPolicy:
     """How patiently a server is looked for. Times in seconds."""
 
-    unreachable_s: float = 20.0  # so long without an answer, and it is said that there is none
+    unreachable_s: float = 4.0  # so long without an answer at first, and it is said that there is none
+    returns_s: float = 20.0  # as long for one that did answer: it may be started again
     poll_s: float = 1.0
     every_s: float = 10.0  # how often a server that answers is asked again
     answer_s: float = 20.0
@@ -56,6 +57,8 @@ def parse_address(text: str) -> str:
         raise BadAddress("It has to begin with http:// or https:// and name a computer.")
     if url.userinfo:
         raise BadAddress("A password does not belong into the address; the key has a place of its own.")
+    if url.port is not None and not 0 < url.port < 65_536:
+        raise BadAddress(f"A port is a number from 1 to 65535, and {url.port} is none.")
     if url.query or url.fragment:
         raise BadAddress("It has to end before any ? or #.")
     return str(url).rstrip("/")
@@ -105,19 +108,22 @@ class AttachedEngine(EngineBoard):
     async def _find(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
         """Wait until it can be used (None), or until it is clear that it cannot (the reason)."""
         self._publish(EngineStatus(EngineState.STARTING, lost))
-        seen_at = time.monotonic()
+        policy, now = self._policy, time.monotonic
+        until = now() + (policy.returns_s if lost else policy.unreachable_s)
         while True:
             try:
-                if await client.health(self._policy.answer_s) is Health.READY:
+                if await client.health(min(policy.answer_s, max(policy.poll_s, until - now()))) is Health.READY:
                     return await _unfit(client)
                 self._publish(EngineStatus(EngineState.LOADING, lost))
-                seen_at = time.monotonic()
+                until = now() + policy.returns_s
             except NotOurEngine:
                 return _no_llama_server(client.base_url)
             except EngineGone:
-                if time.monotonic() - seen_at > self._policy.unreachable_s:
-                    return _gone(client.base_url)
-            await asyncio.sleep(self._policy.poll_s)
+                gone = _gone(client.base_url)
+                if now() >= until:
+                    return gone
+                self._publish(EngineStatus(EngineState.STARTING, gone))  # at once, while it is tried again
+            await asyncio.sleep(min(policy.poll_s, max(0.0, until - now())))
 
     async def _until_lost(self, client: LlamaServerClient) -> None:
         misses = 0

@@ -19,13 +19,13 @@ def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def chat_body(
-    messages: Sequence[ChatMessage], sampling: Sampling, template: Mapping[str, bool | str]
+    messages: Sequence[ChatMessage], sampling: Sampling, template: Mapping[str, bool | str], slot: int = 0
 ) -> dict[str, Any]:
-    """A streamed chat request, pinned to slot 0: an unpinned one may land in another slot than the one we save."""
+    """A streamed chat request, pinned to a slot: an unpinned one may land in another slot than the one we save."""
     body: dict[str, Any] = {
         "messages": messages_body(messages),
         "stream": True,
-        "id_slot": 0,
+        "id_slot": slot,
         "cache_prompt": True,
         "return_progress": True,
         "timings_per_token": True,
@@ -39,8 +39,8 @@ def template_body(template: Mapping[str, bool | str]) -> dict[str, Any]:
     return {"chat_template_kwargs": dict(template)} if template else {}
 
 
-def prefill_body(prompt: Sequence[int] | dict[str, Any]) -> dict[str, Any]:
-    """A request that reads the prompt into slot 0 and answers without a reply. Streamed, so that a hang shows.
+def prefill_body(prompt: Sequence[int] | dict[str, Any], slot: int = 0) -> dict[str, Any]:
+    """A request that reads the prompt into the slot and answers without a reply. Streamed, so that a hang shows.
 
     It is a list of tokens, or text and files where there are pictures.
     """
@@ -48,7 +48,7 @@ def prefill_body(prompt: Sequence[int] | dict[str, Any]) -> dict[str, Any]:
         "prompt": prompt,
         "n_predict": 0,
         "stream": True,
-        "id_slot": 0,
+        "id_slot": slot,
         "cache_prompt": True,
         "return_progress": True,
     }

@@ -57,6 +57,7 @@ class LlamaServerClient:
         """
         self.base_url = base_url
         self.key = key
+        self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
         self._sight: Sight | None = None
         self._http = Transport(base_url, key, hang_guard_s, on_fault, transport)
@@ -93,6 +94,12 @@ class LlamaServerClient:
             with contextlib.suppress(EngineRefused):
                 return await self.facts()
         raise NotOurEngine("Another program answers on the engine's port", "It does not know this launch's key.")
+
+    def with_slot(self, slot: int) -> LlamaServerClient:
+        """The same connections, whose requests are pinned to another slot."""
+        other = copy.copy(self)
+        other.slot = slot
+        return other
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
         """The same connections, whose requests carry these options of the chat template."""
@@ -135,11 +142,12 @@ class LlamaServerClient:
         return len(await self._tokens({"content": text, "add_special": False, "parse_special": True}))
 
     async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
-        """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
+        """POST /v1/chat/completions, streamed, pinned to the slot, with progress and timings.
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        stream = self._http.stream("/v1/chat/completions", bodies.chat_body(messages, sampling, self._template))
+        body = bodies.chat_body(messages, sampling, self._template, self.slot)
+        stream = self._http.stream("/v1/chat/completions", body)
         async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -151,7 +159,9 @@ class LlamaServerClient:
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_ID
         prompt = await self._eyes().prompt(tokens) if has_pictures else list(tokens)
-        async with contextlib.aclosing(self._http.stream("/completion", bodies.prefill_body(prompt))) as chunks:
+        async with contextlib.aclosing(
+            self._http.stream("/completion", bodies.prefill_body(prompt, self.slot))
+        ) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
                 if chunk.progress:
@@ -159,15 +169,15 @@ class LlamaServerClient:
         return timings
 
     async def save_slot(self, filename: str) -> SlotSave:
-        """POST /slots/0?action=save."""
+        """POST /slots/N?action=save."""
         return wire.parse_save(await self._slot("save", {"filename": filename}))
 
     async def restore_slot(self, filename: str) -> SlotRestore:
-        """POST /slots/0?action=restore."""
+        """POST /slots/N?action=restore."""
         return wire.parse_restore(await self._slot("restore", {"filename": filename}))
 
     async def erase_slot(self) -> None:
-        """POST /slots/0?action=erase."""
+        """POST /slots/N?action=erase."""
         await self._slot("erase", {})
 
     async def look(self, path: str) -> bytes:
@@ -186,4 +196,4 @@ class LlamaServerClient:
         return tokens
 
     async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._http.call("POST", f"/slots/0?action={action}", body, timeout_s=_SLOT_S)
+        return await self._http.call("POST", f"/slots/{self.slot}?action={action}", body, timeout_s=_SLOT_S)

@@ -81,7 +81,7 @@ class Engine(Protocol):
         ...
 
     def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
-        """POST /v1/chat/completions, streamed, pinned to slot 0, with progress and timings.
+        """POST /v1/chat/completions, streamed, pinned to one slot, with progress and timings.
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
@@ -94,13 +94,13 @@ class Engine(Protocol):
         ...
 
     async def save_slot(self, filename: str) -> SlotSave:
-        """POST /slots/0?action=save."""
+        """POST /slots/N?action=save, N being the slot that all requests are pinned to."""
         ...
 
     async def restore_slot(self, filename: str) -> SlotRestore:
-        """POST /slots/0?action=restore."""
+        """POST /slots/N?action=restore."""
         ...
 
     async def erase_slot(self) -> None:
-        """POST /slots/0?action=erase."""
+        """POST /slots/N?action=erase."""
         ...

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import os
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,11 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.interface import EngineError
-
 _VARIABLE_PREFIX = "LLAMA_ARG_"
-_SAVE_S = 20.0  # an idle slot is saved at once; one that answers somebody else is not waited for longer
 
 
 @dataclass(frozen=True)
@@ -59,28 +55,22 @@ def find_server(url: str) -> RunningServer | None:
     return None
 
 
-async def reachable_slot_folder(client: LlamaServerClient, server: RunningServer, name: str) -> Path | None:
-    """Where the server's slot files can be had, proved by a save under `name`; None where they cannot."""
+def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
+    """Where the server's slot files can be had; None where they cannot.
+
+    No slot is touched to find out: another program may be using it. In a container the server's folder may be another
+    than the one of that name here; Linux tells (`proc`).
+    """
     folder = server.slot_folder
-    if folder is None:
-        return None
-    file = folder / name
     try:
-        async with asyncio.timeout(_SAVE_S):
-            written = (await client.save_slot(file.name)).n_written
-        return folder if await asyncio.to_thread(_size, file) == written else None
-    except (EngineError, TimeoutError):
-        return None
-    finally:
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(file.unlink, missing_ok=True)
-
-
-def _size(file: Path) -> int | None:
-    try:
-        return file.stat().st_size
+        if folder is None or not os.access(folder, os.R_OK | os.W_OK | os.X_OK) or not folder.is_dir():
+            return None
+        root = proc / str(server.pid) / "root"
+        if proc.is_dir() and not folder.samefile(root / folder.relative_to(folder.anchor)):
+            return None
     except OSError:
         return None
+    return folder
 
 
 def _is_here(host: str) -> bool:

@@ -54,18 +54,20 @@ async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
     memory, graphics = await asyncio.to_thread(_memory, pid) if pid is not None else (None, None)
     slot, speed = None, Speed(None, None)
     with contextlib.suppress(EngineError):
-        slot = parse_slots(await client.look("/slots"))
+        slot = dict(enumerate(parse_slots(await client.look("/slots")))).get(client.slot)
         speed = parse_metrics((await client.look("/metrics")).decode("utf-8", "replace"))
     return Vitals(pid, memory, graphics, slot, speed)
 
 
-def parse_slots(body: bytes) -> SlotState | None:
-    """The first slot in the answer to GET /slots."""
+def parse_slots(body: bytes) -> tuple[SlotState, ...]:
+    """The slots in the answer to GET /slots, by their number; none where it makes no sense."""
     try:
-        slot = json.loads(body)[0]
-        return SlotState(bool(slot["is_processing"]), int(slot.get("n_prompt_tokens", 0)), int(slot["n_ctx"]))
+        return tuple(
+            SlotState(bool(slot["is_processing"]), int(slot.get("n_prompt_tokens", 0)), int(slot["n_ctx"]))
+            for slot in json.loads(body)
+        )
     except (ValueError, LookupError, TypeError):
-        return None
+        return ()
 
 
 def parse_metrics(text: str) -> Speed:

@@ -109,7 +109,7 @@ class CacheReader:
         data = self._file.take(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]
-        if (words[:, 1] != 1).any() or (words[:, -1] != 0).any():
+        if (words[:, 1] != 1).any() or (words[:, -1] != words[0, -1]).any():  # the slot's number, whichever it was
             raise UnknownLayout("cells of other sequences than the slot's, or with unknown extras")
         total = len(self._tokens)
         first = total - len(positions)

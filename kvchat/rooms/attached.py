@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.attached import AttachedEngine, ServerAddress, parse_address
 from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.interface import Engine, EngineError
+from kvchat.engine.interface import Engine, EngineError, EngineRefused
 from kvchat.engine.running_server import RunningServer, find_server
 from kvchat.engine.status import EngineFailure, EngineState, EngineStatus, FailureKind
-from kvchat.engine.vitals import Vitals, take_vitals
+from kvchat.engine.vitals import SlotState, Vitals, parse_slots, take_vitals
 from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
@@ -28,6 +28,7 @@ from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0
 _OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
+_IN_USE = "it was not tried out beforehand, because another program may be using the server"
 
 
 class AttachedRoom:
@@ -200,7 +201,9 @@ class AttachedRoom:
         self.server = facts = await engine.facts()
         assert isinstance(engine, LlamaServerClient)
         self._process = await asyncio.to_thread(find_server, engine.base_url)
-        states = await states_of(engine, self._process, facts)
+        states = await asyncio.to_thread(states_of, self._process, facts)
+        number, free = slot_for_us(await self._slots(engine))
+        engine = engine.with_slot(number)
         if states is None:
             self._subject = None
             nothing = Fingerprint(facts.model_path, "", "", "", 0, "")
@@ -214,13 +217,19 @@ class AttachedRoom:
                 Finding(Strategy.NONE, proved=True, reason=_OUT_OF_REACH),
             )
         else:
-            self._ready = await self._with_states(engine, generation, facts, states)
+            self._ready = await self._with_states(engine, generation, facts, states, free=free)
         if facts.sees:  # what it was started with is part of the fingerprint, the projector too
             self._ready = replace(self._ready, engine=self._ready.engine.with_sight("", facts.media_marker), sees=True)
         self._told()
 
+    async def _slots(self, engine: LlamaServerClient) -> tuple[SlotState, ...]:
+        try:
+            return parse_slots(await engine.look("/slots"))
+        except EngineRefused:  # it was started with --no-slots
+            return ()
+
     async def _with_states(
-        self, engine: Engine, generation: int, facts: ServerFacts, states: ServerStates
+        self, engine: Engine, generation: int, facts: ServerFacts, states: ServerStates, *, free: bool
     ) -> ReadyEngine:
         met = ReadyEngine(
             engine,
@@ -233,7 +242,9 @@ class AttachedRoom:
         )
         self._subject = Subject(states.fingerprint, facts.build)
         finding = await self._findings.known(self._subject)
-        if finding is None:
+        if finding is None and not free:
+            finding = Finding(states.promised, proved=False, reason=_IN_USE)
+        elif finding is None:
             finding = await self_test(met, states.facts.sliding_window)
             await self._findings.learn(self._subject, finding)
         return replace(met, finding=finding)
@@ -246,6 +257,15 @@ class AttachedRoom:
     def _told(self) -> None:
         self._changed.set()
         self._publish(self.status)
+
+
+def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
+    """The slot to work in, and whether it is free: nothing may be tried out in one that another program uses.
+
+    Others begin with the first, so the last free one is taken; where none is free, the last.
+    """
+    free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
+    return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
 
 def _error(failure: EngineFailure) -> EngineError:

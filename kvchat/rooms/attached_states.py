@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.chat.strategy import Strategy
 from kvchat.engine import extra_arguments
-from kvchat.engine.client import LlamaServerClient
 from kvchat.engine.running_server import RunningServer, reachable_slot_folder
 from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
@@ -31,18 +29,17 @@ class ServerStates:
     promised: Strategy  # how far restoring should go, before it was tried
 
 
-async def states_of(
-    engine: LlamaServerClient, process: RunningServer | None, facts: ServerFacts
-) -> ServerStates | None:
-    """What keeping its states takes, None where it is not to be had: on another computer, or without a folder."""
-    if process is None:
+def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates | None:
+    """What keeping its states takes, None where it is not to be had: on another computer, or without a folder.
+
+    Looks at the disk: call it off the event loop.
+    """
+    folder = reachable_slot_folder(process) if process is not None else None
+    if process is None or folder is None:
         return None
-    folder = await reachable_slot_folder(engine, process, f"{disk.name_for_engine()}.slot")
-    if folder is None:
-        return None
-    await asyncio.to_thread(disk.remove_stale_for_engine, folder)  # of a kvchat that was killed
+    disk.remove_stale_for_engine(folder)  # of a kvchat that was killed
     try:
-        return await asyncio.to_thread(_read_states, process, folder, facts)
+        return _read_states(process, folder, facts)
     except KvchatError:  # a model kvchat cannot read is no reason not to chat with it
         return None
 

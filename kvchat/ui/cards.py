@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from kvchat.engine.status import EngineState, EngineStatus
+from kvchat.engine.status import EngineState, EngineStatus, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.rooms.choice import ModelMissing
 
@@ -163,7 +163,10 @@ class EngineCard(Card):
             self.say(failure.title, failure.detail, failure.advice)
         elif failure is not None:
             attempt = f" (attempt {status.restart_attempt})" if status.restart_attempt else ""
-            self.say(failure.title, f"Starting the engine again{attempt}.", failure.advice)
+            again = f"Starting the engine again{attempt}."
+            if failure.kind is FailureKind.NOT_FOUND:  # a server of the user's: only looked for
+                again = f"{failure.detail} Trying again…"
+            self.say(failure.title, again, failure.advice)
         else:
             self.say(*_calm_words(status, model))
         self._show_buttons(state, missing=missing, fetchable=fetchable)

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.invocation import free_port
+from kvchat.paths import resolve_paths
+from kvchat.rooms.desk import server_key
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
+from tests.theirs import KEY, Theirs
 
 LONG_REPLY = "word " * 400
 
@@ -54,6 +58,32 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
     assert "BrokenPipe" not in said
     assert [reply["content"].strip() for reply in home.replies()] == [LONG_REPLY.strip()]
     assert home.kept.absorbed() == 1
+
+
+@pytest.mark.fake
+def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    home = Home(tmp_path / "home")
+    theirs = Theirs(fake_engine.path, fake_engine.plan, saves=False)
+    try:
+        home.write_settings(engine_url=theirs.address.url)
+        server_key(resolve_paths({"KVCHAT_HOME": str(home.folder)})).save(KEY)
+        done = home.run("ask", "--new", "Hello")
+        assert done.returncode == 0, done.stderr
+        assert "nothing is saved" in done.stderr
+    finally:
+        theirs.end()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_is_said_at_once_and_soon_given_up(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.write_settings(engine_url=f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    done = home.run("ask", "--new", "Hello")
+    assert done.returncode == 1
+    assert "Trying again" in done.stderr
+    home.write_settings(engine_url="http://127.0.0.1:80808")
+    done = home.run("ask", "--new", "Hello")
+    assert "65535" in done.stderr
 
 
 def test_an_option_overrides_its_setting_and_no_other(

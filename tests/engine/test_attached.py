@@ -15,7 +15,6 @@ import pytest
 
 from kvchat.engine.attached import AttachedEngine, AttachPolicy, BadAddress, ServerAddress, parse_address
 from kvchat.engine.board import EngineFailed
-from kvchat.engine.client import LlamaServerClient
 from kvchat.engine.interface import EngineError
 from kvchat.engine.invocation import free_port
 from kvchat.engine.running_server import RunningServer, find_server, reachable_slot_folder
@@ -66,8 +65,19 @@ async def test_one_that_goes_and_comes_back_is_another_generation(theirs: Theirs
 
 async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
     async with attached(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
+        await until(lambda: engine.status.failure is not None)
+        assert engine.status.state is EngineState.STARTING, "it is said at once, while it is tried again"
         with pytest.raises(EngineFailed, match="does not answer"):
             await engine.ready()
+
+
+@pytest.mark.slow
+async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
+        address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with attached(address, AttachPolicy()) as engine:
+            with pytest.raises(EngineFailed, match="does not answer"):
+                await asyncio.wait_for(engine.ready(), 15)
 
 
 async def test_a_wrong_key_is_said(theirs: Theirs) -> None:
@@ -133,7 +143,17 @@ def test_addresses(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "den:8080", "ftp://den", "http://", "http://me:pw@den:80", "http://den/?a=b", "http://den:port"]
+    "text",
+    [
+        "",
+        "den:8080",
+        "ftp://den",
+        "http://",
+        "http://me:pw@den:80",
+        "http://den/?a=b",
+        "http://den:port",
+        "http://den:70000",
+    ],
 )
 def test_what_is_no_address_is_refused_in_words(text: str) -> None:
     with pytest.raises(BadAddress) as refused:
@@ -149,17 +169,17 @@ async def test_saving_is_used_only_where_the_file_can_be_had(
     theirs = Theirs(fake_engine.path, fake_engine.plan, saves=saves)
     try:
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
-            client = await engine.ready()
-            assert isinstance(client, LlamaServerClient)
+            await engine.ready()
             server = await asyncio.to_thread(find_server, theirs.address.url)
             assert server is not None
             assert ("LLAMA_ARG_MLOCK", "1") in server.variables
             assert server.value_of("-ctk", "--cache-type-k") == "f16"
-            folder = await reachable_slot_folder(client, server, "probe.slot")
+            folder = reachable_slot_folder(server)
             assert folder == (fake_engine.plan.slot_path if saves else None)
-            assert not list(fake_engine.plan.slot_path.iterdir())
-            elsewhere = replace(server, arguments=("--slot-save-path", str(tmp_path)))
-            assert await reachable_slot_folder(client, elsewhere, "probe.slot") is None
+            assert not [r for r in fake_engine.requests() if r["path"].startswith("/slots")], "others may be using them"
+            in_a_container = tmp_path / "proc" / str(server.pid) / "root"
+            (in_a_container / str(fake_engine.plan.slot_path).lstrip("/")).mkdir(parents=True)
+            assert reachable_slot_folder(server, tmp_path / "proc") is None
     finally:
         theirs.end()
 

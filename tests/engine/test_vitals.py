@@ -24,12 +24,12 @@ llamacpp:tokens_predicted_seconds_total 1e+1
 
 
 def test_the_slot() -> None:
-    assert parse_slots(SLOTS) == SlotState(busy=True, tokens=90, context_size=1024)
+    assert parse_slots(SLOTS) == (SlotState(busy=True, tokens=90, context_size=1024),)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"error": {}}', b"[1]", b'[{"n_ctx": "x"}]'])
 def test_a_slot_that_makes_no_sense(body: bytes) -> None:
-    assert parse_slots(body) is None
+    assert parse_slots(body) == ()
 
 
 def test_the_speed() -> None:

@@ -15,11 +15,14 @@ import pytest
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.messages import Source
 from kvchat.chat.strategy import Strategy
+from kvchat.engine.client import Health, LlamaServerClient
 from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.plan import LaunchPlan
 from kvchat.engine.status import EngineState
+from kvchat.engine.vitals import SlotState
 from kvchat.library.model_files import display_name
 from kvchat.paths import resolve_paths
+from kvchat.rooms.attached import slot_for_us
 from kvchat.rooms.desk import server_key
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
@@ -94,6 +97,41 @@ def gone() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     return process.pid
+
+
+@sees_processes
+async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_is_met(
+    tmp_path: Path, fake: FakeEngine
+) -> None:
+    with serving(fake) as theirs:
+        async with LlamaServerClient(theirs.address.url, KEY) as somebody_else:
+            await until(theirs.listens)
+            while await somebody_else.health() is not Health.READY:
+                pass
+            await somebody_else.prefill([7] * 100)
+            before = len(fake.requests())
+            async with attached(tmp_path, theirs.address.url) as runtime:
+                await runtime.room.ready()
+                asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
+                assert not asked
+                assert runtime.room.finding is not None
+                assert runtime.room.finding.strategy.saves
+                assert "another program" in runtime.room.finding.reason
+            assert (await somebody_else.prefill([7] * 100)).cache_n == 99
+
+
+@pytest.mark.parametrize(
+    ("slots", "chosen"),
+    [
+        ([(False, 0), (False, 0)], (1, True)),
+        ([(False, 0), (False, 9)], (0, True)),
+        ([(True, 9), (False, 9)], (1, False)),
+        ([(False, 0), (True, 0)], (0, True)),
+        ([], (0, False)),
+    ],
+)
+def test_the_last_free_slot_is_ours(slots: list[tuple[bool, int]], chosen: tuple[int, bool]) -> None:
+    assert slot_for_us([SlotState(busy, tokens, 4096) for busy, tokens in slots]) == chosen
 
 
 @sees_processes
