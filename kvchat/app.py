@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
-from kvchat.keeping.backup import finish_restore
+from kvchat.keeping.restore import finish_restore
 from kvchat.library.starter import StarterProgress, fetch_starter
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime, open_runtime

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from kvchat.whole_file import whole_file
+from kvchat.whole_file import NotAFile, whole_file
 
 
 def test_what_was_written_takes_the_old_ones_place(tmp_path: Path) -> None:
@@ -40,3 +42,53 @@ def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
 def cut_off(new: Path, fault: type[BaseException]) -> None:
     new.write_text("ne", "utf-8")
     raise fault
+
+
+def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    behind, link = tmp_path / "there" / "a.json", tmp_path / "link.json"
+    behind.parent.mkdir()
+    behind.write_text("old", "utf-8")
+    behind.chmod(0o640)
+    link.symlink_to("there/a.json")
+    with whole_file(link) as new:
+        new.write_text("new", "utf-8")
+    assert link.is_symlink()
+    assert behind.read_text("utf-8") == "new"
+    assert behind.stat().st_mode & 0o777 == 0o640
+    assert list(behind.parent.iterdir()) == [behind]
+
+
+def test_a_link_to_nothing_yet_makes_what_it_leads_to(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("new.json")
+    with whole_file(link) as new:
+        new.write_text("x", "utf-8")
+    assert link.is_symlink()
+    assert (tmp_path / "new.json").read_text("utf-8") == "x"
+
+
+def test_a_new_file_is_its_owners_alone_and_a_private_one_whatever_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    for private in (False, True):
+        with whole_file(target, private=private) as new:
+            new.write_text("x", "utf-8")
+        assert target.stat().st_mode & 0o777 == 0o600
+        target.chmod(0o644)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("pipe", "a pipe"), ("socket", "a socket"), ("device", "a device")])
+def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str, words: str) -> None:
+    place = tmp_path / "x"
+    with socket.socket(socket.AF_UNIX) as listening:
+        match kind:
+            case "pipe":
+                os.mkfifo(place)
+            case "socket":
+                listening.bind(str(place))
+            case "device":
+                place.symlink_to("/dev/full")
+        before = place.stat().st_mode
+        with pytest.raises(NotAFile, match=words), whole_file(place) as new:
+            new.write_text("x", "utf-8")
+    assert place.stat().st_mode == before
+    assert list(tmp_path.iterdir()) == [place]

@@ -252,7 +252,9 @@ def _byte_count(text: str) -> int:
 
 def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     export = commands.add_parser("export", help="write chats to a file")
-    export.add_argument("target", type=Path, metavar="FILE", help="where to; its ending says in which form")
+    export.add_argument(
+        "target", type=Path, metavar="FILE", help="where to; its ending says in which form; - is standard output"
+    )
     export.add_argument("--chat", metavar="ID", help="only this chat")
     export.add_argument(
         "--form",
@@ -262,6 +264,6 @@ def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     take = commands.add_parser("import", help="take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
     take.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON files, zips or folders")
     backup = commands.add_parser("backup", help="write chats and settings into one zip")
-    backup.add_argument("target", type=Path, metavar="FILE")
+    backup.add_argument("target", type=Path, metavar="FILE", help="- is standard output")
     restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")
     restore.add_argument("source", type=Path, metavar="FILE")

@@ -10,15 +10,27 @@ from pathlib import Path
 from kvchat.chat.database import Database
 from kvchat.cli.options import ExportOptions
 from kvchat.errors import KvchatError
-from kvchat.keeping.backup import finish_restore, lay_ready, make_backup
-from kvchat.keeping.exporting import ExportForm, export_file
+from kvchat.keeping.backup import make_backup, write_backup
+from kvchat.keeping.exporting import ExportForm, export_file, write_export
 from kvchat.keeping.importing import import_paths
+from kvchat.keeping.restore import finish_restore, forget_waiting, in_use, lay_ready
 from kvchat.paths import resolve_paths
 from kvchat.wording import several, size
+
+STANDARD_OUTPUT = Path("-")
 
 
 class NoSuchConversation(KvchatError):
     """There is no conversation of that id."""
+
+
+class StillRunning(KvchatError):
+    """The data cannot be replaced while a kvchat uses it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "kvchat is running on these chats", "Nothing has been changed.", "Quit it, then restore the backup."
+        )
 
 
 def run_export(options: ExportOptions) -> int:
@@ -31,6 +43,9 @@ def run_export(options: ExportOptions) -> int:
         chosen = [options.chat_id] if options.chat_id else known
         if options.chat_id and options.chat_id not in known:
             raise NoSuchConversation("There is no such chat", options.chat_id, "Look for its id in an export of all.")
+        if options.target == STANDARD_OUTPUT:
+            write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
+            return 0
         count = export_file(database, chosen, form, options.target)
     print(f"exported {several(count, 'chat')} to {options.target}")
     return 0
@@ -53,6 +68,9 @@ def run_backup(target: Path) -> int:
     paths = resolve_paths()
     paths.ensure()
     with closing(Database(paths.database)):  # made, or brought to the newest format
+        if target == STANDARD_OUTPUT:
+            write_backup(paths, sys.stdout.buffer)
+            return 0
         facts = make_backup(paths, target)
     print(f"backed up {several(facts.conversations, 'chat')}, {size(facts.size)}, to {target}")
     return 0
@@ -62,10 +80,12 @@ def run_restore(source: Path) -> int:
     """Put a backup back. Returns the exit code. Raises KvchatError."""
     paths = resolve_paths()
     paths.ensure()
+    if in_use(paths):
+        raise StillRunning
     facts = lay_ready(paths, source)
     replaced = finish_restore(paths)
-    if replaced is None:
-        print("kvchat is running: the backup takes its place when kvchat starts next")
-        return 0
+    if replaced is None:  # it was started meanwhile
+        forget_waiting(paths)
+        raise StillRunning
     print(f"restored {several(facts.conversations, 'chat')}; what was here is in {replaced}")
     return 0

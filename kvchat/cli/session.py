@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.keeping.backup import finish_restore
+from kvchat.keeping.restore import finish_restore
 from kvchat.library.starter import StarterProgress, StarterStage, fetch_starter
 from kvchat.paths import Paths
 from kvchat.settings import Settings, load_settings, save_settings

@@ -10,9 +10,10 @@ from pathlib import Path
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.worker import Worker
-from kvchat.keeping.backup import BackupFacts, check_backup, lay_ready, make_backup
+from kvchat.keeping.backup import BackupFacts, make_backup
 from kvchat.keeping.exporting import ExportForm, export_file
 from kvchat.keeping.importing import ImportReport, import_paths
+from kvchat.keeping.restore import check_backup, lay_ready
 from kvchat.paths import Paths
 from kvchat.stoppable import Progress, in_thread_with_progress
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from kvchat.chat.database import Database
 from kvchat.chat.messages import Conversation, Message
@@ -52,8 +53,9 @@ def export_file(
     An old file stays until all is written. Raises ExportFailed, StorageFailed and what `progress` raises.
     """
     try:
-        with whole_file(target) as new:
-            return _write(database, conversation_ids, form, target, new, progress)
+        with whole_file(target) as new, new.open("wb") as out:
+            zipped = len(conversation_ids) != 1 or target.suffix.lower() == ".zip"
+            return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
     except OSError as error:
         raise ExportFailed(
             "The export could not be written",
@@ -62,30 +64,34 @@ def export_file(
         ) from error
 
 
-def _write(
+def write_export(
     database: Database,
     conversation_ids: Sequence[str],
     form: ExportForm,
-    target: Path,
-    new: Path,
-    progress: Progress,
+    out: IO[bytes],
+    progress: Progress = lambda done, total: None,
+    *,
+    zipped: bool = False,
 ) -> int:
-    if form is ExportForm.JSON:
-        rows = _counted(conversation_rows(database, conversation_ids), len(conversation_ids), progress)
-        with new.open("w", encoding="utf-8") as file:
-            return write_json(rows, file)
-    talks = _counted(_branches(database, conversation_ids), len(conversation_ids), progress)
-    if form is ExportForm.HTML:
-        with new.open("w", encoding="utf-8") as file:
-            file.writelines(as_html(talks))
-        return len(conversation_ids)
-    if target.suffix.lower() != ".zip" and len(conversation_ids) == 1:
-        new.write_text("".join(as_markdown(*talk) for talk in talks), "utf-8")
-        return 1
-    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
-        for conversation, branch in talks:
-            archive.writestr(file_name(conversation, ".md"), as_markdown(conversation, branch))
-    return len(conversation_ids)
+    """The same into a file that is open; Markdown as a zip with a file for each where it is to be `zipped`.
+
+    Raises OSError, StorageFailed and what `progress` raises.
+    """
+    total = len(conversation_ids)
+    if form is ExportForm.MARKDOWN and zipped:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for conversation, branch in _counted(_branches(database, conversation_ids), total, progress):
+                archive.writestr(file_name(conversation, ".md"), as_markdown(conversation, branch))
+        return total
+    text = io.TextIOWrapper(out, "utf-8", newline="\n")
+    try:
+        if form is ExportForm.JSON:
+            return write_json(_counted(conversation_rows(database, conversation_ids), total, progress), text)
+        talks = _counted(_branches(database, conversation_ids), total, progress)
+        text.writelines(as_html(talks) if form is ExportForm.HTML else (as_markdown(*talk) for talk in talks))
+        return total
+    finally:
+        text.detach()  # whoever opened the file closes it
 
 
 def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[tuple[Conversation, Sequence[Message]]]:

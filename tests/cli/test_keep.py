@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from kvchat.__main__ import main
@@ -53,3 +58,61 @@ def test_a_backup_comes_back(home, tmp_path, capsys):
     assert main(["restore", str(tmp_path / "b.zip")]) == 0
     assert "restored 1 chat; what was here is in" in capsys.readouterr().out
     assert everything(open_library(home.data)) == before
+
+
+@pytest.mark.parametrize("command", ["export", "backup"])
+def test_what_is_pointed_at_is_never_replaced_by_something_else(home, tmp_path, capsys, command):
+    talk(open_library(home.data))
+    behind, link, pipe = tmp_path / "behind", tmp_path / "link", tmp_path / "pipe"
+    behind.write_text("old", "utf-8")
+    link.symlink_to(behind)
+    assert main([command, str(link)]) == 0
+    assert link.is_symlink()
+    assert behind.read_bytes()[:2] in (b"PK", b'{"')
+    os.mkfifo(pipe)
+    for target, words in ((Path("/dev/full"), "a device"), (pipe, "a pipe"), (tmp_path, "a folder")):
+        before = target.stat().st_mode
+        assert main([command, str(target)]) == 1
+        assert f"{target}: It is {words}, not a file." in capsys.readouterr().err
+        assert target.stat().st_mode == before
+
+
+@pytest.mark.parametrize(
+    "command", [("export",), ("export", "--form", "html"), ("export", "--form", "md"), ("backup",)]
+)
+def test_a_dash_is_standard_output(home, tmp_path, capfdbinary, command):
+    with closing(open_library(home.data)) as database:
+        talk(database)
+    assert main([*command, str(tmp_path / "x")]) == 0
+    capfdbinary.readouterr()
+    assert main([*command, "-"]) == 0
+    written = capfdbinary.readouterr()
+    if command == ("backup",):
+        (tmp_path / "x").write_bytes(written.out)
+        assert main(["restore", str(tmp_path / "x")]) == 0
+    else:
+        assert written.out == (tmp_path / "x").read_bytes()
+    assert not Path("-").exists()
+    assert written.err == b""
+
+
+def test_a_backup_is_for_its_owners_eyes_and_holds_no_locks(home, tmp_path):
+    talk(open_library(home.data))
+    target = tmp_path / "b.zip"
+    target.touch(0o644)
+    (home.data / "app.lock").write_text(str(os.getpid()), "utf-8")
+    assert main(["backup", str(target)]) == 0
+    assert target.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(target) as archive:
+        assert sorted(archive.namelist()) == ["data/conversations.db", "manifest.json"]
+
+
+def test_nothing_is_restored_under_a_running_kvchat(home, tmp_path, capsys):
+    database = open_library(home.data)
+    talk(database)
+    assert main(["backup", str(tmp_path / "b.zip")]) == 0
+    assert main(["restore", str(tmp_path / "b.zip")]) == 1
+    assert "kvchat is running on these chats" in capsys.readouterr().err
+    database.close()
+    assert sorted(file.name for file in home.data.iterdir()) == ["conversations.db"]
+    assert main(["restore", str(tmp_path / "b.zip")]) == 0

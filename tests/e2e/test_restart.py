@@ -20,7 +20,7 @@ _TWICE = """
 import os, sys
 from pathlib import Path
 from kvchat import app
-from kvchat.keeping.backup import lay_ready
+from kvchat.keeping.restore import lay_ready
 from kvchat.ui.main_window import MainWindow
 
 async def start(self, begin=MainWindow.start):

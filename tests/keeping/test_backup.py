@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import zipfile
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from kvchat import migrations
-from kvchat.keeping import backup
-from kvchat.keeping.backup import BackupFailed, BadBackup, check_backup, finish_restore, lay_ready, make_backup
+from kvchat.keeping import restore
+from kvchat.keeping.backup import BackupFailed, make_backup
+from kvchat.keeping.restore import BadBackup, check_backup, finish_restore, lay_ready
 from kvchat.paths import Paths, resolve_paths
 from tests.keeping.library import everything, open_library, talk
 
@@ -123,7 +126,7 @@ def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swap
     source, before = kept
     later = contents(paths)
     lay_ready(paths, source)
-    swap, done = backup._swap, []
+    swap, done = restore._swap, []
 
     def until_killed(*places: Path) -> None:
         if len(done) == swaps:
@@ -131,11 +134,11 @@ def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swap
         swap(*places)
         done.append(places)
 
-    monkeypatch.setattr(backup, "_swap", until_killed)
+    monkeypatch.setattr(restore, "_swap", until_killed)
     if swaps < 3:
         with pytest.raises(KeyboardInterrupt):
             finish_restore(paths)
-        monkeypatch.setattr(backup, "_swap", swap)
+        monkeypatch.setattr(restore, "_swap", swap)
     replaced = finish_restore(paths)
     assert replaced is not None
     assert contents(paths) == before
@@ -172,6 +175,50 @@ def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
     assert finish_restore(paths) is None
     assert contents(paths) == later
     assert not (tmp_path / "x.txt").exists()
+
+
+def with_files(source: Path, target: Path, extra: dict[str, bytes]) -> None:
+    """The backup with more in it, as an earlier kvchat or somebody else may have made it."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        manifest = json.loads(old.read("manifest.json"))
+        for name in manifest["files"]:
+            new.writestr(name, old.read(name))
+        for name, content in extra.items():
+            new.writestr(name, content)
+            manifest["files"][name] = {"size": len(content), "blake3": blake3(content).hexdigest()}
+        new.writestr("manifest.json", json.dumps(manifest))
+
+
+def test_what_an_older_backup_has_of_a_process_is_left_out(kept, paths, tmp_path):
+    old = tmp_path / "old.zip"
+    extra = ("data/app.lock", "data/conversations.db-wal", "data/restore/ready", "config/huggingface-token")
+    with_files(kept[0], old, dict.fromkeys(extra, b"theirs"))
+    (paths.data / "app.lock").write_text("ours", "utf-8")
+    lay_ready(paths, old)
+    assert finish_restore(paths) is not None
+    assert (paths.data / "app.lock").read_text("utf-8") == "ours"
+    assert (paths.config / "huggingface-token").read_text("utf-8") == "hf_secret"
+    assert contents(paths) == kept[1]
+
+
+def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp_path):
+    hostile = tmp_path / "hostile.zip"
+    with zipfile.ZipFile(kept[0]) as old, zipfile.ZipFile(hostile, "w") as new:
+        manifest = json.loads(old.read("manifest.json"))
+        manifest["files"]["data/notes/x.txt"]["size"] = 10**15
+        new.writestr("manifest.json", json.dumps(manifest))
+    with pytest.raises(BadBackup) as told:
+        lay_ready(paths, hostile)
+    assert "it needs 1000000 GB of room" in told.value.detail
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b" " * 20_000_000, b'{"format": "kvchat-backup"}', b"\xff"])
+def test_a_list_that_is_none_is_refused_in_words(paths, tmp_path, content):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.json", content)
+    with pytest.raises(BadBackup) as told:
+        check_backup(tmp_path / "x.zip")
+    assert "it is not a backup of kvchat's" in told.value.detail
 
 
 def test_a_file_that_is_no_zip(paths, tmp_path):

@@ -18,8 +18,9 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.database import Database
 from kvchat.chat.worker import Worker
-from kvchat.keeping.backup import BackupFacts, finish_restore
+from kvchat.keeping.backup import BackupFacts
 from kvchat.keeping.desk import KeepingDesk
+from kvchat.keeping.restore import finish_restore
 from kvchat.stoppable import Progress
 from kvchat.ui import keep_bridge
 from kvchat.ui.confirm import ConfirmDialog

@@ -10,6 +10,7 @@ from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, bench_
 from kvchat.cli.bench.plot import Line, Panel, draw
 from kvchat.cli.options import BenchOptions
 from kvchat.engine.wire import Sampling
+from kvchat.whole_file import whole_file
 from kvchat.wording import size
 
 DEFAULT_TURNS = 40
@@ -85,6 +86,7 @@ def plot(growth: Growth) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, "utf-8")
+        with whole_file(path) as new:
+            new.write_text(text, "utf-8")
     except OSError as error:
         raise BenchFailed("The plot could not be written", f"{path}: {error.strerror}.") from error
