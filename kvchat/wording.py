@@ -9,7 +9,7 @@ from datetime import datetime
 
 # Where what a reply went on from came from, the best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = "still loaded", "remembered", "read again"
-FIRST_REPLY = "first reply"  # read, and not again: there was nothing to remember
+FIRST_REPLY = "first reply"  # what was read for it was not read again: there was nothing to remember
 
 
 def size(count: float) -> str:

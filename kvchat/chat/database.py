@@ -185,6 +185,15 @@ class Database(DatabaseFile):
         with self.reading() as db:
             return bool(db.execute(query, (text, reply_id)).fetchone()[0])
 
+    def seconds_saved(self) -> dict[str, float]:
+        """The time spared by what was remembered, by conversation: the sum of what its replies' receipts say."""
+        query = """
+            SELECT conversation_id, sum(CASE WHEN json_valid(receipt) THEN receipt ->> '$.saved_ms' END) / 1000
+            FROM messages WHERE receipt IS NOT NULL GROUP BY conversation_id
+        """
+        with self.reading() as db:
+            return {row[0]: float(row[1]) for row in db.execute(query) if row[1]}
+
     def prefill_ms_per_token(self, model: str) -> float | None:
         """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
         query = """

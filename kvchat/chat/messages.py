@@ -42,9 +42,8 @@ class Receipt:
     """What one reply cost, where its prefix came from and, if it missed, why. Times in milliseconds.
 
     `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `restored_ahead`: then the
-    restore was over before Send, while the user looked at the conversation. `queue_wait_ms` of it went by while another
-    conversation had the slot. Waiting for an engine that had to be started first is no part of it: that is
-    `engine_wait_ms`.
+    restore was over before Send, while the user looked at the conversation. Two waits are no part of it: for another
+    conversation's reply (`queue_wait_ms`), and for an engine that had to be started first (`engine_wait_ms`).
     """
 
     ttft_ms: float

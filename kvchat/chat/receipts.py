@@ -8,6 +8,7 @@ from kvchat.chat.messages import Receipt, Source
 from kvchat.wording import FIRST_REPLY, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
 
 WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
+NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
 UNUSED = "what was loaded was not used"
 _IN_FULL = {  # what the field calls it
     Source.HOT: "hot: it was in the engine’s slot",
@@ -15,6 +16,8 @@ _IN_FULL = {  # what the field calls it
     Source.DISK: "restored from disk, proved by the engine’s own count",
     Source.COLD: "cold: read from the beginning",
 }
+QUEUED, STARTED = "for another chat", "for the engine to start"
+_LEAST_WAIT_MS = 500.0  # nor is a shorter wait
 _LEAST_SAVING_MS = 100.0  # less than that is not worth a word
 
 
@@ -29,7 +32,7 @@ class ReceiptLine:
 def where_from(source: Source, cached: int, prompt: int, reason: str | None = None) -> str:
     """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read."""
     if source is Source.COLD:
-        return FIRST_REPLY if reason == FIRST_REPLY else READ_AGAIN
+        return FIRST_REPLY if reason == NOTHING_TO_MISS else READ_AGAIN
     return WHERE[source] if 2 * cached >= prompt else f"{WHERE[source]} in part"
 
 
@@ -37,7 +40,9 @@ def receipt_line(receipt: Receipt) -> ReceiptLine:
     """The receipt as it stands under a reply."""
     where = where_from(receipt.source, receipt.cached_tokens, receipt.prompt_tokens, receipt.miss_reason)
     words = f"{brief(receipt.ttft_ms)} · {where}"
-    return ReceiptLine(f"{words}: {UNUSED}" if receipt.hollow else words, fault=receipt.hollow)
+    if receipt.hollow:
+        words = f"{words}: {UNUSED}"
+    return ReceiptLine(" · ".join([words, *_waits(receipt)]), fault=receipt.hollow)
 
 
 def receipt_sentence(receipt: Receipt) -> str:
@@ -56,7 +61,7 @@ def receipt_sentence(receipt: Receipt) -> str:
         parts.append(f"read {several(read, 'new token')}, {had}")
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             parts.append(f"saved about {_rounded(receipt.saved_ms)}")
-    return " · ".join(parts)
+    return " · ".join([*parts, *_waits(receipt)])
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
@@ -72,11 +77,20 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         ("Reply", f"{several(receipt.predicted_tokens, 'token')} at {receipt.tokens_per_second:.1f} tokens/s"),
         ("Source", source),
     ]
+    for words, waited in ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms)):
+        if waited >= _LEAST_WAIT_MS:
+            lines.append((f"Waited {words} (not counted)", duration(waited)))
     if receipt.saved_ms is not None:
         lines.append(("Time saved (estimate)", duration(receipt.saved_ms)))
     if receipt.miss_reason:
         lines.append(("Why it was read", receipt.miss_reason))
     return tuple(lines)
+
+
+def _waits(receipt: Receipt) -> list[str]:
+    """What is no part of the time to the first token, and was waited for all the same."""
+    waits = ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms))
+    return [f"waited {brief(waited)} {words}" for words, waited in waits if waited >= _LEAST_WAIT_MS]
 
 
 def _restore(receipt: Receipt) -> str:

@@ -72,7 +72,7 @@ class ReplyWriter:
         self.message = self.before = message
         self.draft = Draft()
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
-        self.locked_at = sent_at  # time.perf_counter() when the slot was ours
+        self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
         self.read_ahead: Timings | None = None  # of what this turn read before the request itself
         self._sent_at = sent_at  # time.perf_counter() at Send
         self._database = database
@@ -86,6 +86,12 @@ class ReplyWriter:
         """How much of the prompt the engine had before this turn. What the turn itself read ahead is not among it."""
         timings = self.draft.timings
         return self._had_before(timings.cache_n) if timings else 0
+
+    def note_load(self, loaded: Loaded) -> None:
+        """What of the wait went by with this conversation's own restore was no waiting for another."""
+        restore = loaded.restore
+        if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
+            self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
 
     def tell_progress(self, progress: PromptProgress, total: int) -> None:
         """The engine has come so far in a prompt of `total` tokens."""
@@ -117,14 +123,12 @@ class ReplyWriter:
         restore = loaded.restore
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
-        while_queued = in_ttft if restore and restore.finished_at <= self.locked_at else 0.0
-        queued = max(0.0, 1000 * (self.locked_at - self._sent_at) - while_queued)
         cached = self.cached_tokens
         return Receipt(
             ttft_ms=draft.ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
             prefill_ms=draft.prefill_ms,
-            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms - queued),
+            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms),
             prompt_tokens=draft.timings.prompt_tokens,
             cached_tokens=cached,
             predicted_tokens=draft.timings.predicted_n,
@@ -137,7 +141,7 @@ class ReplyWriter:
             restored_bytes=restore.bytes if restore else 0,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
             engine_wait_ms=1000 * self.engine_wait_s,
-            queue_wait_ms=queued,
+            queue_wait_ms=1000 * self.queue_wait_s,
             model=model,
         )
 
@@ -161,7 +165,7 @@ class ReplyWriter:
         draft.take(chunk, now)
         self._unwritten = True
         if first:
-            draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s)
+            draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s - self.queue_wait_s)
             read = [timings for timings in (self.read_ahead, draft.timings) if timings]
             draft.prefill_ms = sum(timings.prompt_ms for timings in read)
             prompt = draft.timings.prompt_tokens if draft.timings else 0

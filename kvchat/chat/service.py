@@ -106,6 +106,10 @@ class ChatService:
         """One conversation, or None if there is none of that id."""
         return await self._worker.run(self._database.conversation, conversation_id)
 
+    async def seconds_saved(self) -> dict[str, float]:
+        """The time spared by what was remembered, by conversation, as its replies' receipts say it."""
+        return await self._worker.run(self._database.seconds_saved)
+
     async def messages(self, conversation_id: str) -> list[Message]:
         """The messages on the conversation's current branch, oldest first, each with its siblings."""
         return await self._worker.run(tree.current_branch, self._database, conversation_id)

@@ -24,6 +24,7 @@ from kvchat.chat.opening import Beginning
 from kvchat.chat.options import FormatRefused
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import ConversationTooLong, needs_sight, prompt_messages
+from kvchat.chat.receipts import NOTHING_TO_MISS
 from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.restorer import DIED_OVER_RESTORE
 from kvchat.chat.room import ReadyEngine
@@ -35,7 +36,6 @@ from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
 from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.wording import FIRST_REPLY
 
 DIED_OVER_SAVE = "the engine died while it saved the system prompt"
 
@@ -54,7 +54,9 @@ class Turn:
         self._answering = Interruption()
         self._settling = Settling(parts, conversation_id)
         self._stopped = False
-        self._sent_at = self._locked_at = time.perf_counter()
+        self.behind_another = False  # at Send, another conversation had the slot or was to have it first
+        self._sent_at = time.perf_counter()
+        self._queued_s = 0.0
         self._sampling = sampling  # wishes for this reply alone
         self._drawn = ENGINE_DEFAULTS
         self._keeps = keep
@@ -85,7 +87,7 @@ class Turn:
         Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
         """
         async with self._parts.slot.lock:
-            self._locked_at = time.perf_counter()
+            self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
             reply: Message | None = None
             try:
                 reply = await self._answer()
@@ -152,7 +154,7 @@ class Turn:
             where = self.conversation_id, beginning.question_id
             message = await parts.worker.run(parts.database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
         self._reply = ReplyWriter(message, self._sent_at, parts.database, parts.worker, parts.events)
-        self._reply.locked_at = self._locked_at
+        self._reply.queue_wait_s = self._queued_s
         parts.events.publish(MessagesChanged(self.conversation_id))
         return self._reply
 
@@ -164,8 +166,9 @@ class Turn:
             raise ConversationTooLong(len(self._prompt), engine.context_size)
         try:
             self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
+            reply.note_load(self._loaded)
             if self._loaded.miss_reason and not any(message.role == Role.ASSISTANT.value for message in messages):
-                self._loaded = replace(self._loaded, miss_reason=FIRST_REPLY)  # there was nothing to miss
+                self._loaded = replace(self._loaded, miss_reason=NOTHING_TO_MISS)  # there was nothing to miss
         except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
             engine = await self._next_engine(loss)
             self._parts.events.publish(RestoreFailed(self.conversation_id, DIED_OVER_RESTORE))

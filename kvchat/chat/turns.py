@@ -82,6 +82,7 @@ class Turns:
 
         The future ends with the reply, or None if there is none.
         """
+        turn.behind_another = any(other.conversation_id != turn.conversation_id for other in self._turns)
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._background.begin(self._run(turn, self._stored(turn, begin, words, attachments), reply))

@@ -22,6 +22,7 @@ from kvchat.store_desk import open_store
 from kvchat.wording import duration, one_line, several, size
 
 Titles = Mapping[str, str]  # by conversation id
+Saved = Mapping[str, float]  # seconds, by conversation id
 TITLE_WIDTH = 40  # characters
 
 
@@ -49,7 +50,7 @@ def run(options: StoreOptions) -> int:
     with closing(open_store(paths, load_settings(paths.settings_file))) as store:
         match options.action:
             case StoreAction.SHOW:
-                return _show(store, _titles(paths), options.as_json)
+                return _show(store, *_told_of(paths), options.as_json)
             case StoreAction.PRUNE:
                 return _prune(store, _titles(paths), options)
             case StoreAction.VERIFY:
@@ -57,17 +58,25 @@ def run(options: StoreOptions) -> int:
 
 
 def _titles(paths: Paths) -> Titles:
-    """The conversations' titles; none where their file cannot be read: the store can be kept all the same."""
+    return _told_of(paths)[0]
+
+
+def _told_of(paths: Paths) -> tuple[Titles, Saved]:
+    """The titles, and the seconds that the replies say were saved.
+
+    None where their file cannot be read: the store can be kept all the same.
+    """
     try:
         with closing(Database(paths.database)) as database:
-            return {conversation.id: conversation.title for conversation in database.conversations()}
+            titles = {conversation.id: conversation.title for conversation in database.conversations()}
+            return titles, database.seconds_saved()
     except KvchatError:
-        return {}
+        return {}, {}
 
 
-def _show(store: BlockStore, titles: Titles, as_json: bool) -> int:
+def _show(store: BlockStore, titles: Titles, saved: Saved, as_json: bool) -> int:
     usage = store.usage()
-    print(json.dumps(_usage_fields(usage, titles)) if as_json else "\n".join(usage_lines(usage, titles)))
+    print(json.dumps(_usage_fields(usage, titles, saved)) if as_json else "\n".join(usage_lines(usage, titles, saved)))
     return 0
 
 
@@ -97,7 +106,7 @@ def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
     return 0 if report.clean else 1
 
 
-def usage_lines(usage: StoreUsage, titles: Titles) -> list[str]:
+def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     """The store for a reader: sums, then each conversation, the largest first."""
     rows = [
         ("Save points", f"{usage.save_points:,}, in {several(len(usage.conversations), 'chat')}"),
@@ -112,17 +121,17 @@ def usage_lines(usage: StoreUsage, titles: Titles) -> list[str]:
     lines = [f"{name:<18}{value}" for name, value in rows]
     if not usage.conversations:
         return lines
-    return [*lines, "", *columns([_usage_row(one, titles) for one in usage.conversations])]
+    return [*lines, "", *columns([_usage_row(one, titles, saved) for one in usage.conversations])]
 
 
-def _usage_row(one: ConversationUsage, titles: Titles) -> tuple[str, ...]:
+def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
     marks = [word for word, is_so in (("pinned", one.pinned), ("never saved", one.never_save)) if is_so]
     return (
         _title(one.conversation_id, titles),
         several(one.save_points, "save point"),
         f"{size(one.exclusive_bytes)} its own",
         f"{size(one.shared_bytes)} shared",
-        f"saved {duration(1000 * one.seconds_saved)} so far",
+        f"saved {duration(1000 * saved.get(one.conversation_id, 0.0))} so far",
         f"used {one.last_used_at.astimezone():%Y-%m-%d %H:%M}",
         ", ".join(marks),
     )
@@ -176,7 +185,7 @@ def report_lines(report: VerifyReport, lost: Sequence[LostConversation], titles:
     return lines + columns(rows)
 
 
-def _usage_fields(usage: StoreUsage, titles: Titles) -> dict[str, Any]:
+def _usage_fields(usage: StoreUsage, titles: Titles, saved: Saved) -> dict[str, Any]:
     """The store as JSON: sizes in bytes, times in seconds or ISO 8601."""
     plain = dataclasses.asdict(usage)
     del plain["conversations"]
@@ -185,7 +194,10 @@ def _usage_fields(usage: StoreUsage, titles: Titles) -> dict[str, Any]:
         "shared_savings_bytes": shared_savings(usage),
         "by_conversation": [
             _named(one.conversation_id, titles, dataclasses.asdict(one))
-            | {"last_used_at": one.last_used_at.isoformat()}
+            | {
+                "last_used_at": one.last_used_at.isoformat(),
+                "seconds_saved": saved.get(one.conversation_id, 0.0),
+            }
             for one in usage.conversations
         ],
     }

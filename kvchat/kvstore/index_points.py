@@ -86,14 +86,9 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
 
 
-def mark_used(db: sqlite3.Connection, point_id: int, now: datetime, spared_ms: float) -> None:
-    """Count a use, and the prefill it spared its conversation."""
+def mark_used(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
+    """Count a use."""
     db.execute("UPDATE save_points SET last_used_at = ?, uses = uses + 1 WHERE id = ?", (now.timestamp(), point_id))
-    db.execute(
-        "UPDATE conversations SET saved_ms = saved_ms + ?"
-        " WHERE id = (SELECT conversation_id FROM save_points WHERE id = ?)",
-        (spared_ms, point_id),
-    )
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:

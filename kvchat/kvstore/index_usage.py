@@ -50,7 +50,7 @@ def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     """What each conversation costs that has save points, or a wish of the user's about them; the largest first."""
     rows = db.execute(
-        "SELECT name, count(s.id), coalesce(max(last_used_at), 0), coalesce(max(prefill_ms), 0), saved_ms,"
+        "SELECT name, count(s.id), coalesce(max(last_used_at), 0), coalesce(max(prefill_ms), 0),"
         " pinned, never_save, held_bytes, exclusive_bytes,"
         " coalesce(sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END), 0)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
@@ -65,11 +65,10 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
             exclusive_bytes=own + staged,
             shared_bytes=held - own,
             prefill_seconds=prefill_ms / 1000,
-            seconds_saved=saved_ms / 1000,
             pinned=bool(pinned),
             never_save=bool(never_save),
         )
-        for name, points, used_at, prefill_ms, saved_ms, pinned, never_save, held, own, staged in rows
+        for name, points, used_at, prefill_ms, pinned, never_save, held, own, staged in rows
     ]
     return sorted(usages, key=lambda one: (-one.bytes, one.conversation_id))
 

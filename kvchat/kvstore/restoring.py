@@ -60,9 +60,8 @@ class Restoring:
             if not wanted():
                 raise NotWanted
             n_tokens, tier = self._put(plan, target, older_window_rows)
-            spared = plan.save_point.prefill_ms * plan.tokens_used / max(plan.save_point.n_tokens, 1)
             with contextlib.suppress(IndexFailed), self._parts.index.write() as db:  # on a full disk it is still of use
-                index_points.mark_used(db, int(plan.save_point.id), self._parts.clock(), spared)
+                index_points.mark_used(db, int(plan.save_point.id), self._parts.clock())
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
             with contextlib.suppress(OSError):
                 target.unlink(missing_ok=True)

@@ -109,7 +109,6 @@ class ConversationUsage:
     exclusive_bytes: int = 0  # what deleting it would free
     shared_bytes: int = 0  # what other conversations keep as well
     prefill_seconds: float = 0.0  # estimate: reading its longest save point's tokens again
-    seconds_saved: float = 0.0  # prefill its restores have spared so far
     pinned: bool = False
     never_save: bool = False
 

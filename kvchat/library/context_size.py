@@ -108,7 +108,7 @@ class _Chooser:
             needed = size_in_words(self._fit.compared(tokens, placement)[0])
             reason = (
                 f"{tokens:,} tokens: the least that is of use, though even this may not fit. "
-                f"The model with its KV cache takes about {needed}, and {self._sparable(placement)}."
+                f"With the chat the model takes about {needed}, and {self._sparable(placement)}."
             )
         elif self._memory.devices and not placement.whole:
             length = "a good length" if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else "what fits"
@@ -135,7 +135,7 @@ class _Chooser:
         if not self._fit.fits(tokens, placement):
             needed = size_in_words(self._fit.compared(tokens, placement)[0])
             spare = self._sparable(placement)
-            warning = f"This may not fit: the model with its KV cache takes about {needed}, and {spare}."
+            warning = f"This may not fit: with the chat the model takes about {needed}, and {spare}."
         elif tokens > self._facts.trained_context:
             trained = self._facts.trained_context
             # b11434 caps the slot at the trained context, and allocates the rest in vain
@@ -200,13 +200,11 @@ class _Chooser:
         return f"only {spare} of the {size_in_words(free)} {self._place(placement)} can be spared"
 
     def _share(self, tokens: int, placement: Placement) -> str:
-        """What the KV cache takes of what there is, as a sentence; "about" where the header did not tell everything."""
-        hedge = "about " if self._facts.kv.notes else ""
-        free = self._fit.compared(tokens, placement)[1]
-        kv = size_in_words(sum(bar.kv for bar in self._fit.bars(tokens, placement)))
+        """What the model takes of what there is with a chat of that length, as a sentence."""
+        needed, free = self._fit.compared(tokens, placement)
         return (
-            f"Its KV cache takes {hedge}{kv} of the {size_in_words(free)} {self._place(placement)}; "
-            f"{size_in_words(margin(free))} of it is left alone."
+            f"With a chat of that length the model takes about {size_in_words(needed)} of the {size_in_words(free)} "
+            f"{self._place(placement)}; {size_in_words(margin(free))} of it is left alone."
         )
 
     def _ran_out(self, placement: Placement) -> str:

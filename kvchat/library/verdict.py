@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvchat.library.context_size import choose_context_size
+from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.fitting import margin
 from kvchat.library.gguf_facts import GgufFacts
@@ -40,11 +40,26 @@ def judge(
     *,
     corrections: Corrections = NOTHING_LEARNED,
     swa_full: bool = False,
+    wanted: int | None = None,
+    projector: int = 0,
 ) -> Judgement:
-    """A model whose header is known: by the context size that would be chosen for it."""
-    choice = choose_context_size(facts, memory, kv_type, corrections=corrections, swa_full=swa_full)
+    """A model whose header is known: by the context size that would be chosen for it, or by the user's own.
+
+    `projector`: bytes of the one that is loaded as well when there are pictures to see.
+    """
+
+    def choose(wanted: int | None, projector: int) -> ContextChoice:
+        return choose_context_size(
+            facts, memory, kv_type, wanted, corrections=corrections, swa_full=swa_full, projector=projector
+        )
+
+    choice = choose(None, projector)
+    if not choice.fits and projector and (blind := choose(None, 0)).fits:
+        return Judgement(Verdict.TIGHT, f"{blind.reason} For pictures there is not enough memory.")
     if not choice.fits:
         return Judgement(Verdict.NO, choice.reason)
+    if wanted is not None and not (own := choose(wanted, projector)).fits:
+        return Judgement(Verdict.TIGHT, f"{own.tokens:,} tokens: your own choice. {own.warning}")
     if choice.beside_gpu:
         return Judgement(Verdict.TIGHT, f"{choice.reason} {_partly(memory)}")
     if choice.tokens < min(facts.trained_context, COMFORTABLE):

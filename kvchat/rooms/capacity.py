@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvchat.engine import extra_arguments, last_words
 from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
@@ -13,6 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
+from kvchat.library.model_files import projector_of
 from kvchat.library.model_identity import model_identity
 from kvchat.library.proposals import FULL_WINDOW
 from kvchat.library.verdict import Judgement, judge
@@ -34,12 +36,19 @@ class ModelJudge:
     capacity: Capacity
     kv_type: str
     swa_full: bool
+    wanted: int | None  # the user's own context size
     book: CorrectionBook
 
     def __call__(self, facts: GgufFacts) -> Judgement:
         """Whether the model fits."""
         return judge(
-            facts, self.capacity.memory, self.kv_type, corrections=self._learned(facts), swa_full=self.swa_full
+            facts,
+            self.capacity.memory,
+            self.kv_type,
+            corrections=self._learned(facts),
+            swa_full=self.swa_full,
+            wanted=self.wanted,
+            projector=_size(projector_of(facts.path)),
         )
 
     def _learned(self, facts: GgufFacts) -> Corrections:
@@ -64,7 +73,8 @@ def look_at_capacity(settings: Settings) -> Capacity:
 
 def model_judge(settings: Settings, capacity: Capacity, book: CorrectionBook) -> ModelJudge:
     """Who judges models by these settings."""
-    return ModelJudge(capacity, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), book)
+    full_window = FULL_WINDOW in settings.engine_arguments.split()
+    return ModelJudge(capacity, settings.kv_type, full_window, settings.context_size, book)
 
 
 def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
@@ -84,3 +94,11 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryF
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
     return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
+
+
+def _size(file: Path | None) -> int:
+    """Bytes of a file; 0 without one."""
+    try:
+        return file.stat().st_size if file else 0
+    except OSError:
+        return 0

@@ -36,6 +36,7 @@ class DiskPanel(Panel):
         self._runtime, self._look = runtime, look
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
+        self._seconds_saved: Mapping[str, float] = {}  # as last asked for
         self._planning = False
         self._changing = 0  # wishes under way: a plan made now would not know of them
         self.setWindowTitle("Disk usage")
@@ -104,7 +105,13 @@ class DiskPanel(Panel):
         if self.only_losses.isChecked():
             entries = [entry for entry in entries if entry.conversation_id in losses]
         rows = [
-            UsageRow(self._titles.get(entry.conversation_id, GONE), entry, losses.get(entry.conversation_id), largest)
+            UsageRow(
+                self._titles.get(entry.conversation_id, GONE),
+                entry,
+                losses.get(entry.conversation_id),
+                largest,
+                self._seconds_saved.get(entry.conversation_id, 0.0),
+            )
             for entry in entries
         ]
         self.list.show_rows(rows)
@@ -214,6 +221,7 @@ class DiskPanel(Panel):
         titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
         deleted = await self._runtime.chat.recently_deleted.entries()
         titles |= {entry.id: f"{entry.title} (recently deleted)" for entry in deleted if entry.is_chat}
+        self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)
 
     async def _preview(self) -> None:

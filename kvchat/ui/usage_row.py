@@ -18,11 +18,12 @@ class UsageRow:
     usage: ConversationUsage
     loss: PrunedConversation | None  # what the prune in preview takes from it
     largest: int  # bytes of the largest conversation: a full bar
+    seconds_saved: float = 0.0  # as its replies say
 
     @property
     def details(self) -> str:
         """The words below the bar."""
-        return loss_of(self.loss) if self.loss else use_of(self.usage, datetime.now(UTC))
+        return loss_of(self.loss) if self.loss else use_of(self.usage, datetime.now(UTC), self.seconds_saved)
 
     @property
     def spoken(self) -> str:

@@ -47,11 +47,11 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     return f"Restoring pays from about {pays.tokens:,} tokens on this machine {rates}."
 
 
-def use_of(usage: ConversationUsage, now: datetime) -> str:
+def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
     """When a conversation was last used, and what its save points are good for."""
     words = f"used {since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo))}"
-    if usage.seconds_saved >= 1:
-        return f"{words} · has saved {roughly(usage.seconds_saved)}"
+    if seconds_saved >= 1:
+        return f"{words} · has saved {roughly(seconds_saved)}"
     if usage.prefill_seconds:
         return f"{words} · reading it again: {roughly(usage.prefill_seconds)}"
     return words

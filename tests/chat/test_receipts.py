@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvchat.chat.messages import Receipt, Source
-from kvchat.chat.receipts import receipt_details, receipt_line, receipt_sentence
-from kvchat.wording import FIRST_REPLY
+from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_details, receipt_line, receipt_sentence
 
 WARM = Receipt(
     ttft_ms=312.0,
@@ -33,8 +32,10 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (replace(WARM, source=Source.WARM), "0.3 s · remembered"),
         (replace(WARM, source=Source.HOT, ttft_ms=94), "under 0.1 s · still loaded"),
         (replace(WARM, cached_tokens=1000), "0.3 s · remembered in part"),
+        (replace(WARM, queue_wait_ms=12_000), "0.3 s · remembered · waited 12 s for another chat"),
+        (replace(WARM, engine_wait_ms=4_000), "0.3 s · remembered · waited 4.0 s for the engine to start"),
         (COLD, "35 s · read again"),
-        (replace(COLD, ttft_ms=145_000, miss_reason=FIRST_REPLY), "2 min · first reply"),
+        (replace(COLD, ttft_ms=145_000, miss_reason=NOTHING_TO_MISS), "2 min · first reply"),
     ],
 )
 def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> None:

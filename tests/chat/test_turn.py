@@ -92,6 +92,19 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     assert len(stage.of(Restored)) == 1
 
 
+async def test_a_chat_has_saved_what_its_replies_say_however_often_it_was_looked_at(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    receipts = [await stage.answered(first, QUESTION * 3), await stage.answered(first, "And the harbour?")]
+    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
+    for looked_at in (first, second, first):
+        stage.runtime.chat.select(looked_at)
+        await stage.runtime.chat.idle()
+    receipts.append(await stage.answered(first, "Go on."))
+    said = sum(receipt.saved_ms or 0.0 for receipt in receipts) / 1000
+    assert said > 0
+    assert (await stage.runtime.chat.seconds_saved())[first] == pytest.approx(said)
+
+
 @pytest.mark.usefixtures("cannot_cut")
 async def test_selecting_restores_the_newest_state_where_only_that_is_of_use(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()

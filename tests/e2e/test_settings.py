@@ -38,7 +38,7 @@ def test_choose_a_context_size_by_keys_and_restart_the_engine(tmp_path: Path, sm
         assert json.loads((home.folder / "config" / "settings.json").read_text())["context_size"] == 2048
         desktop.key("Escape")
         wait_until(lambda: len(desktop.windows()) == 1, what="the settings' closing")
-        assert "tokens from memory" in window.exchange("And again?"), "what was saved is still good"
+        assert "remembered" in window.exchange("And again?"), "what was saved is still good"
         window.quit()
 
 

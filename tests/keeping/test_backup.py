@@ -59,6 +59,15 @@ def kept(paths, tmp_path) -> tuple[Path, list[object]]:
     return target, before
 
 
+def test_a_backup_is_as_large_as_its_file(paths, tmp_path):
+    add_talk(paths)
+    (paths.data / "notes" / "long.txt").write_text("again and again " * 100_000, "utf-8")
+    target = tmp_path / "kvchat.zip"
+    made = make_backup(paths, target)
+    assert made.size == target.stat().st_size == check_backup(target).size
+    assert made.size < made.unpacked / 10
+
+
 def test_a_backup_holds_neither_models_nor_secrets(kept):
     with zipfile.ZipFile(kept[0]) as archive:
         assert sorted(archive.namelist()) == [

@@ -26,7 +26,7 @@ def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
     assert choice.tokens == 8192
     assert choice.reason == (
         "8,192 tokens: all this model was trained for. "
-        "Its KV cache takes 189 MB of the 14.2 GB free; 1.4 GB of it is left alone."
+        "With a chat of that length the model takes about 521 MB of the 14.2 GB free; 1.4 GB of it is left alone."
     )
     assert choice.fits
     assert not choice.warning

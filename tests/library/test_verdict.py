@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,27 @@ def test_little_room_for_a_conversation_is_tight(large: GgufFacts) -> None:
     by_size = judge_size(large.size, MemoryFacts(6_200_000_000))
     assert by_size.verdict is Verdict.TIGHT
     assert "Little room" in by_size.reason
+
+
+def test_the_users_own_context_counts(large: GgufFacts) -> None:
+    memory = MemoryFacts(16 * GB)
+    assert judge(large, memory, wanted=16_384).verdict is Verdict.FITS
+    too_long = judge(large, memory, wanted=131_072)  # 17 GB of KV cache alone: it was said to fit
+    assert too_long.verdict is Verdict.TIGHT
+    assert too_long.reason.startswith("131,072 tokens: your own choice. This may not fit")
+
+
+def test_the_projector_counts(large: GgufFacts) -> None:
+    memory = MemoryFacts(7 * GB)
+    assert judge(large, memory).verdict is not Verdict.NO
+    seeing = judge(large, memory, projector=2 * GB)
+    assert seeing.verdict is Verdict.TIGHT
+    assert seeing.reason.endswith("For pictures there is not enough memory.")
+
+
+@pytest.mark.parametrize("memory", [MemoryFacts(free * GB) for free in (4, 6, 7, 8, 12, 24)])
+def test_what_fits_needs_no_more_than_there_is_all_counted(large: GgufFacts, memory: MemoryFacts) -> None:
+    judged = judge(large, memory)
+    needed, free = re.findall(r"([\d.]+) GB", judged.reason)[:2]
+    assert float(needed) > large.size / GB, "the weights are counted in what is said"
+    assert judged.verdict is Verdict.NO or float(needed) < float(free)

@@ -304,6 +304,10 @@ class FakeChat(ChatService):
     async def messages(self, conversation_id: str) -> list[Message]:
         return list(self.said.get(conversation_id, []))
 
+    async def seconds_saved(self) -> dict[str, float]:
+        receipts = {id: [m.receipt for m in said if m.receipt] for id, said in self.said.items()}
+        return {id: sum(one.saved_ms or 0.0 for one in found) / 1000 for id, found in receipts.items()}
+
     async def new_conversation(self, system: str | None = None) -> Conversation:
         await asyncio.sleep(0)  # as the database would, let others run meanwhile
         self.calls.append(("new",))

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Absorbed
+from kvchat.chat.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
 from kvchat.settings import GB
@@ -21,7 +22,7 @@ from kvchat.ui.keep_menu import NEVER_SAVE, PIN
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_row import UsageRow
-from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
 LEFT = Qt.MouseButton.LeftButton
@@ -80,6 +81,14 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     ]
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken == "Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reading it again: about 40 s"
+
+
+async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, window: MainWindow) -> None:
+    for saved_ms in (36_000.0, 42_000.0, None):
+        furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))
+    panel = await opened(window)
+    await until(lambda: "has saved" in rows_of(panel)["b"].details)
+    assert rows_of(panel)["b"].details == "used 3 h ago · has saved about 78 s"
 
 
 async def test_shows_the_sums(furnished: FakeRuntime, window: MainWindow) -> None:

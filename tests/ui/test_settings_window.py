@@ -157,7 +157,7 @@ async def test_a_long_name_is_wrapped_not_cut(runtime: FakeRuntime, settings: Se
 
 
 async def test_says_what_is_unwise_about_the_context_size(runtime: FakeRuntime, settings: SettingsWindow) -> None:
-    runtime.warning = "This may not fit: the model with its KV cache takes about 31 GB."
+    runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
     runtime.set_engine(EngineState.READY)
     assert runtime.warning in settings.model.context.words.text()
 

@@ -21,10 +21,9 @@ from kvchat.chat.events import (
     WaitingForEngine,
 )
 from kvchat.chat.messages import Source
-from kvchat.chat.receipts import receipt_line
+from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_line
 from kvchat.errors import KvchatError
 from kvchat.ui.turn_story import Piece, TurnStory
-from kvchat.wording import FIRST_REPLY
 from tests.ui.fake_runtime import a_receipt
 
 A_RESTORE = (Restoring("c", 136_000_000, 5906), Restored("c", 136_000_000, 5906, 21.4))
@@ -110,7 +109,7 @@ def test_the_strip_says_of_a_reply_what_its_receipt_says(source: Source, cached:
 
 
 def test_the_first_reply_is_not_said_to_be_read_again() -> None:
-    receipt = a_receipt(Source.COLD, miss_reason=FIRST_REPLY)
+    receipt = a_receipt(Source.COLD, miss_reason=NOTHING_TO_MISS)
     assert words(told(ReplyFinished("c", "m", receipt))) == ["first reply"]
 
 

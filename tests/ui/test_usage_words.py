@@ -25,7 +25,7 @@ STORE = StoreUsage((USAGE,), 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
 def test_use() -> None:
     assert use_of(USAGE, NOW) == "used 5 min ago · reading it again: about 34 s"
-    assert use_of(replace(USAGE, seconds_saved=130), NOW) == "used 5 min ago · has saved about 2 min"
+    assert use_of(USAGE, NOW, 130) == "used 5 min ago · has saved about 2 min"
     assert use_of(replace(USAGE, prefill_seconds=0), NOW) == "used 5 min ago"
 
 
