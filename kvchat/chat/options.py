@@ -87,7 +87,7 @@ def check(options: ChatOptions) -> None:
     for name, bounds in RANGES.items():
         value = getattr(sampling, name)
         if value is not None and (why := bounds.why_not(value)):
-            raise BadOptions(why, "", "Change the number, or leave the field empty.")
+            raise BadOptions(why.removesuffix("."), "", "Change the number, or leave the field empty.")
     if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
         raise BadOptions(f"There can be at most {MOST_STOPS} stop words, none of them empty", "", "Take some away.")
     check_format(sampling)

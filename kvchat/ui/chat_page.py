@@ -1,10 +1,10 @@
-"""The page of a conversation: header, notices, transcript or welcome, cards, composer, context meter."""
+"""The page of a conversation: header, transcript or welcome with notices over its end, cards, composer, meter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
 
 from kvchat.ui.cards import Card
@@ -12,9 +12,13 @@ from kvchat.ui.composer import Composer
 from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.find_bar import FindBar
 from kvchat.ui.header import Header
+from kvchat.ui.jump_button import JUMP_ROOM
 from kvchat.ui.message_column import COLUMN_WIDTH
 from kvchat.ui.notices import Notices
 from kvchat.ui.transcript import Transcript
+
+_NOTICE_LETTERS = 64  # about so many to a line
+_GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
 class ChatPage(QWidget):
@@ -37,17 +41,39 @@ class ChatPage(QWidget):
         self._middle = QStackedWidget()
         self._middle.addWidget(self._welcome)
         self._middle.addWidget(transcript)
+        self._notices = notices
+        notices.setParent(self)
+        notices.changed.connect(self._place_notices)
+        for widget in (self._middle, notices):
+            widget.installEventFilter(self)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(header)
-        column.addLayout(_centred(notices, 4))
         column.addLayout(_centred(find_bar, 4))
         column.addWidget(self._middle, 1)
         for card in cards:
             column.addLayout(_centred(card, 10))
         column.addLayout(_centred(composer, 0))
         column.addLayout(_centred(meter, 6))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The notices stay at the end of the page."""
+        moved = watched is self._middle and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show)
+        if moved or (watched is self._notices and event.type() == QEvent.Type.LayoutRequest):
+            self._place_notices()
+        return super().eventFilter(watched, event)
+
+    def _place_notices(self) -> None:
+        """Over the page's lower end, so that nothing moves; beside the button that leads there, or above it."""
+        notices, page = self._notices, self._middle.geometry()
+        notices.setVisible(bool(notices.on_show))
+        wide = min(page.width() - 2 * _GAP - _SCROLL_BAR, notices.fontMetrics().averageCharWidth() * _NOTICE_LETTERS)
+        high = notices.heightForWidth(wide)
+        left = page.right() - wide - _SCROLL_BAR - _GAP
+        covers = left < page.center().x() + JUMP_ROOM // 2
+        notices.setGeometry(left, page.bottom() - high - (JUMP_ROOM if covers else _GAP), wide, high)
+        notices.raise_()
 
     def show_messages(self, has_messages: bool) -> None:
         """The transcript, or the welcome where there is nothing to read yet."""

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from kvchat.ui.icons import icon
 
 _SIZE, _FROM_BELOW = 32, 14  # pixels
+JUMP_ROOM = _SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
 
 
 class JumpButton(QPushButton):

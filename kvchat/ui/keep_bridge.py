@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.keeping.backup import BackupFacts
@@ -110,7 +111,11 @@ class KeepBridge(QObject):
             lambda tell: self._runtime.keeping.back_up(target, tell),
             ("Backup cancelled", "Nothing was written."),
         )
-        self._notices.tell(f"Backed up {_contents(facts)}", str(target))
+        self._tell_where(f"Backed up {_contents(facts)}", target)
+
+    def _tell_where(self, done: str, target: Path) -> None:
+        folder = QUrl.fromLocalFile(str(target.parent))
+        self._notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
 
     async def _look_at(self, source: Path) -> None:
         facts = await self._runtime.keeping.check(source)

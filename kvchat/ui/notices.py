@@ -1,15 +1,16 @@
-"""The one door through which trouble reaches the user: notices above the transcript, and a report for bugs."""
+"""The one door through which trouble reaches the user: quiet notices, and a report for bugs."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
 
-from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.redaction import redact, this_person
+from kvchat.ui.elided import breakable
 from kvchat.ui.icons import icon
 from kvchat.ui.report_dialog import ReportDialog
 from kvchat.ui.theme import Look
@@ -21,6 +22,8 @@ _INFO_MS = 12_000
 class NoticeView(QFrame):
     """One notice, until it is closed."""
 
+    gone = Signal()
+
     def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
         super().__init__()
         self.words = (title, detail)
@@ -29,27 +32,28 @@ class NoticeView(QFrame):
         self.setAccessibleName(f"{title} {detail}")
         sign = QLabel()
         colour = look.theme.warn if tone == "warn" else look.theme.accent
-        sign.setPixmap(icon("warning" if tone == "warn" else "info", colour).pixmap(QSize(20, 20)))
+        sign.setPixmap(icon("warning" if tone == "warn" else "info", colour).pixmap(QSize(1, 1) * look.px(18)))
         texts = QVBoxLayout()
         texts.setSpacing(2)
-        for text, kind in ((title, "strong"), (detail, "muted")):
+        for text, kind in ((title, "strong" if tone else ""), (breakable(detail), "muted")):
             label = QLabel(text)
             label.setProperty("kind", kind)
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
-            label.setVisible(bool(text))
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
             texts.addWidget(label)
+            if not text:
+                label.hide()
         self.close_button = QToolButton()
         self.close_button.setIcon(icon("close", look.theme.muted))
         self.close_button.setAccessibleName("Close this notice")
         self.close_button.clicked.connect(self.dismiss)
         row = QHBoxLayout(self)
-        row.setContentsMargins(14, 10, 8, 10)
+        row.setContentsMargins(12, 6, 6, 6)
         row.setSpacing(10)
-        row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(sign)
         row.addLayout(texts, 1)
-        row.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self.close_button)
         self._row = row
 
     def add_button(self, words: str, on_click: Callable[[], object]) -> None:
@@ -66,10 +70,13 @@ class NoticeView(QFrame):
         self.hide()
         self.setParent(None)
         self.deleteLater()
+        self.gone.emit()
 
 
 class Notices(QWidget):
-    """The notices on show, newest last, the same one never twice."""
+    """The notices on show, newest last, the same one never twice. In a layout, or over a page's lower end."""
+
+    changed = Signal()  # there is one more, or one less
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -77,7 +84,7 @@ class Notices(QWidget):
         self.report: ReportDialog | None = None
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(8)
+        self._column.setSpacing(6)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
 
     @property
@@ -91,12 +98,12 @@ class Notices(QWidget):
         if notice is not None:
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
 
-    def offer(self, title: str, action: str, on_click: Callable[[], object]) -> None:
+    def offer(self, title: str, action: str, on_click: Callable[[], object], detail: str = "") -> None:
         """Something that was done, with a button; goes away by itself, or with the click."""
         for old in self.on_show:
-            if old.words == (title, ""):
+            if old.words == (title, detail):
                 old.dismiss()
-        notice = self._add(title, "", "")
+        notice = self._add(title, detail, "")
         if notice is not None:
             notice.add_button(action, on_click)
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
@@ -122,6 +129,9 @@ class Notices(QWidget):
             old.dismiss()
         notice = NoticeView(self._look, title, detail, tone)
         self._column.addWidget(notice)
+        notice.show()
+        notice.gone.connect(self.changed)
+        self.changed.emit()
         return notice
 
     def _forget_report(self) -> None:

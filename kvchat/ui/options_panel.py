@@ -22,6 +22,7 @@ class OptionsPanel(Panel):
         self.setAccessibleName(name)
         self.form = OptionsForm(look)
         self.save, self._leave = QPushButton("Save"), QPushButton("Cancel")
+        self.save.setDefault(True)  # Enter in a field saves
         self.save.clicked.connect(self._save)
         self._leave.clicked.connect(self.close)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QPoint, QSize
 from PySide6.QtWidgets import QApplication, QDialog, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
@@ -22,6 +22,7 @@ class Panel(QDialog):
         super().__init__(parent)
         self.wishes = wishes
         self.notices = Notices(look)
+        self._place: QPoint | None = None  # where its frame stood when it was closed
 
     def wish(self, wish: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
         """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
@@ -35,11 +36,18 @@ class Panel(QDialog):
             self.wishes.on_error(error)
 
     def setVisible(self, visible: bool) -> None:
-        """Enter confirms the field it is pressed in and presses no button; the window fits the screen."""
+        """Enter confirms the field it is pressed in and presses no button; the window fits the screen.
+
+        It opens where it stood: left to itself Qt takes the place of the frame for that of the contents.
+        """
         for button in self.findChildren(QPushButton):
             button.setAutoDefault(False)
         if visible and not self.isVisible():
             self.resize(self.size().boundedTo(room_on_screen()))
+            if self._place is not None:
+                self.move(self._place)
+        elif not visible and self.isVisible():
+            self._place = self.pos()
         super().setVisible(visible)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.chat.presets import Preset
@@ -25,6 +25,7 @@ class PresetDialog(OptionsPanel):
         super().__init__(look, wishes, "Preset", parent)
         self._runtime = runtime
         self._preset = Preset("")
+        self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
         self.resize(580, 640)
         self.name, self.with_model = QLineEdit(), ChoiceBox(look)
         self.name.setPlaceholderText("Name")

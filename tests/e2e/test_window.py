@@ -121,6 +121,13 @@ def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop
         only.send("Are you there?")
         wait_until(home.messages, what="the message on disk")
         assert home.messages()[0]["content"] == "Are you there?"
+        places = []
+        for _ in range(3):  # a window opens where it stood
+            desktop.key("ctrl+comma")
+            desktop.find("list", "Pages", seconds=LONG)
+            places.append(wait_until(lambda: desktop.find("list", "Pages").box, what="the settings"))
+            desktop.close_window()
+        assert len(set(places)) == 1
         desktop.tray().click("Quit")
         assert only.process.wait(LONG) == 0
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLineEdit, QMenu
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.messages import Role
+from kvchat.errors import KvchatError
+from kvchat.ui.chat_settings import ChatSettings
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.preset_dialog import PresetDialog
 from kvchat.ui.theme import Look
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -157,3 +160,42 @@ async def test_a_menu_s_button_rests_when_the_menu_has_gone(
     button.menu().popup(window.mapToGlobal(window.rect().center()))
     button.menu().close()
     assert not button.underMouse()
+
+
+async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime, window: MainWindow) -> None:
+    await until(lambda: window.transcript.isVisible() and window.transcript.height() > 0)
+    before = window.transcript.geometry()
+    for number in range(5):
+        window.notices.tell(f"Notice {number}", "and more")
+    window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
+    await until(lambda: window.notices.height() >= window.notices.heightForWidth(window.notices.width()) > 0)
+    assert window.transcript.geometry() == before
+    assert [notice.words[0] for notice in window.notices.on_show] == ["Notice 3", "Notice 4", "Cannot restart"]
+    page = window.notices.mapToGlobal(window.notices.rect().bottomLeft()).y()
+    assert page < window.composer.mapToGlobal(QPoint(0, 0)).y()
+    assert page > window.transcript.mapToGlobal(window.transcript.rect().center()).y()
+    for notice in window.notices.on_show:
+        notice.close_button.click()
+    await until(window.notices.isHidden)
+
+
+async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.open_chat_settings()
+    settings = window.findChild(ChatSettings)
+    assert isinstance(settings, ChatSettings)
+    await until(settings.save.isEnabled)
+    settings.keep.click()
+    dialog = settings.findChild(PresetDialog)
+    assert isinstance(dialog, PresetDialog)
+    await until(dialog.save.isEnabled)
+    assert QApplication.activeModalWidget() is dialog
+    dialog.form.numbers["temperature"].setText("3")
+    qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
+    assert dialog.form.refusal.text() == "Temperature must be from 0 to 2."
+    dialog.form.numbers["temperature"].setText("1")
+    qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
+    await until(lambda: not dialog.isVisible())
+    assert [preset.name for preset in furnished.chat.options.stored] == ["New preset"]
+    settings.close()
