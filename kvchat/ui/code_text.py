@@ -78,9 +78,9 @@ class CodeText(QTextEdit):
 
     def natural_height(self, width: int) -> int:
         """How tall it is in a space of that width, the scroll bar included if there is one."""
-        size = self.document().size()
-        bar = self.horizontalScrollBar().sizeHint().height() if size.width() > width else 0
-        return math.ceil(size.height()) + bar
+        document = self.document()  # its size is the widget's, where that is wider: maybe it has no place yet
+        bar = self.horizontalScrollBar().sizeHint().height() if document.idealWidth() > width else 0
+        return math.ceil(document.size().height()) + bar
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Sideways is ours, up and down is the transcript's."""

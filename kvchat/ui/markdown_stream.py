@@ -17,14 +17,23 @@ from markdown_it.token import Token
 
 from kvchat.ui.blocks import Block, Code, Prose, Wide
 from kvchat.ui.markdown import Env, Markdown, Unit, plain_block
+from kvchat.ui.table_pieces import JOINED_CELLS, pieces_of_one_table, table_pieces
 
 SLICE = 4_000  # characters read in one step
-TABLE_CELLS = 120  # of one table while it grows; a longer one goes on in another one below it, under the same head
-_JOINED_CELLS = 360  # of one that has ended: it is joined again if it is laid out in a few milliseconds
-_FEWEST_ROWS = 8
 _LONGEST = {"paragraph_open": 4_000}  # of a unit, in characters; longer ones are cut
 _LONGEST_OTHER = 24_000
 _FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\n]*)\n")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where reading stood before the end was settled."""
+
+    settled: list[Block]
+    tail: str
+    ordinal: int | None
+    fence: _Fence | None
+    env: Env
 
 
 @dataclass
@@ -68,15 +77,29 @@ class MarkdownStream:
         self._fence: _Fence | None = None
         self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in what is settled
         self._finished = False
+        self._before_end: _Place | None = None  # once the end is settled
         self._joined = 0  # settled blocks among which no pieces of a table are left
 
     def feed(self, text: str) -> None:
         """More text at the end."""
         self._unread, self._at = self._unread[self._at :] + text, 0
 
+    @property
+    def finished(self) -> bool:
+        """Whether no more text is expected."""
+        return self._finished
+
     def finish(self) -> None:
         """No more text will come: the next steps settle all of it."""
         self._finished = True
+
+    def go_on(self) -> None:
+        """More text will come after all: its end is open again, as if it had never been finished."""
+        place, self._finished, self._before_end = self._before_end, False, None
+        if place is not None:
+            self.settled, self._tail, self._ordinal = place.settled, place.tail, place.ordinal
+            self._fence, self._env, self._joined = place.fence, place.env, 0
+            self.revision += 1
 
     def step(self) -> bool:
         """Read the next slice; whether there is more to read. Never takes long, whatever the text is."""
@@ -84,6 +107,9 @@ class MarkdownStream:
         self._at += SLICE
         more = self._at < len(self._unread)
         last = self._finished and not more
+        if last and self._before_end is None:
+            fence = replace(self._fence, lines=[*self._fence.lines]) if self._fence else None
+            self._before_end = _Place([*self.settled], self._tail, self._ordinal, fence, _copy(self._env))
         while self._read_fence(last) if self._fence else self._read_units(last):
             pass
         return more or (last and self._join_next_table())
@@ -137,7 +163,7 @@ class MarkdownStream:
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
         """A settled unit's blocks. A formula that was still open in it will not be closed any more."""
         if unit.kind == "table_open":
-            return [block for piece in _table_pieces(unit, source) for block in self._read(piece, env)]
+            return [block for piece in table_pieces(unit, source) for block in self._read(piece, env)]
         if any(map(_is_open_formula, unit.tokens)):
             return self._read(source, env)
         return self._markdown.blocks(unit, source, env)
@@ -156,7 +182,7 @@ class MarkdownStream:
             return True
         if unit.kind == "table_open":
             rows = self._tail[: self._tail.rfind("\n") + 1]
-            *whole, rest = _table_pieces(unit, rows)
+            *whole, rest = table_pieces(unit, rows)
             if whole:
                 env = _copy(self._env)
                 self._settle(block for piece in whole for block in self._read(piece, env))
@@ -196,8 +222,8 @@ class MarkdownStream:
         """Join the pieces that the next table was read in; whether there was one."""
         while self._joined < len(self.settled):
             at = self._joined
-            pieces, cells = _pieces_of_one_table(islice(self.settled, at, None))
-            if len(pieces) > 1 and cells <= _JOINED_CELLS:
+            pieces, cells = pieces_of_one_table(islice(self.settled, at, None))
+            if len(pieces) > 1 and cells <= JOINED_CELLS:
                 self.settled[at : at + len(pieces)] = self._read("".join(pieces), _copy(self._env))
                 self._joined += 1
                 self.revision += 1
@@ -233,41 +259,6 @@ class MarkdownStream:
 def _is_open_formula(token: Token) -> bool:
     """Whether this may still become a formula, or else a part of the paragraph before it."""
     return token.type == "math_block" and not token.meta["closed"]
-
-
-def _table_pieces(unit: Unit, source: str) -> list[str]:
-    """A table as one or more that are soon laid out, each with the head. Lines behind it go with the last one."""
-    columns = sum(token.type == "th_open" for token in unit.tokens)
-    lines = source.splitlines(keepends=True)
-    end, most = unit.end_line - unit.first_line, _rows_of_a_piece(columns)
-    cuts = range(2, max(min(end, len(lines)), 3), most)
-    ends = [*cuts[1:], len(lines)]
-    return ["".join([*lines[:2], *lines[at:to]]) for at, to in zip(cuts, ends, strict=True)]
-
-
-def _pieces_of_one_table(blocks: Iterable[Block]) -> tuple[list[str], int]:
-    """The sources of the pieces of one table with which `blocks` begins, the head in the first alone, and their cells.
-
-    All but a table's last piece have just as many rows as a piece may have.
-    """
-    pieces: list[str] = []
-    head, cells = "", 0
-    for block in blocks:
-        if not isinstance(block, Wide) or not block.columns:
-            break
-        lines = block.source.splitlines(keepends=True)
-        if pieces and "".join(lines[:2]) != head:
-            break
-        head = "".join(lines[:2])
-        pieces.append(block.source.removeprefix(head) if pieces else block.source)
-        cells += (len(lines) - 2) * block.columns
-        if len(lines) - 2 != _rows_of_a_piece(block.columns):
-            break
-    return pieces, cells
-
-
-def _rows_of_a_piece(columns: int) -> int:
-    return max(TABLE_CELLS // columns, _FEWEST_ROWS)
 
 
 def _line_starts(text: str) -> list[int]:

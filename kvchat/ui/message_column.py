@@ -37,6 +37,9 @@ class MessageColumn(QScrollArea):
         """`colour`: of the button that leads to the end."""
         super().__init__(parent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # its place is kept: nothing moves
+        self.verticalScrollBar().setEnabled(False)  # unseen until there is something to scroll
+        self.verticalScrollBar().rangeChanged.connect(lambda low, high: self.verticalScrollBar().setEnabled(high > low))
         self._messages: list[Message] = []
         self._rows = RowHeights()
         self._row_of: dict[str, int] = {}
@@ -199,7 +202,7 @@ class MessageColumn(QScrollArea):
     def _place(self, top: int) -> None:
         width, bar = self._column_width(), self.verticalScrollBar()
         area = self.viewport().width()
-        left = max((area - (0 if bar.maximum() > 0 else bar.sizeHint().width()) - width) // 2, _LEFT)
+        left = max((area - width) // 2, _LEFT)
         for id, view in self.views.items():
             row = self._row_of[id]
             view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows[row] - _gap_below(view))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from PySide6.QtCore import QEvent, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QResizeEvent
@@ -115,6 +116,9 @@ class ReplyView(MessageView):
     def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
         """The reply so far; drawn a little later, together with what else comes until then."""
         self.text, self.thinking, self._thought_ms = text, thinking, thought_ms
+        if not self.streaming:  # it goes on, and that is not read from disk yet
+            self.message = replace(self.message, state=MessageState.STREAMING)
+            self._show_ending()
         if not self._timer.isActive():
             self._timer.start(max(_RENDER_MS, self._timer.interval()))
 
@@ -148,6 +152,8 @@ class ReplyView(MessageView):
         if not self.text.startswith(self._fed):
             self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
             self.column.show_blocks((), (), -1)
+        if self._stream.finished and (self.streaming or self.text != self._fed):
+            self._stream.go_on()
         self._stream.feed(self.text[len(self._fed) :])
         self._fed = self.text
         if not self.streaming:

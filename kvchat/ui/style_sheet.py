@@ -179,6 +179,7 @@ def _scroll_bars(t: Theme) -> str:
     QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 2px; }}
     QScrollBar::handle {{ background: {t.line}; border-radius: 3px; min-height: 28px; min-width: 28px; }}
     QScrollBar::handle:hover {{ background: {t.muted}; }}
+    QScrollBar::handle:disabled {{ background: transparent; }}
     QScrollBar::add-line, QScrollBar::sub-line {{ width: 0; height: 0; }}
     QScrollBar::add-page, QScrollBar::sub-page {{ background: transparent; }}
     QScrollArea {{ border: none; background: transparent; }}

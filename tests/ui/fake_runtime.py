@@ -290,6 +290,7 @@ class FakeChat(ChatService):
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
         self._running: dict[str, asyncio.Future[Message | None]] = {}
+        self._going_on: set[str] = set()  # replies of which nothing new has come yet
 
     @property
     def busy(self) -> str | None:
@@ -372,6 +373,9 @@ class FakeChat(ChatService):
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         self.calls.append(("go on", reply.id))
+        self.said[reply.conversation_id][-1] = replace(reply, state=MessageState.STREAMING)
+        self._going_on.add(reply.id)
+        self.events.publish(MessagesChanged(reply.conversation_id))
         return self._begin(reply.conversation_id)
 
     def edit(
@@ -446,11 +450,13 @@ class FakeChat(ChatService):
         return message
 
     def say(self, conversation_id: str, text: str = "", thinking: str = "") -> None:
-        """Stream a piece of the reply; the first one makes the message."""
+        """Stream a piece of the reply; the first one makes the message, or has the whole of one that goes on."""
         last = self.said[conversation_id][-1]
         if last.state is not MessageState.STREAMING:
             last = self.write(conversation_id, Role.ASSISTANT, "", state=MessageState.STREAMING)
-        self.events.publish(ReplyDelta(conversation_id, last.id, text, thinking))
+        before = (last.content, last.thinking) if last.id in self._going_on else ("", "")
+        self._going_on.discard(last.id)
+        self.events.publish(ReplyDelta(conversation_id, last.id, before[0] + text, before[1] + thinking))
         whole = replace(last, content=last.content + text, thinking=last.thinking + thinking)
         self.said[conversation_id][-1] = whole
 
