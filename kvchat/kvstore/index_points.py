@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
-from kvchat.kvstore import token_tree
+from kvchat.kvstore import index_links, token_tree
 from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
 
 
@@ -94,11 +94,23 @@ def mark_used(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
     """Delete save points with their recipes. Blocks that nothing uses any more are left for `unused_blocks`."""
     for point_id in point_ids:
-        row = db.execute("SELECT node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
-        db.execute("DELETE FROM block_uses WHERE save_point_id = ?", (point_id,))
-        db.execute("DELETE FROM save_points WHERE id = ?", (point_id,))
-        if row:
-            token_tree.drop_unused(db, row[0])
+        query = "DELETE FROM save_points WHERE id = ? RETURNING conversation_id, node_id, link_id"
+        for conversation, node_id, link_id in db.execute(query, (point_id,)).fetchall():
+            index_links.release(db, link_id or 0, conversation)
+            token_tree.drop_unused(db, node_id)
+
+
+def give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
+    """Make a save point that of another one's conversation and message."""
+    query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
+    (before, link_id), (after, _) = (db.execute(query, (one,)).fetchone() for one in (point_id, heir))
+    db.execute(
+        "UPDATE save_points SET (conversation_id, message_id) ="
+        " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
+        (heir, point_id),
+    )
+    index_links.hold(db, link_id or 0, after)
+    index_links.release(db, link_id or 0, before)
 
 
 def lose(

@@ -29,11 +29,10 @@ class Totals:
 
 def totals(db: sqlite3.Connection, today: str) -> Totals:
     """The sums."""
-    points, logical = db.execute("SELECT count(*), coalesce(sum(file_size), 0) FROM save_points").fetchone()
-    rows, on_disk = db.execute("SELECT row_bytes, disk_bytes FROM sums").fetchone()
-    written, of_today = db.execute(
-        "SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes * (day = ?)), 0) FROM written", (today,)
-    ).fetchone()
+    query = "SELECT points, logical_bytes, row_bytes, disk_bytes, written FROM sums"
+    points, logical, rows, on_disk, written = db.execute(query).fetchone()
+    row = db.execute("SELECT bytes FROM written WHERE day = ?", (today,)).fetchone()
+    of_today = row[0] if row else 0
     return Totals(points, logical, rows, on_disk, written, of_today)
 
 
@@ -74,17 +73,18 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
 
 
 def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:
-    """Every absorbed save point as eviction sees it, and which of them need which blocks."""
+    """Every absorbed save point as eviction sees it, and which blocks they need."""
     rows = db.execute(
-        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?"
-        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL",
+        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, link_id"
+        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL"
+        " AND link_id IS NOT NULL ORDER BY s.id",
         (protected,),
-    )
-    found = [Candidate(*row) for row in rows]
-    blocks, points = _columns(db, "SELECT DISTINCT block_id, save_point_id FROM block_uses ORDER BY 1", 2)
+    ).fetchall()
+    links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
-    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-    return found, Needs(points, starts, sizes[np.searchsorted(known, blocks[starts])])
+    ends = np.searchsorted(links, np.array([row[7] for row in rows], np.int64))
+    needs = Needs(ends, np.where(parents, np.searchsorted(links, parents), -1), np.searchsorted(known, blocks), sizes)
+    return [Candidate(*row[:7]) for row in rows], needs
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:

@@ -212,8 +212,9 @@ def _predecessor(db: sqlite3.Connection, point: SavePoint) -> _Predecessor | Non
     """The absorbed save point that shares most leading tokens, None if there is none of use."""
     kind = index_points.fingerprint_id(db, point.fingerprint)
     assert kind is not None
-    for place in token_tree.places(db, kind, point.tokens, beside=True):
-        before = token_tree.below(db, place.node_id, token_tree.NOBODY)
+    barren: set[int] = set()
+    for place in token_tree.places(db, kind, point.tokens):
+        before = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
         if before is None:
             continue
         try:

@@ -255,7 +255,8 @@ def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
     assert bench.store.prune(plan) == plan.bytes_freed
     assert bench.on_disk() == blocks - plan.bytes_freed
     assert before.physical_bytes - plan.bytes_freed == plan.bytes_left <= target
-    assert {one.conversation_id for one in bench.store.usage().conversations} == {"c"}
+    left = {one.conversation_id: one.save_points for one in bench.store.usage().conversations}
+    assert left == {"b": 1, "c": 2}, "the older turn of b may stay"
     assert bench.store.verify().clean
 
 

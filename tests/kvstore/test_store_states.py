@@ -107,8 +107,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert usage.physical_bytes == disk.tree_size(self.bench.folder)
         with self.bench.store._parts.index.read() as db:
             rows = db.execute(
-                "SELECT DISTINCT c.name, b.name FROM block_uses JOIN blocks b ON b.id = block_id JOIN save_points s"
-                " ON s.id = save_point_id JOIN conversations c ON c.id = conversation_id"
+                "WITH RECURSIVE up (link, conversation) AS (SELECT link_id, conversation_id FROM save_points"
+                " UNION SELECT parent_id, conversation FROM up JOIN links ON id = link)"
+                " SELECT DISTINCT c.name, b.name FROM up JOIN links l ON l.id = link JOIN blocks b ON b.id = block_id"
+                " JOIN conversations c ON c.id = conversation"
             ).fetchall()
             staged = dict(
                 db.execute(
