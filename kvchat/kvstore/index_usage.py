@@ -5,14 +5,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 
 from kvchat.kvstore.eviction import Candidate, Needs, Numbers
+from kvchat.kvstore.index import LOST
 from kvchat.kvstore.index_points import moment
 from kvchat.kvstore.index_schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
 from kvchat.migrations import statements
+
+INDEX_LOST = "the index of save points was damaged; it was set aside and a new one begun"
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,22 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    """What was lost and the user has not been told; from now on they have."""
+    """What was lost and the user has not been told; from now on they have. Of no one chat: the whole index."""
     rows = db.execute(
         "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     ).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    return tuple(Loss(*row) for row in rows)
+    found = [Loss(*row) for row in rows]
+    if index_lost_at(db) is not None and not db.execute("SELECT 1 FROM marks WHERE name = 'told'").fetchone():
+        db.execute("INSERT INTO marks VALUES ('told', '')")
+        found.append(Loss("", 0, INDEX_LOST))
+    return tuple(found)
+
+
+def index_lost_at(db: sqlite3.Connection) -> datetime | None:
+    """When the index before this one was lost; None if that never happened."""
+    row = db.execute("SELECT value FROM marks WHERE name = ?", (LOST,)).fetchone()
+    return moment(float(row[0])) if row else None
 
 
 def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:

@@ -12,7 +12,8 @@ from kvchat.kvstore import disk, index_points, index_recipes, token_tree
 from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
-from kvchat.kvstore.parts import DELETED_MEANWHILE, INDEX_LOST, Parts
+from kvchat.kvstore.index_usage import INDEX_LOST, index_lost_at
+from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts
 from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.residue import DamagedBlock
@@ -57,8 +58,7 @@ class Restoring:
             if not wanted():
                 raise NotWanted
             n_tokens, tier = self._put(plan, target, older_window_rows)
-            with contextlib.suppress(IndexFailed), self._parts.index.write() as db:  # on a full disk it is still of use
-                index_points.mark_used(db, int(plan.save_point.id), self._parts.clock())
+            self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
             with contextlib.suppress(OSError):
                 target.unlink(missing_ok=True)
@@ -251,4 +251,5 @@ def _why_nothing(
         if "model" in differences:
             return "saved with another model"
         return f"saved with other engine settings ({', '.join(differences)})"
-    return NOTHING_SAVED
+    lost_at = index_lost_at(db)
+    return f"{NOTHING_SAVED}; the index of save points was damaged on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED

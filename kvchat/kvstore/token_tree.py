@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat.kvstore.chains import SEGMENT, TOKEN_BYTES, Segment, chain, pack_tokens, shared_tokens, unpack_tokens
+from kvchat.kvstore.index_check import Nonsense
 from kvchat.kvstore.savepoint import Tokens
 
 NOBODY = ""  # an owner without staged save points: only absorbed ones are found
@@ -48,19 +49,23 @@ def add_tokens(db: sqlite3.Connection, fingerprint_id: int, tokens: Sequence[int
 
 
 def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
-    """The token list a node stands for."""
+    """The token list a node stands for. Raises Nonsense where it is not the one its name was made of."""
     rows = db.execute(
         """
-        WITH RECURSIVE up (id, parent_id, n_tokens, packed) AS (
-            SELECT id, parent_id, n_tokens, packed FROM nodes WHERE id = ?
-            UNION ALL SELECT n.id, n.parent_id, n.n_tokens, n.packed FROM up
+        WITH RECURSIVE up (id, parent_id, n_tokens, packed, name) AS (
+            SELECT id, parent_id, n_tokens, packed, name FROM nodes WHERE id = ?
+            UNION ALL SELECT n.id, n.parent_id, n.n_tokens, n.packed, n.name FROM up
                 JOIN nodes n ON n.id = up.parent_id AND n.id < up.id
         )
-        SELECT packed FROM up ORDER BY n_tokens
+        SELECT packed, name FROM up ORDER BY id
         """,
         (node_id,),
-    )
-    return unpack_tokens(b"".join(packed for (packed,) in rows))
+    ).fetchall()
+    packed = b"".join(packed for packed, _ in rows)
+    segments = chain(packed)
+    if not rows or [segment.name for segment in segments] != [name for _, name in rows]:
+        raise Nonsense
+    return unpack_tokens(packed)
 
 
 def drop_unused(db: sqlite3.Connection, node_id: int) -> None:

@@ -47,5 +47,5 @@ def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
         db.execute("DELETE FROM nodes")
     assert disk.tree_size(tmp_path) > 1_000_000
     index.shrink()
-    assert disk.tree_size(tmp_path) < 250_000
+    assert disk.tree_size(tmp_path) < 350_000  # empty, it takes some 30 pages
     index.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore import disk
+from kvchat.kvstore import disk, presence
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import Bounds
@@ -99,6 +99,13 @@ def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed.tobytes()
+
+
+def die() -> None:
+    """What this process holds is let go of, as when it is killed, and what it made is another process's from now on."""
+    for lock, _ in presence._held.values():
+        lock.release()
+    presence._begin()
 
 
 class Clock:
