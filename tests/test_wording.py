@@ -30,6 +30,12 @@ def test_how_long_ago(ago: timedelta, words: str) -> None:
     assert since(now - ago, now) == words
 
 
+def test_after_midnight_the_evening_is_not_yet_yesterday() -> None:
+    now = datetime(2026, 11, 20, 1, 0)
+    assert since(now - timedelta(minutes=90), now) == "1 h ago"
+    assert since(now - timedelta(hours=9), now) == "yesterday"
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0, "1 s"), (7.6, "8 s"), (59.4, "59 s"), (59.6, "1 min"), (3599, "1 h"), (4800, "1 h 20 min"), (90_000, "25 h")],

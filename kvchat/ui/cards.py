@@ -197,10 +197,10 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
     name = model or "the model"
     if status.checking:
         once = "This takes a few seconds, once for each model and engine. You can write already."
-        return "Checking whether restoring works here…", once, ""
+        return "Checking whether chats can be remembered here…", once, ""
     match status.state:
         case EngineState.STOPPED:
-            return "The engine is stopped", "Your chats and what was saved of them are kept.", ""
+            return "The engine is stopped", "Your chats and their memory are kept.", ""
         case EngineState.STOPPING:
             return "Stopping the engine…", "", ""
         case EngineState.STARTING:

@@ -69,7 +69,7 @@ def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path: Path, fake_engine
         server_key(resolve_paths({"KVCHAT_HOME": str(home.folder)})).save(KEY)
         done = home.run("ask", "--new", "Hello")
         assert done.returncode == 0, done.stderr
-        assert "nothing is saved" in done.stderr
+        assert "nothing is kept of them" in done.stderr
     finally:
         theirs.end()
 
