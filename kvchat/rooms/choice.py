@@ -211,7 +211,8 @@ def choose_engine(
 def _weighed(projector: Path) -> tuple[int, str]:
     """Size in bytes and identity. Raises CannotSee."""
     try:
-        return projector.stat().st_size, file_identity(projector)
+        identity = file_identity(projector)
+        return projector.stat().st_size, identity
     except OSError as error:
         why = f"Its projector {projector.name} cannot be read: {error.strerror or error}."
         raise CannotSee("This model", why, "Check that you may read it.") from error
