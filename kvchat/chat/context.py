@@ -36,6 +36,17 @@ class DocumentsTooLong(KvchatError):
         )
 
 
+class NoRoomForPart(KvchatError):
+    """Not even the beginning of a document fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"No part of “{name}” fits",
+            "The chat takes nearly the whole context already.",
+            "Keep only the newest part of the chat, choose a larger context, or begin a new chat.",
+        )
+
+
 @dataclass(frozen=True)
 class ContextUse:
     """What fills the context of one conversation, in tokens."""
@@ -49,6 +60,11 @@ class ContextUse:
     def free(self) -> int:
         """What is left; negative where the next reply may not fit."""
         return self.limit - self.used - self.waiting - self.reserve
+
+    @property
+    def over(self) -> bool:
+        """Whether the next message would be refused."""
+        return self.used + self.waiting >= self.limit
 
     @property
     def tight(self) -> bool:
@@ -68,6 +84,13 @@ class Split:
 def reply_reserve(limit: int, max_tokens: int | None) -> int:
     """Tokens kept for a reply: what the user allows it, within reason."""
     return min(max_tokens or RESERVE_MOST, limit // RESERVE_SHARE)
+
+
+def beginning_of(text: str, share: float) -> str:
+    """So much of a text at most (0 to 1), to the end of a line where one is near; always shorter than the text."""
+    cut = text[: min(int(len(text) * share), len(text) - 1)]
+    line = cut.rfind("\n")
+    return cut[:line] if line > len(cut) * 0.8 else cut
 
 
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:

@@ -12,11 +12,14 @@ from kvchat.chat.context import (
     TEMPLATE_TOKENS,
     ContextUse,
     DocumentsTooLong,
+    NoRoomForPart,
     NothingToDrop,
     Split,
+    beginning_of,
     reply_reserve,
     split_branch,
 )
+from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
@@ -31,6 +34,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
 BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
@@ -120,8 +124,29 @@ class ContextDesk:
         if any(attachment.data for attachment in attachments) and not await self.check_sight(conversation_id):
             attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
         use = await self.use(conversation_id, draft, attachments)
-        if use is not None and use.used + use.waiting >= use.limit:
+        if use is not None and use.over:
             raise DocumentsTooLong([attachment.name for attachment in attachments], use)
+
+    async def with_part(
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
+    ) -> tuple[Attachment, ...]:
+        """The attachments, the longest text cut to a beginning that fits with room for a reply.
+
+        Raises NoRoomForPart, and KvchatErrors as `use` does.
+        """
+        sizes = [0 if one.data else (await self.tokens_of(one))[0] for one in attachments]
+        place = sizes.index(max(sizes))
+        whole, part = attachments[place], attachments[place]
+        use = await self.use(conversation_id, draft, attachments)
+        while use is not None and use.free < 0:
+            tokens, _ = await self.tokens_of(part)
+            room = tokens + use.free - TEMPLATE_TOKENS
+            if room < LEAST_PART:
+                raise NoRoomForPart(whole.name)
+            part = document_of_text(PART.format(name=whole.name), beginning_of(part.text, room / tokens))
+            attachments = [*attachments[:place], part, *attachments[place + 1 :]]
+            use = await self.use(conversation_id, draft, attachments)
+        return tuple(attachments)
 
     async def check_sight(self, conversation_id: str | None) -> bool:
         """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""

@@ -81,17 +81,14 @@ class AttachBridge(QObject):
         await self._add(await asyncio.to_thread(of_image, PASTED_PICTURE, image))
 
     async def _add(self, attachment: Attachment) -> None:
-        """Onto the composer, unless it is there already. Raises DocumentsTooLong if it can never fit.
+        """Onto the composer, unless it is there already; the context's card says what to do where it does not fit.
 
         A picture is refused where the model cannot see.
         """
         if any(other.hash == attachment.hash for other in self._composer.chips.attachments):
             return
-        context = self._runtime.chat.context
         if attachment.data:
-            await context.check_sight(self._bridge.current)  # a chat may have a model of its own
-        else:
-            await context.check_fits(None, "", [attachment])
+            await self._runtime.chat.context.check_sight(self._bridge.current)  # a chat may have a model of its own
         self._composer.add_attachment(attachment)
 
     def _count_again(self) -> None:

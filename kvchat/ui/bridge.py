@@ -166,6 +166,7 @@ class Bridge(QObject):
 
     def _turn_over(self, conversation_id: str) -> None:
         self._talk(conversation_id).awaiting = False
+        self.list.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
             self._show_turn()
 

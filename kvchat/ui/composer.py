@@ -64,12 +64,14 @@ class Composer(QWidget):
     picture_given = Signal(QImage)
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
+    refused = Signal()  # sending was tried all the same
     edit_last_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
         self._busy = False
+        self._refusal = ""  # why nothing can be sent now
         self.editor = _Editor()
         self.editor.setAccessibleName("Message")
         self.editor.setPlaceholderText("Message…")
@@ -144,6 +146,11 @@ class Composer(QWidget):
         self._busy = busy
         self._show_button()
 
+    def refuse(self, why: str) -> None:
+        """Let nothing be sent, and say why; empty allows it again."""
+        self._refusal = why
+        self._show_button()
+
     def take(self, text: str) -> None:
         """Go on writing with this, which was typed elsewhere."""
         self.editor.setFocus()
@@ -170,7 +177,9 @@ class Composer(QWidget):
     def _send(self) -> None:
         text = self.draft.strip()
         attachments = self.chips.attachments
-        if (text or attachments) and not self._busy:
+        if (text or attachments) and not self._busy and self._refusal:
+            self.refused.emit()
+        elif (text or attachments) and not self._busy:
             self.editor.clear()
             self.set_attachments(())
             self.sent.emit(text, attachments)
@@ -193,7 +202,7 @@ class Composer(QWidget):
 
     def _show_button(self) -> None:
         theme = self._look.theme
-        can_send = bool(self.draft.strip() or self.chips.attachments)
+        can_send = bool(self.draft.strip() or self.chips.attachments) and not self._refusal
         self.attach.setIcon(icon("paperclip", theme.muted))
         self.button.setEnabled(self._busy or can_send)
         if self._busy:
@@ -202,7 +211,7 @@ class Composer(QWidget):
             self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
         words = "Stop" if self._busy else "Send"
         self.button.setAccessibleName(words)
-        self.button.setToolTip("Stop the reply (Esc)" if self._busy else "Send (Enter)")
+        self.button.setToolTip("Stop the reply (Esc)" if self._busy else self._refusal or "Send (Enter)")
 
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)

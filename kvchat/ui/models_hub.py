@@ -34,7 +34,6 @@ class AccessCard(Card):
         self.page = ""
         self.open_page = self.add_button("Open its page")
         self.token = self.add_button("Access token…", "primary")
-        self.buttons.addStretch(1)
         self.open_page.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(self.page)))
         self.token.clicked.connect(self.token_requested)
         self.hide()
