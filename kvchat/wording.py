@@ -27,7 +27,6 @@ IN_PLAIN_WORDS = {
     "TTFT": "first word after",
     "hot": STILL_LOADED,
     "warm": REMEMBERED,
-    "disk": f"{REMEMBERED}, from disk",
     "cold": READ_AGAIN,
     "hollow restore": f"{READ_AGAIN}: what was loaded was not used",
     "pinned": ALWAYS_KEEP,
