@@ -113,6 +113,7 @@ class Runtime:
         Before that it may name chats. The settings say which and when.
         """
         self.chat.forget_left_behind()
+        self.chat.following.begin()
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())

@@ -43,6 +43,13 @@ class WaitingForEngine:
 
 
 @dataclass(frozen=True)
+class WaitingForWriter:
+    """Another kvchat answers in this chat: the turn waits until that is over."""
+
+    conversation_id: str
+
+
+@dataclass(frozen=True)
 class Restoring:
     """A save point is being verified and loaded into the slot."""
 
@@ -180,6 +187,7 @@ class Notice:
 
 TurnEvent = (
     WaitingForEngine
+    | WaitingForWriter
     | Restoring
     | Restored
     | RestoreFailed

@@ -77,6 +77,11 @@ class Turn:
         self._settling.supersede()
 
     @property
+    def stopped(self) -> bool:
+        """Whether the reply was to end."""
+        return self._stopped
+
+    @property
     def answering(self) -> bool:
         """Whether the reply is being made right now."""
         return self._answering.task is not None

@@ -19,6 +19,7 @@ from kvchat.chat.events import (
     Saved,
     SaveSkipped,
     TurnFailed,
+    WaitingForWriter,
 )
 from kvchat.chat.messages import Message, Receipt
 from kvchat.chat.receipts import receipt_sentence
@@ -59,6 +60,8 @@ class _Printer:
                 if not self.as_json:
                     _say()
                     _remark(receipt_sentence(receipt) if receipt else "stopped")
+            case WaitingForWriter():
+                _remark("This chat is being answered by another kvchat; waiting...")
             case RestoreFailed(reason=reason):
                 _remark(f"the save point was not used: {reason}")
             case Saved(bytes=size, ms=ms):

@@ -19,6 +19,7 @@ from kvchat.chat.events import (
     TurnEvent,
     TurnFailed,
     WaitingForEngine,
+    WaitingForWriter,
 )
 from kvchat.chat.messages import Receipt, Source
 from kvchat.chat.receipts import UNUSED, where_from
@@ -65,6 +66,9 @@ class TurnStory:
                 self._fresh()
                 self._say("wait", "waiting for the engine", "live")
                 self.pending = "Waiting for the engine…"
+            case WaitingForWriter():
+                self._fresh()
+                self.pending = "This chat is being answered by another kvchat; waiting…"
             case Restoring() | Restored() | RestoreFailed():
                 self._tell_restore(event)
             case Prefilling(done=done, total=total):
