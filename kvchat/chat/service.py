@@ -275,6 +275,7 @@ class ChatService:
         self.finder.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
+        self.following.open(conversation_id)
         return Turn(self._parts, conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
