@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QRect, QRectF, Qt, QTimer
+from PySide6.QtCore import QEvent, QObject, QRectF, Qt, QTimer
 from PySide6.QtGui import QFocusEvent, QInputMethodEvent, QInputMethodQueryEvent, QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -109,7 +109,7 @@ class FocusHome(QObject):
         for query in Qt.InputMethodQuery:
             if event.queries() & query and query.value.bit_count() == 1:
                 answer = True if query is Qt.InputMethodQuery.ImEnabled else editor.inputMethodQuery(query)
-                if isinstance(answer, QRect | QRectF) and isinstance(watched, QWidget):
+                if isinstance(answer, QRectF) and isinstance(watched, QWidget):
                     answer.moveTopLeft(watched.mapFromGlobal(editor.mapToGlobal(answer.topLeft())))
                 event.setValue(query, answer)
 
