@@ -69,7 +69,9 @@ class MainWindow(QMainWindow):
         self.first_start = FirstStart()
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
-        self.attaching = AttachBridge(runtime, self.composer, self._chat_page, self.bridge, self.wishes, self)
+        self.attaching = AttachBridge(
+            runtime, self.composer, self._chat_page, self.bridge, self.notices, self.wishes, self
+        )
         self.context = ContextBridge(
             runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
         )
