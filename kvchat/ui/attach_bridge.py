@@ -72,7 +72,7 @@ class AttachBridge(QObject):
         """Let the user pick files."""
         dialog = QFileDialog(self._composer.window(), "Attach files")
         dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
-        dialog.filesSelected.connect(lambda names: self.take(_typed(dialog) or [Path(name) for name in names]))
+        dialog.filesSelected.connect(lambda names: self.take(_chosen(dialog, names)))
         dialog.finished.connect(dialog.deleteLater)
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
@@ -156,12 +156,16 @@ class AttachBridge(QObject):
             self._count_again()
 
 
-def _typed(dialog: QFileDialog) -> list[Path]:
-    """Several paths in quotes, as typed or chosen: of some that are typed Qt's own dialog tells only one."""
+def _chosen(dialog: QFileDialog, told: Sequence[str]) -> list[Path]:
+    """The files that were chosen or typed. Of several paths typed in quotes Qt's own dialog may tell only one."""
     field = dialog.findChild(QLineEdit)
     names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
-    paths = [Path(dialog.directory().absoluteFilePath(name)) for name in names]
-    return paths if all(path.exists() for path in paths) else []
+    paths = list(map(Path, told))
+    for folder in (Path(dialog.directory().path()), *(path.parent for path in paths)):
+        typed = [folder / name for name in names]
+        if typed and all(path.is_file() for path in typed):
+            return typed
+    return paths
 
 
 def _read(path: Path) -> Attachment:
