@@ -81,7 +81,10 @@ class BlockStore:
             )
             self._saving, self._restoring = Saving(self._parts), Restoring(self._parts)
             self._keeping = Keeping(self._parts)
-            self._keeping.recover()
+            try:
+                self._keeping.recover()
+            except IndexLost:
+                self._keeping.recover()  # there is a new one now
             self._parts.index.be_patient()
         except (OSError, IndexFailed, IndexLost) as error:
             title = "The folder for save points cannot be used."

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 
 from kvchat.kvstore.chains import SEGMENT, TOKEN_BYTES
+from kvchat.kvstore.index_schema import MIGRATIONS
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.migrations import migrate
 
 _MOST = 1 << 50  # of bytes and milliseconds; a sum of 8,000 of these still fits
 _LATEST = 1 << 34  # seconds since 1970
@@ -53,6 +58,8 @@ def is_sane(db: sqlite3.Connection) -> bool:
     try:
         if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             return False
+        if _schema(db) != _schema_as_made():
+            return False
         if db.execute("SELECT count(*) FROM sums").fetchone()[0] != 1:
             return False
         for table, is_true in _SANE.items():
@@ -71,6 +78,19 @@ def is_sane(db: sqlite3.Connection) -> bool:
     except (sqlite3.Error, ValueError, TypeError):
         return False
     return True
+
+
+def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """What there is, and what the triggers do: nobody else tells when one of those is not what it was."""
+    query = "SELECT type, name, CASE WHEN type = 'trigger' THEN sql ELSE '' END FROM main.sqlite_master"
+    return set(db.execute(query).fetchall())
+
+
+@cache
+def _schema_as_made() -> set[tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db, Path(), MIGRATIONS, "", keep_copy=False)
+        return _schema(db)
 
 
 def fingerprint_of(facts: str) -> Fingerprint:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvchat.kvstore.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index import LOST
+from kvchat.kvstore.index_check import Nonsense
 from kvchat.kvstore.index_points import moment
 from kvchat.kvstore.index_schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
@@ -86,28 +87,47 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     ).fetchall()
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
-    ends = np.searchsorted(links, np.array([row[7] for row in rows], np.int64))
-    needs = Needs(ends, np.where(parents, np.searchsorted(links, parents), -1), np.searchsorted(known, blocks), sizes)
+    begun = parents == 0
+    needs = Needs(
+        _places(links, np.array([row[7] for row in rows], np.int64)),
+        np.where(begun, -1, _places(links, np.where(begun, links, parents))),
+        _places(known, blocks),
+        sizes,
+    )
+    if (needs.parents >= np.arange(len(links))).any():
+        raise Nonsense
     return [Candidate(*row[:7]) for row in rows], needs
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    """What was lost and the user has not been told; from now on they have. Of no one chat: the whole index."""
+    """What was lost and the user has not been told; from now on they have."""
     rows = db.execute(
         "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     ).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    found = [Loss(*row) for row in rows]
-    if index_lost_at(db) is not None and not db.execute("SELECT 1 FROM marks WHERE name = 'told'").fetchone():
-        db.execute("INSERT INTO marks VALUES ('told', '')")
-        found.append(Loss("", 0, INDEX_LOST))
-    return tuple(found)
+    return tuple(Loss(*row) for row in rows)
+
+
+def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
+    """The same of the whole index, which is a loss of no one chat."""
+    if index_lost_at(db) is None or db.execute("SELECT 1 FROM marks WHERE name = 'told'").fetchone():
+        return ()
+    db.execute("INSERT INTO marks VALUES ('told', '')")
+    return (Loss("", 0, INDEX_LOST),)
 
 
 def index_lost_at(db: sqlite3.Connection) -> datetime | None:
     """When the index before this one was lost; None if that never happened."""
     row = db.execute("SELECT value FROM marks WHERE name = ?", (LOST,)).fetchone()
     return moment(float(row[0])) if row else None
+
+
+def _places(known: Numbers, wanted: Numbers) -> Numbers:
+    """Where in `known`, which is sorted, each one is. Raises Nonsense where one is not there."""
+    places = np.searchsorted(known, wanted)
+    if (places == len(known)).any() or (known[places] != wanted).any():
+        raise Nonsense
+    return places
 
 
 def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:

@@ -162,12 +162,14 @@ class Keeping:
         for point_id, reason in wrong:
             parts.lose(point_id, reason, tell=True)
         parts.sweep()
-        return VerifyReport(len(blocks), total, len(bad) + len(wrong), self.losses())
+        with parts.index.write() as db:
+            lost = index_usage.untold_losses(db)
+        return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
 
     def losses(self) -> tuple[Loss, ...]:
         """What turned out bad since this was last asked: the user is told once."""
         with self._parts.index.write() as db:
-            return index_usage.untold_losses(db)
+            return index_usage.untold_losses(db) + index_usage.untold_index_loss(db)
 
     def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
         """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points, index_recipes, token_tree
+from kvchat.kvstore import disk, index_points, index_recipes, slotfile, token_tree
 from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
+from kvchat.kvstore.index_check import Nonsense
 from kvchat.kvstore.index_usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts
 from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
@@ -58,6 +59,7 @@ class Restoring:
             if not wanted():
                 raise NotWanted
             n_tokens, tier = self._put(plan, target, older_window_rows)
+            _prove(target, plan.save_point.tokens[:n_tokens])
             self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
             with contextlib.suppress(OSError):
@@ -72,6 +74,8 @@ class Restoring:
         for place in islice(look(db, kind, prompt), MOST_PLACES):
             if worth_restoring(place.shared, place.n_tokens, len(prompt)):
                 point = self._point_at(db, place, len(prompt), barren, can_cut=can_cut)
+                if point and point.tokens[: place.shared] != prompt[: place.shared]:
+                    raise Nonsense
                 if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
                     return self._plan(point, place.shared)
         return None
@@ -218,6 +222,16 @@ def _older(db: sqlite3.Connection, point: SavePoint) -> list[OlderRecipe]:
                 recipe = index_recipes.load_recipe(db, one) if str(one) != point.id else None
                 older += [OlderRecipe(recipe, place.shared)] if recipe else []
     return older
+
+
+def _prove(slot_file: Path, tokens: Tokens) -> None:
+    """That the file stands for these tokens: the index may have it for something else. Raises RecipeError."""
+    try:
+        if slotfile.stands_for(slotfile.read_tokens(slot_file), tokens):
+            return
+    except slotfile.SlotFileError:
+        pass
+    raise RecipeError("it holds something else")
 
 
 class _Gone(Exception):

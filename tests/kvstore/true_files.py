@@ -137,7 +137,7 @@ class Bench:
 
     def open(self) -> BlockStore:
         """Open the folder once more, as another process would."""
-        (self.folder.parent / "memory").mkdir(exist_ok=True)
+        (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
         return BlockStore(
             self.folder,
             Bounds(self.quota, 0),
