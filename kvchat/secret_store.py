@@ -10,8 +10,6 @@ import os
 from enum import Enum
 from pathlib import Path
 
-from kvchat.plain_file import read_plain
-
 _SERVICE = "kvchat"
 
 
@@ -36,7 +34,7 @@ class SecretStore:
         if kept:
             return kept, Keeper.KEYRING
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if kept := read_plain(self._file, 100_000).decode().strip():
+            if kept := self._file.read_text("utf-8").strip():
                 return kept, Keeper.FILE
         return None
 

@@ -43,10 +43,12 @@ class WaitingForEngine:
 
 
 @dataclass(frozen=True)
-class WaitingForWriter:
-    """Another kvchat answers in this chat: the turn waits until that is over."""
+class MakingRoom:
+    """The engine is started again with a larger context, which this conversation needs."""
 
     conversation_id: str
+    tokens: int  # there is to be room for
+    done: bool = False  # there is, or there will not be
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Notice:
 
 TurnEvent = (
     WaitingForEngine
-    | WaitingForWriter
+    | MakingRoom
     | Restoring
     | Restored
     | RestoreFailed

@@ -16,8 +16,9 @@ from kvchat.keeping.restore import finish_restore
 from kvchat.library.starter import StarterProgress, StarterStage, fetch_starter
 from kvchat.paths import Paths
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.stoppable import Threads
 from kvchat.wording import size
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
 
 
 class NoModelForCommand(KvchatError):
@@ -54,31 +55,17 @@ def _overridden(settings: Settings, model: Path | None, engine: Path | None) -> 
 
 
 def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
-    """Run a command's coroutine; Ctrl+C or SIGTERM cancels it, so that its clean-up still stops the engine.
-
-    A second one ends the process, whatever is not done yet.
-    """
-    signals = (signal.SIGINT, signal.SIGTERM)
+    """Run a command's coroutine; Ctrl+C or SIGTERM cancels it, so that its clean-up still stops the engine."""
 
     async def supervised() -> int:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-        loop.set_default_executor(Threads())
-        told: list[int] = []
-
-        def end(number: int) -> None:
-            told.append(number)
-            task.cancel()
-            for one in signals:
-                loop.remove_signal_handler(one)
-                signal.signal(one, signal.SIG_DFL)
-
-        for number in signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows: Ctrl+C arrives as KeyboardInterrupt instead
-                loop.add_signal_handler(number, end, number)
+                loop.add_signal_handler(number, task.cancel)
         try:
             return await task
         except asyncio.CancelledError:
-            return 128 + (told[0] if told else signal.SIGINT)  # as a shell has it
+            return INTERRUPTED
 
     return asyncio.run(supervised())
 

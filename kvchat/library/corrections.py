@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.plain_file import read_json
 from kvchat.whole_file import whole_file
 
 MOST_ENTRIES = 200  # the oldest go
@@ -109,7 +108,7 @@ class CorrectionBook:
 
     def _entries(self) -> dict[str, Corrections]:
         try:
-            raw = read_json(self._file)
+            raw = json.loads(self._file.read_text("utf-8"))
             entries = {str(key): Corrections(**entry) for key, entry in raw.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
