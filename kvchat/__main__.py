@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,29 +11,35 @@ if TYPE_CHECKING:
 
     from kvchat.errors import KvchatError
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run kvchat with these arguments (default: the process's own) and return the exit code.
+    """Run kvchat with these arguments and return the exit code; without any be the process, with its own, and end it.
 
-    A KvchatError ends as words on standard error and exit code 1, Ctrl+C as 130.
+    A KvchatError ends as words on standard error and exit code 1.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    child = _child(arguments)
+    if argv is not None:
+        return _main(argv)
+    child = _child(sys.argv[1:])
     if child is not None:
         return child
+    from kvchat.cli import process
+
+    return process.run(lambda: _main(sys.argv[1:], process.listen))
+
+
+def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
+    """`ready` is called when all is imported and the work begins."""
     from kvchat.cli.arguments import build_parser
     from kvchat.errors import KvchatError
 
     options = build_parser().parse_args(arguments)
     try:
-        return _dispatch(options)
+        command = _command(options)
+        ready()
+        return command()
     except KvchatError as error:
         _print_error(error)
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _child(arguments: list[str]) -> int | None:
@@ -50,67 +56,70 @@ def _child(arguments: list[str]) -> int | None:
     return None
 
 
-def _dispatch(options: argparse.Namespace) -> int:
-    """Import the command that was asked for, and only that one, and run it."""
-    if options.command == "ask":
-        from kvchat.cli import ask
-        from kvchat.cli.arguments import ask_options
+def _command(options: argparse.Namespace) -> Callable[[], int]:
+    """Import the command that was asked for, and only that one."""
+    from kvchat.cli import arguments
 
-        return ask.run(ask_options(options))
-    if options.command == "bench":
-        from kvchat.cli.arguments import bench_options
-        from kvchat.cli.bench import command
+    match options.command:
+        case "ask":
+            from kvchat.cli import ask
 
-        return command.run(bench_options(options))
-    if options.command == "store":
-        from kvchat.cli import store
-        from kvchat.cli.arguments import store_options
+            return lambda: ask.run(arguments.ask_options(options))
+        case "bench":
+            from kvchat.cli.bench import command
 
-        return store.run(store_options(options))
-    if options.command == "engines":
-        from kvchat.cli import engines
-        from kvchat.cli.arguments import engines_options
+            return lambda: command.run(arguments.bench_options(options))
+        case "store":
+            from kvchat.cli import store
 
-        return engines.run(engines_options(options))
-    if options.command == "models":
-        from kvchat.cli import models
-        from kvchat.cli.arguments import models_options
+            return lambda: store.run(arguments.store_options(options))
+        case "engines":
+            from kvchat.cli import engines
 
-        return models.run(models_options(options))
-    if options.command == "search":
-        from kvchat.cli import search
+            return lambda: engines.run(arguments.engines_options(options))
+        case "models":
+            from kvchat.cli import models
 
-        return search.run(" ".join(options.words), as_json=options.json)
-    if options.command in ("export", "import", "backup", "restore"):
-        return _keep(options)
-    if options.command == "doctor":
-        from kvchat.cli import doctor
+            return lambda: models.run(arguments.models_options(options))
+        case "search":
+            from kvchat.cli import search
 
-        return doctor.run(as_json=options.json, retest=options.retest)
-    return _run_app(starter=options.starter, hidden=options.hidden)
+            return lambda: search.run(" ".join(options.words), as_json=options.json)
+        case "export" | "import" | "backup" | "restore":
+            return _keep(options)
+        case "doctor":
+            from kvchat.cli import doctor
+
+            return lambda: doctor.run(as_json=options.json, retest=options.retest)
+        case _:
+            return _app(starter=options.starter, hidden=options.hidden)
 
 
-def _keep(options: argparse.Namespace) -> int:
+def _keep(options: argparse.Namespace) -> Callable[[], int]:
     from kvchat.cli import keep
     from kvchat.cli.arguments import export_options
 
-    if options.command == "export":
-        return keep.run_export(export_options(options))
-    if options.command == "import":
-        return keep.run_import(options.files)
-    return keep.run_backup(options.target) if options.command == "backup" else keep.run_restore(options.source)
+    match options.command:
+        case "export":
+            return lambda: keep.run_export(export_options(options))
+        case "import":
+            return lambda: keep.run_import(options.files)
+        case "backup":
+            return lambda: keep.run_backup(options.target)
+        case _:
+            return lambda: keep.run_restore(options.source)
 
 
-def _run_app(*, starter: bool, hidden: bool) -> int:
-    """Open the window; where Qt could only abort, say what is missing and chat in the terminal instead."""
+def _app(*, starter: bool, hidden: bool) -> Callable[[], int]:
+    """The window; where Qt could only abort, words about what is missing, and a chat in the terminal instead."""
     from kvchat.cli import no_display
 
     problem = no_display.find_problem()
     if problem is not None:
-        return no_display.run(problem, starter=starter)
+        return lambda: no_display.run(problem, starter=starter)
     from kvchat import app
 
-    return app.run(starter=starter, hidden=hidden)
+    return lambda: app.run(starter=starter, hidden=hidden)
 
 
 def _print_error(error: KvchatError) -> None:

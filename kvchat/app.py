@@ -19,6 +19,7 @@ from kvchat.library.starter import StarterProgress, fetch_starter
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
+from kvchat.stoppable import Threads
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.single_instance import SingleInstance
 from kvchat.ui.theme import Look
@@ -56,6 +57,7 @@ def run(*, starter: bool, hidden: bool) -> int:
 
 
 async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, starter: bool, hidden: bool) -> int:
+    asyncio.get_running_loop().set_default_executor(Threads())
     try:
         finish_restore(paths)
     except KvchatError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 
+Step = str | Callable[[sqlite3.Connection], None]  # SQL, or what SQL alone cannot do
 COPIES_DAYS = 7.0  # for so long what a database held before a migration is kept
 _PAGES_AT_ONCE = 1000  # 4 MB
 
@@ -27,7 +28,7 @@ class DatabaseTooNew(KvchatError):
 
 
 def migrate(
-    connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str, *, keep_copy: bool = True
+    connection: sqlite3.Connection, path: Path, steps: Sequence[Step], too_new: str, *, keep_copy: bool = True
 ) -> None:
     """Bring the database to the newest format; with `keep_copy` what it held is copied beside it first.
 
@@ -71,20 +72,27 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
 
 
-def _apply_missing(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
+def _apply_missing(connection: sqlite3.Connection, steps: Sequence[Step]) -> None:
     connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
     try:
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
         )
         for number in range(version(connection) + 1, len(steps) + 1):
-            for statement in statements(steps[number - 1]):
-                connection.execute(statement)
+            _take(connection, steps[number - 1])
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def _take(connection: sqlite3.Connection, step: Step) -> None:
+    if not isinstance(step, str):
+        step(connection)
+        return
+    for statement in statements(step):
+        connection.execute(statement)
 
 
 def version(connection: sqlite3.Connection) -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from kvchat.whole_file import check_is_file
 from kvchat.wording import size as size_in_words
 
 PATIENCE_S = 10.0  # a disk that sleeps wakes up within it
@@ -23,6 +24,14 @@ _PIECE = 1024 * 1024  # bytes read in one step
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc wait for news
 
 R = TypeVar("R")
+
+
+class NotAFile(OSError):
+    """What is there under a name is a folder, a device or a pipe."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        self.kind = _kind(mode)  # in words: "a pipe"
+        super().__init__(errno.EINVAL, f"It is {self.kind}, not a file", str(path))
 
 
 class TooLarge(OSError):
@@ -47,6 +56,14 @@ def read_plain(path: Path, most: int) -> bytes:
     return content
 
 
+def read_json(path: Path, most: int = 64_000_000) -> Any:
+    """What a JSON file holds. Raises OSError as `read_plain` does, and ValueError for what is not JSON."""
+    try:
+        return json.loads(read_plain(path, most))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def in_time(work: Callable[[], R]) -> R:
     """What `work` returns or raises; TimeoutError where it takes too long. It goes on then, and nobody waits for it."""
     done: Future[R] = Future()
@@ -57,6 +74,12 @@ def in_time(work: Callable[[], R]) -> R:
         if done.done():  # the work's own
             raise
         raise TimeoutError(errno.ETIMEDOUT, f"Nothing answered for {PATIENCE_S:.0f} s") from error
+
+
+def check_is_file(path: Path, mode: int) -> None:
+    """Raises NotAFile unless that mode (`st_mode`) is a regular file's."""
+    if not stat.S_ISREG(mode):
+        raise NotAFile(path, mode)
 
 
 def _do(work: Callable[[], R], done: Future[R]) -> None:
@@ -115,3 +138,12 @@ class _Patient(io.RawIOBase):
         if not self.closed and not self._hangs:
             os.close(self._descriptor)
         super().close()
+
+
+def _kind(mode: int) -> str:
+    """What is not a file, in words."""
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"

@@ -113,6 +113,7 @@ class Runtime:
         Before that it may name chats. The settings say which and when.
         """
         self.chat.forget_left_behind()
+        self.chat.following.begin()
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
@@ -217,7 +218,6 @@ class Runtime:
             findings,
             EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify),
             lambda status: self._engine_changed(status) if self.room.is_current(own) else None,
-            lambda: self.chat.tokens_needed(self.settings.model_path),
         )
         attached = AttachedRoom(
             lambda: self.settings,

@@ -10,6 +10,8 @@ import os
 from enum import Enum
 from pathlib import Path
 
+from kvchat.plain_file import read_plain
+
 _SERVICE = "kvchat"
 
 
@@ -34,7 +36,7 @@ class SecretStore:
         if kept:
             return kept, Keeper.KEYRING
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if kept := self._file.read_text("utf-8").strip():
+            if kept := read_plain(self._file, 100_000).decode().strip():
                 return kept, Keeper.FILE
         return None
 

@@ -6,12 +6,15 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
+from kvchat.plain_file import read_json
 from kvchat.whole_file import whole_file
 from kvchat.wording import size
 
@@ -23,9 +26,13 @@ THEMES = frozenset(("system", "light", "dark"))
 ENGINE_STARTS = frozenset(("app", "message"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
-LEAST_QUOTA = 100 * MB
+LEAST_QUOTA, MOST_BYTES = 100 * MB, 10**18  # bytes; more than any disk has, and less than SQLite counts
+MOST_TOKENS = 2**31 - 1  # of a reply; llama.cpp's int32_t
 MOST_DAYS = 3650
 MOST_IDLE_MINUTES = 7 * 24 * 60
+
+
+_MOST_FILE = 4_000_000  # bytes of the file
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,10 @@ def load_settings(path: Path) -> Settings:
     A file that is not JSON is set aside as `settings.json.bad` so that nothing the user wrote is lost.
     """
     try:
-        raw = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+        raw = read_json(path, _MOST_FILE)
+    except (FileNotFoundError, TimeoutError):
         return Settings()
-    except (OSError, UnicodeDecodeError, ValueError):
+    except (OSError, ValueError):
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(".json.bad"))
         return Settings()
@@ -138,11 +145,15 @@ def _switch(value: Any) -> str:
 
 
 def _path(value: Any) -> str:
-    return "" if isinstance(value, str) and "\0" not in value else "This must be a path."
+    try:
+        fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:  # half a character, which JSON can hold and no name
+        fits = False
+    return "" if fits else "This must be a path."
 
 
 def _text(value: Any) -> str:
-    return "" if isinstance(value, str) and "\0" not in value else "This must be text."
+    return "" if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else "This must be text."
 
 
 def _paths(value: Any) -> str:
@@ -171,8 +182,8 @@ _RULES: dict[str, _Rule] = {
     "idle_minutes": _whole(1, MOST_IDLE_MINUTES, "{:,.0f} minutes".format),
     "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _tokens),
     "kv_type": _one_of(KV_TYPE_NAMES),
-    "quota_bytes": _whole(LEAST_QUOTA, words=size),
-    "free_floor_bytes": _whole(0, words=size),
+    "quota_bytes": _whole(LEAST_QUOTA, MOST_BYTES, size),
+    "free_floor_bytes": _whole(0, MOST_BYTES, size),
     "max_age_days": _whole(1, MOST_DAYS, "{:,.0f} days".format),
     "keep_deleted_days": _whole(0, MOST_DAYS, "{:,.0f} days".format),
     "theme": _one_of(THEMES),
@@ -180,6 +191,6 @@ _RULES: dict[str, _Rule] = {
     "show_numbers": _switch,
     "model_titles": _switch,
     "temperature": _temperature,
-    "max_tokens": _whole(1, words=_tokens),
+    "max_tokens": _whole(1, MOST_TOKENS, _tokens),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
 }

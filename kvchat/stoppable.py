@@ -5,12 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 R = TypeVar("R")
 
+LAST_MOMENT_S = 1.0
+
 Progress = Callable[[int, int], None]  # so much is done, of so much in all; 0 where nobody knows
+
+
+class Threads(ThreadPoolExecutor):
+    """A loop's threads. When it ends they have a moment to end, too: one that hangs is waited for no longer."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let nothing new begin, and wait for what goes on, within bounds."""
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+        latest = time.monotonic() + LAST_MOMENT_S
+        for thread in tuple(self._threads) if wait else ():
+            thread.join(max(0.0, latest - time.monotonic()))
 
 
 class Stopped(Exception):

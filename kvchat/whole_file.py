@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from kvchat.plain_file import check_is_file, in_time
 
 PRIVATE = 0o600
 
@@ -21,8 +22,7 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
     unless it is to be `private`. After an exception in the block the old file is as it was, and nothing is left beside
     it. Raises OSError, and NotAFile where something else than a regular file is in the place.
     """
-    old = _old_mode(target)
-    place = target.resolve()
+    old, place = in_time(lambda: (_old_mode(target), target.resolve()))
     beside = place.with_name(f".{uuid.uuid4().hex[:12]}.new")  # of its own: two processes may write the same file
     try:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -39,19 +39,6 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
         raise
 
 
-class NotAFile(OSError):
-    """What is there under a name is a folder, a device or a pipe."""
-
-    def __init__(self, path: Path, mode: int) -> None:
-        super().__init__(errno.EINVAL, f"It is {_kind(mode)}, not a file", str(path))
-
-
-def check_is_file(path: Path, mode: int) -> None:
-    """Raises NotAFile unless that mode (`st_mode`) is a regular file's."""
-    if not stat.S_ISREG(mode):
-        raise NotAFile(path, mode)
-
-
 def _old_mode(target: Path) -> int | None:
     """The mode of the regular file under that name, whatever links lead to it; None where there is none yet."""
     try:
@@ -60,12 +47,3 @@ def _old_mode(target: Path) -> int | None:
         return None
     check_is_file(target, found)
     return stat.S_IMODE(found)
-
-
-def _kind(mode: int) -> str:
-    """What is not a file, in words."""
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"

@@ -7,9 +7,38 @@ from __future__ import annotations
 
 from datetime import datetime
 
+MEMORY_OF_CHATS, STORAGE = "Memory of chats", "Storage"  # what is kept so that chats need not be read again; its place
+ALWAYS_KEEP, NEVER_KEEP = "Always keep its memory", "Never keep its memory"
+NUMBERS = "Speed and token counts"
+STYLE = "Creativity and style"
 # Where what a reply went on from came from, the best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = "still loaded", "remembered", "read again"
 FIRST_REPLY = "first reply"  # what was read for it was not read again: there was nothing to remember
+
+
+# What the field says, and what the window says instead. The field's terms stay in the details, on the command line and
+# in `doctor`, where experts look for them.
+IN_PLAIN_WORDS = {
+    "KV cache": MEMORY_OF_CHATS,
+    "save point": MEMORY_OF_CHATS,
+    "slot": "the engine",
+    "prefill": "reading",
+    "restore": "loading",
+    "TTFT": "first word after",
+    "hot": STILL_LOADED,
+    "warm": REMEMBERED,
+    "cold": READ_AGAIN,
+    "hollow restore": f"{READ_AGAIN}: what was loaded was not used",
+    "pinned": ALWAYS_KEEP,
+    "never saved": NEVER_KEEP,
+    "quota": "limit",
+    "prune": "shrink",
+    "sampling": STYLE,
+    "projector": "what a model sees with",
+}
+
+
+SAME_NIGHT_H = 6  # hours; after midnight the evening before is not yet "yesterday"
 
 
 def size(count: float) -> str:
@@ -73,9 +102,8 @@ def roughly(seconds: float) -> str:
 
 def since(moment: datetime, now: datetime) -> str:
     """How long ago, in the coarse words a person would use."""
-    days = (now.date() - moment.date()).days
-    if days == 0:
-        minutes = int((now - moment).total_seconds() // 60)
+    days, minutes = (now.date() - moment.date()).days, int((now - moment).total_seconds() // 60)
+    if days == 0 or minutes < 60 * SAME_NIGHT_H:
         if minutes < 1:
             return "just now"
         return f"{minutes} min ago" if minutes < 60 else f"{minutes // 60} h ago"

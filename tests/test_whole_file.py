@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.whole_file import NotAFile, whole_file
+from kvchat.plain_file import NotAFile
+from kvchat.whole_file import whole_file
 
 
 def test_what_was_written_takes_the_old_ones_place(tmp_path: Path) -> None:

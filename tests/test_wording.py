@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from kvchat.wording import duration, rough_duration, roughly, several, since, size, size_of, tokens_short
+from kvchat.wording import (
+    IN_PLAIN_WORDS,
+    duration,
+    rough_duration,
+    roughly,
+    several,
+    since,
+    size,
+    size_of,
+    tokens_short,
+)
 
 
 def test_two_sizes_share_their_unit() -> None:
@@ -28,6 +39,12 @@ def test_two_sizes_share_their_unit() -> None:
 def test_how_long_ago(ago: timedelta, words: str) -> None:
     now = datetime(2026, 11, 20, 12, 0)
     assert since(now - ago, now) == words
+
+
+def test_after_midnight_the_evening_is_not_yet_yesterday() -> None:
+    now = datetime(2026, 11, 20, 1, 0)
+    assert since(now - timedelta(minutes=90), now) == "1 h ago"
+    assert since(now - timedelta(hours=9), now) == "yesterday"
 
 
 @pytest.mark.parametrize(
@@ -84,3 +101,10 @@ def test_counts_of_things() -> None:
     assert several(1, "chat") == "1 chat"
     assert several(0, "chat") == "0 chats"
     assert several(1204, "chat was", "chats were") == "1,204 chats were"
+
+
+@pytest.mark.parametrize("term", IN_PLAIN_WORDS)
+def test_the_glossary_explains_every_term_that_has_a_plain_word(term: str) -> None:
+    architecture = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text("utf-8")
+    glossary = architecture.partition("## Words")[2].partition("\n## ")[0].replace("\n", " ")
+    assert f"*{term}*" in glossary

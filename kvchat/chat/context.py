@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.messages import Message, Role
-from kvchat.chat.pictures import TOKENS_GUESSED
 from kvchat.errors import KvchatError
 
 RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
-BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
 
 
@@ -39,6 +36,17 @@ class DocumentsTooLong(KvchatError):
         )
 
 
+class NoRoomForPart(KvchatError):
+    """Not even the beginning of a document fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"No part of “{name}” fits",
+            "The chat takes nearly the whole context already.",
+            "Keep only the newest part of the chat, choose a larger context, or begin a new chat.",
+        )
+
+
 @dataclass(frozen=True)
 class ContextUse:
     """What fills the context of one conversation, in tokens."""
@@ -52,6 +60,11 @@ class ContextUse:
     def free(self) -> int:
         """What is left; negative where the next reply may not fit."""
         return self.limit - self.used - self.waiting - self.reserve
+
+    @property
+    def over(self) -> bool:
+        """Whether the next message would be refused."""
+        return self.used + self.waiting >= self.limit
 
     @property
     def tight(self) -> bool:
@@ -73,17 +86,11 @@ def reply_reserve(limit: int, max_tokens: int | None) -> int:
     return min(max_tokens or RESERVE_MOST, limit // RESERVE_SHARE)
 
 
-def tokens_guessed(branch: Sequence[Message]) -> int:
-    """How many tokens a branch has, without an engine to count: by its last receipt, and by the bytes after that."""
-    counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
-    receipt = branch[counted].receipt if counted >= 0 else None
-    known = receipt.prompt_tokens + receipt.predicted_tokens if receipt else 0
-    return known + sum(
-        len(prompt_content(message).encode()) // BYTES_PER_TOKEN
-        + TEMPLATE_TOKENS
-        + TOKENS_GUESSED * len(pictures_of(message))
-        for message in branch[counted + 1 :]
-    )
+def beginning_of(text: str, share: float) -> str:
+    """So much of a text at most (0 to 1), to the end of a line where one is near; always shorter than the text."""
+    cut = text[: min(int(len(text) * share), len(text) - 1)]
+    line = cut.rfind("\n")
+    return cut[:line] if line > len(cut) * 0.8 else cut
 
 
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:

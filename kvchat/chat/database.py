@@ -143,7 +143,7 @@ class Database(DatabaseFile):
         with self.transaction() as db:
             db.execute(
                 "UPDATE messages SET state = ?, writer = ? WHERE id = ?",
-                (MessageState.STREAMING.value, _this_process(), message.id),
+                (MessageState.STREAMING.value, this_process(), message.id),
             )
             db.execute(
                 "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?",
@@ -151,13 +151,22 @@ class Database(DatabaseFile):
             )
 
     def remove_leaf(self, message: Message) -> None:
-        """Take back a message nobody has seen (an empty reply); its parent is the leaf again."""
+        """Take back a message nobody has seen (an empty reply); its parent is the leaf again.
+
+        What another process said after it meanwhile comes into its place.
+        """
         with self.transaction() as db:
+            db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
             db.execute(
                 "UPDATE conversations SET leaf_id = ? WHERE id = ? AND leaf_id = ?",
                 (message.parent_id, message.conversation_id, message.id),
             )
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
+
+    def disown(self, question_id: str) -> None:
+        """No process is going to answer this question."""
+        with self.transaction() as db:
+            db.execute("UPDATE messages SET writer = '' WHERE id = ?", (question_id,))
 
     def mark_interrupted(self) -> int:
         """Replies whose writer died while streaming become interrupted ones; returns how many.
@@ -168,7 +177,7 @@ class Database(DatabaseFile):
             rows = db.execute(
                 "SELECT id, writer FROM messages WHERE state = ?", (MessageState.STREAMING.value,)
             ).fetchall()
-            orphans = [(MessageState.INTERRUPTED.value, row["id"]) for row in rows if not _alive(row["writer"])]
+            orphans = [(MessageState.INTERRUPTED.value, row["id"]) for row in rows if not is_alive(row["writer"])]
             db.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
             return len(orphans)
 
@@ -241,7 +250,7 @@ def _insert(
     db.execute(
         "INSERT INTO messages (id, conversation_id, parent_id, role, content, state, created_at, writer)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (message.id, conversation_id, parent_id, role.value, content, state.value, created, _this_process()),
+        (message.id, conversation_id, parent_id, role.value, content, state.value, created, this_process()),
     )
     insert_attachments(db, message.id, attachments)
     db.execute(
@@ -250,12 +259,12 @@ def _insert(
     return message
 
 
-def _this_process() -> str:
+def this_process() -> str:
     """This process's name for all time: its pid alone is used again after a while."""
     return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
 
 
-def _alive(writer: str | None) -> bool:
+def is_alive(writer: str | None) -> bool:
     """Whether the process that wrote this still runs."""
     pid, _, started = (writer or "").partition(":")
     try:

@@ -11,7 +11,7 @@ from blake3 import blake3
 from kvchat.chat.messages import Attachment
 from kvchat.chat.pictures import CannotAttach, is_picture, picture_of
 from kvchat.errors import KvchatError
-from kvchat.wording import size as size_in_words
+from kvchat.plain_file import NotAFile, TooLarge, read_plain
 
 MOST_BYTES = 64_000_000
 PDF_PATIENCE_S = 60.0
@@ -28,12 +28,11 @@ def read_attachment(path: Path) -> Attachment:
 def read_bytes(path: Path) -> bytes:
     """A file, within bounds. Raises CannotAttach."""
     try:
-        if not path.is_file():
-            raise CannotAttach(path.name, "It is not a file.", "Attach files one by one, or several at once.")
-        if path.stat().st_size > MOST_BYTES:
-            words = f"It has {size_in_words(path.stat().st_size)}; {size_in_words(MOST_BYTES)} is the most."
-            raise CannotAttach(path.name, words, "Attach the part that matters.")
-        return path.read_bytes()
+        return read_plain(path, MOST_BYTES)
+    except NotAFile as error:
+        raise CannotAttach(path.name, f"{error.strerror}.", "Attach files one by one, or several at once.") from error
+    except TooLarge as error:
+        raise CannotAttach(path.name, f"{error.strerror}.", "Attach the part that matters.") from error
     except OSError as error:
         raise CannotAttach(path.name, f"{error.strerror or error}.", "Check that you may read it.") from error
 

@@ -43,12 +43,10 @@ class WaitingForEngine:
 
 
 @dataclass(frozen=True)
-class MakingRoom:
-    """The engine is started again with a larger context, which this conversation needs."""
+class WaitingForWriter:
+    """Another kvchat answers in this chat: the turn waits until that is over."""
 
     conversation_id: str
-    tokens: int  # there is to be room for
-    done: bool = False  # there is, or there will not be
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class Notice:
 
 TurnEvent = (
     WaitingForEngine
-    | MakingRoom
+    | WaitingForWriter
     | Restoring
     | Restored
     | RestoreFailed

@@ -64,9 +64,9 @@ class Findings:
         with suppress(StorageFailed):
             await self._worker.run(store_finding, self._database, subject, finding, self._clock())
         if not finding.strategy.saves:
-            self._events.publish(Notice("Restoring does not work here", finding.words))
+            self._events.publish(Notice("Chats cannot be remembered here", finding.words))
         elif before is not None and before.strategy is not finding.strategy:
-            self._events.publish(Notice("Restoring did not work as expected", finding.words))
+            self._events.publish(Notice("Remembering chats did not work as expected", finding.words))
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:

@@ -26,6 +26,7 @@ class ConversationTooLong(KvchatError):
             f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
             "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
         )
+        self.prompt_tokens, self.context_size = prompt_tokens, context_size
 
 
 def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> list[ChatMessage]:

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from kvchat.chat import growing, opening, tree
+from kvchat.chat import opening, tree
 from kvchat.chat.ahead import RestoreAhead
 from kvchat.chat.background import Background
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
+from kvchat.chat.following import Following
 from kvchat.chat.forgetting import Forgetting
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
@@ -30,6 +31,7 @@ from kvchat.chat.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.chat.turns import Turns
 from kvchat.chat.worker import Worker
+from kvchat.chat.writers import ANSWERING, Writers
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import SavePointStore
 
@@ -62,12 +64,13 @@ class ChatService:
         self._database = database
         self._worker = worker
         self._store = store
-        self._parts = TurnParts(database, worker, room, self.slot, events, defaults, sampling)
+        self._writers = Writers(database.file.with_name(ANSWERING))
+        self._parts = TurnParts(database, worker, room, self.slot, events, self._writers, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
         self._ahead = RestoreAhead(self._parts, self._background)
         self.drafts = Drafts(database, worker)
-        self.context = ContextDesk(self._parts, self.is_answering, self._background.begin)
+        self.context = ContextDesk(self._parts, self.is_answering)
         self.options = OptionsDesk(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
         self._forgetting = Forgetting(database, worker, self.slot, self.finder)
@@ -82,6 +85,7 @@ class ChatService:
             keep_deleted_s,
         )
         self.organiser = Organiser(database, worker, events, self.leave, self.recently_deleted)
+        self.following = Following(database, worker, events)
         self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
 
     @property
@@ -157,11 +161,8 @@ class ChatService:
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
+        self.following.open(conversation_id)
         self._ahead.select(conversation_id)
-
-    async def tokens_needed(self, model: str | None) -> int:
-        """How large a context the chats used last need with a model."""
-        return await growing.tokens_needed(self._parts, model)
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""
@@ -238,6 +239,7 @@ class ChatService:
         """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
         self._background.begin(self._forgetting.left_behind())
         self.recently_deleted.look_after()
+        self._writers.sweep()
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -265,6 +267,7 @@ class ChatService:
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
+        self.following.close()
         self._ahead.select(None)
         self.titles.close()
         self.stop_all()
@@ -272,11 +275,12 @@ class ChatService:
         self.finder.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
+        self.following.open(conversation_id)
         return Turn(self._parts, conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
-        if self.is_answering(conversation_id):
+        if self.is_answering(conversation_id) or self._writers.elsewhere(conversation_id):
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))

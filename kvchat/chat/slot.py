@@ -40,9 +40,9 @@ PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 
-NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and no projector is loaded"
-NOT_WORTH_IT = "reading the prompt again takes no longer than restoring it"
-NO_RESTORING = "restoring does not work with this engine and model"
+NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and the model was loaded without its sight"
+NOT_WORTH_IT = "reading it again takes no longer than loading it"
+NO_RESTORING = "chats cannot be remembered with this engine and model"
 SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
@@ -224,7 +224,7 @@ class SlotKeeper:
                 message_id,
             )
         except (StoreRefused, EngineRefused, OSError) as refusal:
-            self._events.publish(SaveSkipped(conversation_id, str(refusal)))
+            self._events.publish(SaveSkipped(conversation_id, str(refusal).removeprefix("Not saved: ")))
             return None
         finally:
             with contextlib.suppress(OSError):
@@ -254,7 +254,7 @@ class SlotKeeper:
         if report.save_points:
             self._events.publish(Absorbed(report.save_points, report.bytes_written))
         for words in (*report.refused, *(loss.reason for loss in losses)):
-            self._events.publish(Notice("A save point was not kept", words))
+            self._events.publish(Notice("The memory of a chat was not kept", words))
 
     async def discard(self, conversation_id: str) -> None:
         """The conversation is gone: nothing of it stays in the store."""

@@ -49,8 +49,10 @@ class Finding:
         """What it means for the user, in sentences."""
         why = f"{self.reason[0].upper()}{self.reason[1:]}." if self.reason else ""
         if not self.strategy.saves:
-            return f"Restoring does not work here: chats are read again, and nothing is saved. {why}".strip()
-        works = "Restoring works here" if self.proved else "Restoring should work here; the first restore will show it"
+            return f"Chats cannot be remembered here: they are read again, and nothing is kept of them. {why}".strip()
+        works = (
+            "Chats are remembered here" if self.proved else "Chats should be remembered here, as the first will show"
+        )
         return f"{works}: {_REACH[self.strategy]}. {why}".strip()
 
     def after_restore(self, *, hollow: bool) -> Finding:
@@ -64,8 +66,8 @@ class Finding:
 
 
 _REACH = {
-    Strategy.PLAIN: "any part of a chat can be used again",
-    Strategy.FULL_WINDOW: "from every point where a chat was saved (--swa-full is on)",
-    Strategy.COMPLETE: "from every point where a chat was saved (earlier ones fill its sliding window up)",
-    Strategy.SETTLE: "from every point where a chat was saved",
+    Strategy.PLAIN: "any part of one can be used again",
+    Strategy.FULL_WINDOW: "each as it was after any of its replies (--swa-full is on)",
+    Strategy.COMPLETE: "each as it was after any of its replies (earlier ones fill its sliding window up)",
+    Strategy.SETTLE: "each as it was after any of its replies",
 }

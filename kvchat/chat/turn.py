@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvchat.chat.context import reply_reserve
 from kvchat.chat.continuation import Echo
 from kvchat.chat.database import ConversationGone
 from kvchat.chat.database_file import StorageFailed
@@ -19,7 +18,6 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
-from kvchat.chat.growing import making_room, outgrown, save_what_fits, too_small
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
@@ -31,11 +29,11 @@ from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.restorer import DIED_OVER_RESTORE
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.settling import Settling
-from kvchat.chat.shared_prompt import save_where_shared
-from kvchat.chat.slot_state import Loaded, Verdict
+from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
+from kvchat.chat.slot_state import Loaded
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
-from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling
+from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -68,7 +66,6 @@ class Turn:
         self._prompt: Tokens = ()
         self._sees = False  # the model is shown pictures
         self._loaded = Loaded(0, None, miss_reason=None)
-        self._first: tuple[Verdict, Loaded] | None = None  # of a reply that went on in a larger context
 
     def stop(self) -> None:
         """End the reply now, or before it begins; what has come of it is kept."""
@@ -78,6 +75,11 @@ class Turn:
     def supersede(self) -> None:
         """The conversation's next message makes settling pointless; a save that has begun goes on."""
         self._settling.supersede()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the reply was to end."""
+        return self._stopped
 
     @property
     def answering(self) -> bool:
@@ -133,8 +135,6 @@ class Turn:
                 raise
             reply.draft = Draft()
             await self._say(messages, reply)  # nothing was said yet: the next engine says it
-        while self._engine is not None and outgrown(self._engine, reply.draft):
-            await self._say_on(path, reply)
         limited = reply.draft.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
@@ -143,22 +143,7 @@ class Turn:
         self._parts.slot.note_request(engine, self.conversation_id, self._prompt, self._loaded)
         last = messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        drawn, said = self._drawn, reply.predicted_before
-        if drawn.max_tokens is not None and said:
-            drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
-        await reply.consume(engine.engine.chat(messages, drawn), echo)
-
-    async def _say_on(self, path: list[Message], reply: ReplyWriter) -> None:
-        """Go on with the reply in a larger context."""
-        assert self._engine is not None
-        proved = await self._prove(reply), self._loaded
-        self._first = self._first or proved
-        written = reply.draft.written_into(reply.before, MessageState.STREAMING)
-        messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
-        if self._keeps:
-            await save_what_fits(self._parts, self._engine, written, messages)
-        reply.goes_on()
-        await self._say(messages, reply)
+        await reply.consume(engine.engine.chat(messages, self._drawn), echo)
 
     async def _recovers(self, loss: EngineGone) -> bool:
         """Whether another engine is coming up, now that this one is lost."""
@@ -182,12 +167,8 @@ class Turn:
         """A ready engine whose slot holds the best state for these messages."""
         engine = await self._ready()
         self._prompt = await engine.engine.prompt_tokens(messages)
-        wanted = len(self._prompt) + reply_reserve(engine.limit, self._drawn.max_tokens)
-        if too_small(engine, wanted):
-            with making_room(self._parts, self.conversation_id, wanted):
-                engine = await self._ready(wanted)
         if len(self._prompt) >= engine.context_size:
-            raise ConversationTooLong(len(self._prompt), engine.limit)
+            raise ConversationTooLong(len(self._prompt), engine.context_size)
         try:
             self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
             reply.note_load(self._loaded)
@@ -200,7 +181,7 @@ class Turn:
             return engine
         try:
             if self._keeps and engine.saves and not engine.can_cut and not self._loaded.expected_cached:
-                reply.read_ahead = await save_where_shared(self._parts, engine, messages, self._prompt, reply)
+                reply.read_ahead = await self._save_shared_prompt(engine, messages, reply)
         except EngineGone as loss:
             engine = await self._next_engine(loss)
             self._parts.events.publish(SaveSkipped(self.conversation_id, DIED_OVER_SAVE))
@@ -212,13 +193,35 @@ class Turn:
         await self._parts.room.explain_loss(loss)
         return await self._ready()
 
-    async def _ready(self, tokens: int = 0) -> ReadyEngine:
+    async def _save_shared_prompt(
+        self, engine: ReadyEngine, messages: list[ChatMessage], reply: ReplyWriter
+    ) -> Timings | None:
+        """Before all is read: stop at the end of a system prompt that is long or that others have too, and save there.
+
+        What was read to get there; None if nothing was.
+        """
+        parts, text = self._parts, system_prompt(messages)
+        path = await parts.path(reply.message.id)
+        if text is None or not path:
+            return None
+        parts.slot.recall_prefill(await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model))
+        return await save_on_the_way(
+            parts.slot,
+            engine,
+            path[0],
+            messages,
+            self._prompt,
+            lambda progress: reply.tell_progress(progress, len(self._prompt)),
+            shared=await parts.worker.run(parts.database.shares_system_prompt, text, reply.message.id),
+        )
+
+    async def _ready(self) -> ReadyEngine:
         parts = self._parts
         manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
         if not parts.room.is_ready(manner.model, sees=self._sees):
             parts.events.publish(WaitingForEngine(self.conversation_id))
         asked_at = time.perf_counter()
-        engine = await parts.room.ready(manner.model, sees=self._sees, tokens=tokens)
+        engine = await parts.room.ready(manner.model, sees=self._sees)
         self._engine = engine.rendering(manner.options.template)
         self._drawn = parts.drawn(self._sampling, manner.options)
         if self._reply:
@@ -248,7 +251,7 @@ class Turn:
         """A reply that ended because the context was full is never passed off as a whole one."""
         if receipt is None or self._engine is None or reply.draft.finish_reason != "length":
             return
-        limit, used = self._engine.context_size, reply.draft.context_used
+        limit, used = self._engine.context_size, receipt.prompt_tokens + receipt.predicted_tokens
         if used >= limit - 1:  # the engine keeps one back
             words = f"All {limit:,} tokens of it are taken. Choose a larger one, or go on in a shorter branch."
             self._parts.events.publish(Notice("The reply was cut off: the context is full", words))
@@ -267,28 +270,22 @@ class Turn:
             self._parts.slot.note(self._engine, self.conversation_id, known)
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
-        if reply.draft.timings is None or self._engine is None:
+        timings = reply.draft.timings
+        if timings is None or self._engine is None:
             return None
         parts, model = self._parts, self._engine.fingerprint.model
-        last = await self._prove(reply), self._loaded
-        verdict, loaded = self._first or last
-        rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
-        parts.slot.recall_prefill(rate)
-        return reply.receipt(loaded, verdict, model, rate)
-
-    async def _prove(self, reply: ReplyWriter) -> Verdict:
-        """What the engine's numbers say of what was loaded for the request that has just ended."""
-        parts, timings = self._parts, reply.draft.timings
-        assert timings is not None
         for read in filter(None, (reply.read_ahead, timings)):
             parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
-        return await parts.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
+        verdict = await parts.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
+        rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
+        parts.slot.recall_prefill(rate)
+        return reply.receipt(self._loaded, verdict, model, rate)
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
             return FormatRefused(refusal.message)
         if refusal.kind == "exceed_context_size_error" and self._engine:
-            return ConversationTooLong(len(self._prompt), self._engine.limit)
+            return ConversationTooLong(len(self._prompt), self._engine.context_size)
         return EngineError(
             "The engine would not answer",
             refusal.message,

@@ -13,6 +13,7 @@ from kvchat.chat.room import EngineRoom
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.worker import Worker
+from kvchat.chat.writers import Writers
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
 
 
@@ -25,6 +26,7 @@ class TurnParts:
     room: EngineRoom
     slot: SlotKeeper
     events: EventBus
+    writers: Writers
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
     wishes: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
 

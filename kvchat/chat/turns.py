@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+import contextlib
+from collections.abc import Callable
 
 from kvchat.chat.background import Background
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
-from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed
+from kvchat.chat.database_file import StorageFailed
+from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed, WaitingForWriter
 from kvchat.chat.messages import Attachment, Message
 from kvchat.chat.models import remember_model
-from kvchat.chat.opening import Beginning
+from kvchat.chat.opening import Beginning, stand_last
 from kvchat.chat.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 
 SETTLING_PATIENCE_S = 1.0  # for so long a message waits for another chat's settling: most take less, and are saved
+LOOK_EVERY_S = 0.2  # whether another process still answers in the chat
 
 
 class Turns:
@@ -85,13 +87,15 @@ class Turns:
         turn.behind_another = any(other.conversation_id != turn.conversation_id for other in self._turns)
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._background.begin(self._run(turn, self._stored(turn, begin, words, attachments), reply))
+        self._background.begin(self._run(turn, begin, words, attachments, reply))
         return reply
 
     async def _run(
         self,
         turn: Turn,
-        stored: Coroutine[Any, Any, Beginning | None],
+        begin: Callable[[], Beginning],
+        words: str | None,
+        attachments: tuple[Attachment, ...],
         reply: asyncio.Future[Message | None],
     ) -> None:
         def done(message: Message | None) -> None:
@@ -99,16 +103,45 @@ class Turns:
                 reply.set_result(message)
                 self._end_settling_soon()
 
+        alone = self._parts.writers.take(turn.conversation_id)
         try:
-            turn.beginning = await stored
-            if turn.beginning is not None:
+            if words is None and not alone:  # what the answer begins with is known when the other one is there
+                alone = await self._wait(turn)
+            if alone or words is not None:
+                turn.beginning = await self._stored(turn, begin, words, attachments)
+            if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
                 self._give_way(turn.conversation_id)
                 self._end_settling_soon()
                 await turn.run(done)
                 await self._parts.slot.absorb()
         finally:
+            await self._give_up(turn, reply)
             done(None)
             self._turns.remove(turn)
+            if alone:
+                self._parts.writers.give_back(turn.conversation_id)
+
+    async def _wait(self, turn: Turn) -> bool:
+        """Until no other process answers in the chat; False if the turn was stopped before."""
+        parts, conversation_id = self._parts, turn.conversation_id
+        parts.events.publish(WaitingForWriter(conversation_id))
+        while not turn.stopped:
+            await asyncio.sleep(LOOK_EVERY_S)
+            alone = parts.writers.take(conversation_id)
+            if turn.beginning is not None and turn.beginning.last:
+                with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
+                    where = parts.database, turn.beginning.question_id
+                    await parts.worker.run(stand_last, *where, answered_now=alone)
+            if alone:
+                parts.events.publish(MessagesChanged(conversation_id))
+                return True
+        return False
+
+    async def _give_up(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
+        """Nobody waits any more for the answer to a question that has none."""
+        if turn.beginning is not None and not (reply.done() and reply.result()):
+            with contextlib.suppress(StorageFailed):
+                await self._parts.worker.run(self._parts.database.disown, turn.beginning.question_id)
 
     async def _stored(
         self, turn: Turn, begin: Callable[[], Beginning], words: str | None, attachments: tuple[Attachment, ...]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import dataclass, field
-from typing import TextIO
 
 from kvchat.chat.documents import read_attachment
 from kvchat.chat.events import (
@@ -21,6 +19,7 @@ from kvchat.chat.events import (
     Saved,
     SaveSkipped,
     TurnFailed,
+    WaitingForWriter,
 )
 from kvchat.chat.messages import Message, Receipt
 from kvchat.chat.receipts import receipt_sentence
@@ -61,6 +60,8 @@ class _Printer:
                 if not self.as_json:
                     _say()
                     _remark(receipt_sentence(receipt) if receipt else "stopped")
+            case WaitingForWriter():
+                _remark("This chat is being answered by another kvchat; waiting...")
             case RestoreFailed(reason=reason):
                 _remark(f"the save point was not used: {reason}")
             case Saved(bytes=size, ms=ms):
@@ -137,22 +138,10 @@ def _answer(chat_id: str, reply: Message) -> dict[str, object]:
 
 
 def _say(text: str = "", end: str = "\n") -> None:
-    """The reply goes to standard output."""
-    _write(text + end, sys.stdout)
+    """The reply goes to standard output, at once. When the reader has gone (`| head`) it is saved all the same."""
+    print(text, end=end, flush=True)
 
 
 def _remark(text: str) -> None:
     """What is not the reply goes to standard error."""
-    _write(text + "\n", sys.stderr)
-
-
-def _write(text: str, stream: TextIO) -> None:
-    """Print at once. When the reader has gone (`| head`) nobody hears the rest, and the reply is still saved."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        # What is left in the buffer has to go somewhere too: Python flushes it again at the very end.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+    print(text, file=sys.stderr)

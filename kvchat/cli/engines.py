@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from kvchat.cli.options import EnginesOptions
+from kvchat.cli.session import run_until_interrupted
 from kvchat.engine.discovery import EngineLocation, find_engine
 from kvchat.engine.graphics import find_graphics, install_advice
 from kvchat.engine.inventory import EngineEntry, take_inventory
@@ -86,10 +86,14 @@ def _test(paths: Paths, settings: Settings, options: EnginesOptions) -> int:
 
     if not options.as_json:
         print(location, flush=True)
-    trial = asyncio.run(try_engine(location, trial_model(paths, settings), tell))
-    if options.as_json:
-        print(json.dumps(_trial_fields(location, trial), indent=2))
-    return 0 if trial.works else 1
+
+    async def test() -> int:
+        trial = await try_engine(location, trial_model(paths, settings), tell)
+        if options.as_json:
+            print(json.dumps(_trial_fields(location, trial), indent=2))
+        return 0 if trial.works else 1
+
+    return run_until_interrupted(test())
 
 
 def _wanted(settings: Settings, path: str | None) -> EngineLocation:

@@ -16,9 +16,8 @@ from kvchat.keeping.restore import finish_restore
 from kvchat.library.starter import StarterProgress, StarterStage, fetch_starter
 from kvchat.paths import Paths
 from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.stoppable import Threads
 from kvchat.wording import size
-
-INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
 
 
 class NoModelForCommand(KvchatError):
@@ -55,17 +54,31 @@ def _overridden(settings: Settings, model: Path | None, engine: Path | None) -> 
 
 
 def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
-    """Run a command's coroutine; Ctrl+C or SIGTERM cancels it, so that its clean-up still stops the engine."""
+    """Run a command's coroutine; Ctrl+C or SIGTERM cancels it, so that its clean-up still stops the engine.
+
+    A second one ends the process, whatever is not done yet.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     async def supervised() -> int:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        loop.set_default_executor(Threads())
+        told: list[int] = []
+
+        def end(number: int) -> None:
+            told.append(number)
+            task.cancel()
+            for one in signals:
+                loop.remove_signal_handler(one)
+                signal.signal(one, signal.SIG_DFL)
+
+        for number in signals:
             with suppress(NotImplementedError):  # Windows: Ctrl+C arrives as KeyboardInterrupt instead
-                loop.add_signal_handler(number, task.cancel)
+                loop.add_signal_handler(number, end, number)
         try:
             return await task
         except asyncio.CancelledError:
-            return INTERRUPTED
+            return 128 + (told[0] if told else signal.SIGINT)  # as a shell has it
 
     return asyncio.run(supervised())
 

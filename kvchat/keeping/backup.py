@@ -30,7 +30,7 @@ WAITING = "restore"  # in the data folder: a checked backup that takes its place
 PIECE = 1024 * 1024  # bytes
 # In the data folder and no part of a backup, by how names begin: models can be fetched again, the database is copied
 # by SQLite. And by how they end: what belongs to a process and not to the data.
-_LEFT_OUT = (WAITING, "replaced-", "models", "conversations.db")
+_LEFT_OUT = (WAITING, "replaced-", "models", "answering", "backups", "conversations.db")
 _OF_A_PROCESS = (".lock", ".pid", ".new", ".part")
 
 

@@ -81,7 +81,11 @@ class BlockStore:
             )
             self._saving, self._restoring = Saving(self._parts), Restoring(self._parts)
             self._keeping = Keeping(self._parts)
-            self._keeping.recover()
+            try:
+                self._keeping.recover()
+            except IndexLost:
+                self._keeping.recover()  # there is a new one now
+            self._parts.index.be_patient()
         except (OSError, IndexFailed, IndexLost) as error:
             title = "The folder for save points cannot be used."
             advice = "Check that the folder is yours and the disk is not full."
@@ -147,6 +151,7 @@ class BlockStore:
     def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
         """Take apart the files that wait, and keep to the bounds. For a background thread."""
         with _in_words():
+            self._parts.tidy()
             staged = self._saving.newest_staged()
             report = self._saving.absorb_pending(wanted)
             if report.save_points:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from blake3 import blake3
@@ -33,6 +33,7 @@ class BlockFiles:
         self._folder = disk.private_folder(folder)
         self._temporary = disk.private_folder(folder / _TEMPORARY)
         self._sync = sync
+        self.new: dict[bytes, int] = {}  # written here and in no recipe yet: bytes on disk
 
     def path(self, block: bytes) -> Path:
         """Where the block lies, whether it is there or not."""
@@ -77,11 +78,17 @@ class BlockFiles:
             if not path.parent.is_dir():
                 disk.private_folder(path.parent)
             temporary.replace(path)
+            self.new[block] = disk.allotted(path.stat())
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
         return size
+
+    def settle(self, names: Iterable[bytes]) -> None:
+        """These blocks are in a recipe."""
+        for name in names:
+            self.new.pop(name, None)
 
     def fault(self, block: bytes, size: int) -> str | None:
         """What is wrong with a block, None when it is whole and its content is what its name says."""
@@ -110,21 +117,20 @@ class BlockFiles:
         with contextlib.suppress(FileNotFoundError):
             self.path(block).unlink()
 
-    def leftovers(self, older_than_s: float) -> Iterator[bytes]:
-        """The blocks last written or claimed longer ago than that; the caller knows which of them are in use."""
+    def leftovers(self, known: Collection[bytes], older_than_s: float) -> Iterator[bytes]:
+        """The blocks that are not `known`, last written or claimed longer ago than that; not those written just now."""
         limit = time.time() - older_than_s
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
+                if not _NAME.fullmatch(path.name) or (name := bytes.fromhex(path.name)) in known or name in self.new:
+                    continue
                 with contextlib.suppress(OSError):
-                    if _NAME.fullmatch(path.name) and path.stat().st_mtime <= limit:
-                        yield bytes.fromhex(path.name)
+                    if path.stat().st_mtime <= limit:
+                        yield name
 
-    def sweep_temporary(self) -> None:
+    def sweep_temporary(self, locks: Path) -> None:
         """Delete what processes that are gone left half-written."""
-        for path in disk.listing(self._temporary):
-            if disk.is_stale(path.name):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        disk.remove_stale(self._temporary, locks)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> int:

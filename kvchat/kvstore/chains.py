@@ -24,9 +24,8 @@ class Segment:
     packed: bytes  # the token ids, int32 little endian
 
 
-def chain(tokens: Sequence[int]) -> tuple[Segment, ...]:
-    """The segments of a token list, first to last; none for an empty one."""
-    packed = pack_tokens(tokens)
+def chain(packed: bytes) -> tuple[Segment, ...]:
+    """The segments of a packed token list, first to last; none for an empty one."""
     segments: list[Segment] = []
     name = b""
     for start in range(0, len(packed), SEGMENT * TOKEN_BYTES):
@@ -47,14 +46,10 @@ def unpack_tokens(packed: bytes) -> Tokens:
     return tuple(tokens)
 
 
-def shared_tokens(lists: Sequence[bytes], prompt: bytes) -> list[int]:
-    """How many leading tokens each of these packed lists shares with the packed prompt, of up to SEGMENT tokens."""
-    wanted = np.frombuffer(prompt[: SEGMENT * TOKEN_BYTES], "<i4")
-    if not lists or not wanted.size:
-        return [0] * len(lists)
-    width = wanted.size * TOKEN_BYTES
-    grid = np.frombuffer(b"".join(one[:width].ljust(width, b"\0") for one in lists), "<i4").reshape(len(lists), -1)
-    differ = grid != wanted
-    shared = np.where(differ.any(axis=1), differ.argmax(axis=1), wanted.size)
-    counts: list[int] = np.minimum(shared, [len(one) // TOKEN_BYTES for one in lists]).tolist()
-    return counts
+def shared_tokens(one: bytes, other: bytes) -> int:
+    """How many leading tokens two packed lists share."""
+    width = min(len(one), len(other))
+    if one[:width] == other[:width]:
+        return width // TOKEN_BYTES
+    mine, theirs = (np.frombuffer(each, "<i4", width // TOKEN_BYTES) for each in (one, other))
+    return int((mine != theirs).argmax())

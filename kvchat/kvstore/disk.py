@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 from pathlib import Path
 
-import psutil
 from blake3 import blake3
 
+from kvchat.kvstore import presence
+
 _CHUNK = 1 << 20
-_TEMPORARY = re.compile(r"([0-9]{1,9})-")
-_FOR_ENGINE = re.compile(r"kvchat-(?P<name>[0-9]{1,9}-[0-9a-f]{8}-[0-9a-f]{8})")
-_process_mark = secrets.token_hex(4)
 
 
 def private_folder(folder: Path) -> Path:
@@ -86,14 +83,9 @@ def _copy(source: Path, target: Path) -> None:
         raise
 
 
-def process_prefix() -> str:
-    """How every name begins that this process gives to something temporary: `<pid>-<mark of this process>-`."""
-    return f"{os.getpid()}-{_process_mark}-"
-
-
 def temporary_name() -> str:
-    """A fresh name that says which process it belongs to."""
-    return process_prefix() + secrets.token_hex(4)
+    """A fresh name that says which process it belongs to, see `presence`."""
+    return f"{presence.mark()}-{secrets.token_hex(4)}"
 
 
 def name_for_engine() -> str:
@@ -103,30 +95,25 @@ def name_for_engine() -> str:
 
 def remove_stale_for_engine(folder: Path) -> None:
     """Delete what processes that are gone named by `name_for_engine`, and nothing else. What resists stays."""
+    gone = presence.died(folder)
     for entry in listing(folder):
-        match = _FOR_ENGINE.match(entry.name)
-        if match is None or not is_stale(match["name"]):
+        if not entry.name.startswith("kvchat-") or not presence.is_gone(entry.name, folder):
             continue
         with contextlib.suppress(OSError):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    presence.forget(gone)
 
 
-def remove_stale(folder: Path) -> None:
-    """Delete the entries of `folder` named by `temporary_name` in processes that are gone. What resists stays.
+def remove_stale(folder: Path, locks: Path) -> bool:
+    """Delete the entries of `folder` named by `temporary_name` in processes that are gone; whether there was any.
 
-    Our own process id with another mark is a process of the past too: in a container every run may have the same id.
+    What resists stays.
     """
-    for entry in listing(folder):
-        if is_stale(entry.name):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def is_stale(name: str) -> bool:
-    """Whether `name` was made by `temporary_name` in a process that is gone."""
-    match = _TEMPORARY.match(name)
-    if match is None or name.startswith(process_prefix()):
-        return False
-    return int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))
+    gone = [entry for entry in listing(folder) if presence.is_gone(entry.name, locks)]
+    for entry in gone:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    return bool(gone)
 
 
 def allotted(found: os.stat_result) -> int:

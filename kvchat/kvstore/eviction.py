@@ -23,7 +23,10 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Candidate(NamedTuple):
-    """A save point as eviction sees it; a tuple, for there may be thousands. Times are seconds since 1970."""
+    """A save point as eviction sees it; a tuple, for there may be thousands. Times are seconds since 1970.
+
+    Candidates are always given in the order of their ids.
+    """
 
     id: int
     conversation_id: str
@@ -36,36 +39,38 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Which save points need which blocks."""
+    """Which save points need which blocks: each those on the path to its end in a tree of uses."""
 
-    points: Numbers  # ids of the save points that need the first block, none twice; of those that need the second, ...
-    starts: Numbers  # where in `points` each block's begin
-    sizes: Numbers  # bytes on disk of each block
+    ends: Numbers  # of each candidate: its last use
+    parents: Numbers  # of each use: the one before it on every path, which has a smaller number; -1 without
+    blocks: Numbers  # of each use: the block
+    sizes: Numbers  # of each block: bytes on disk
 
 
 def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:
-    """What to give up so that `used` bytes become at most `target`, the least valuable first.
+    """What to give up so that `used` bytes become at most `target`, the least valuable first, and no more than needed.
 
     Save points with `kept`, and those that are no candidates, stay, even where the target is then missed.
     """
-    everything = sorted(candidates, key=lambda one: one.id)
-    places = _places(everything, needs.points)
-    each = np.repeat(needs.sizes, np.diff(needs.starts, append=len(needs.points)))
-    held = np.bincount(places, each, len(everything) + 1).tolist()
-    order = _order(everything, held, now)
-    freed = _freed(order, places, len(everything), needs)
-    enough = int(np.searchsorted(np.cumsum(freed), used - target)) + 1 if used > target else 0
+    held = _held(needs)
+    order = _order(candidates, held, now)
+    freed = np.cumsum(_freed(order, needs))
+    if used > target:
+        order = order[: int(np.searchsorted(freed, used - target)) + 1]
+        order = _without_excess(order, needs, used - target)
+    else:
+        order = []
     lost: dict[str, tuple[int, int, float]] = {}
-    for place, size in zip(order[:enough], freed, strict=False):
-        one = everything[place]
+    for place, size in zip(order, _freed(order, needs), strict=True):
+        one = candidates[place]
         points, freed_before, ms = lost.get(one.conversation_id, (0, 0, 0.0))
         ms += one.prefill_ms * size / max(held[place], 1.0)  # its share of rows that nobody else keeps
         lost[one.conversation_id] = (points + 1, freed_before + int(size), ms)
-    there = Counter(one.conversation_id for one in everything)
+    there = Counter(one.conversation_id for one in candidates)
     pruned = [PrunedConversation(name, n, size, ms / 1000, there[name] - n) for name, (n, size, ms) in lost.items()]
     total = sum(one.bytes_freed for one in pruned)
     return PrunePlan(
-        tuple(str(everything[place].id) for place in order[:enough]),
+        tuple(str(candidates[place].id) for place in order),
         total,
         sum(one.prefill_seconds for one in pruned),
         tuple(pruned),
@@ -73,11 +78,34 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
     )
 
 
-def _places(everything: Sequence[Candidate], points: Numbers) -> Numbers:
-    """Where in `everything`, which is sorted, each save point is; behind the end if it is not there."""
-    ids = np.array([one.id for one in everything], np.int64)
-    places = np.searchsorted(ids, points)
-    return np.where(np.append(ids, -1)[places] == points, places, len(ids))
+def _held(needs: Needs) -> list[float]:
+    """The bytes each candidate holds."""
+    sums: list[float] = []
+    for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
+        sums.append(size + (sums[parent] if parent >= 0 else 0))
+    return [sums[end] for end in needs.ends.tolist()]
+
+
+def _without_excess(order: list[int], needs: Needs, wanted: int) -> list[int]:
+    """Of what goes, keep what need not: when a chat's last turn must go, its older ones may be enough of it to stay."""
+    gone = _last_turns(order, needs) < len(order)
+    sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
+    excess = sum(_freed(order, needs)) - wanted
+    staying: set[int] = set()
+    for place in reversed(order):
+        path: set[int] = set()
+        cost, use = 0, int(needs.ends[place])
+        while use >= 0 and cost <= excess:
+            block = blocks[use]
+            if gone[block] and block not in path:
+                path.add(block)
+                cost += sizes[block]
+            use = parents[use]
+        if cost <= excess:
+            staying.add(place)
+            excess -= cost
+            gone[list(path)] = False
+    return [place for place in order if place not in staying]
 
 
 def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -> list[int]:
@@ -104,10 +132,23 @@ def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -
     return [place for *_, place in sorted(keyed)]
 
 
-def _freed(order: Sequence[int], places: Numbers, count: int, needs: Needs) -> list[float]:
+def _freed(order: Sequence[int], needs: Needs) -> list[float]:
     """The bytes each save point frees once all before it in `order` are gone: of the blocks it is the last to need."""
-    turn = np.full(count + 1, len(order))  # of those that stay: after all that go
-    turn[order] = np.arange(len(order))
-    last = np.maximum.reduceat(turn[places], needs.starts) if len(needs.starts) else needs.starts
-    freed: list[float] = np.bincount(last, needs.sizes, len(order) + 1).tolist()
+    freed: list[float] = np.bincount(_last_turns(order, needs), needs.sizes, len(order) + 1).tolist()
     return freed[: len(order)]
+
+
+def _last_turns(order: Sequence[int], needs: Needs) -> Numbers:
+    """The place in `order` of the last to need each block; behind its end where someone who stays needs it."""
+    stays = len(order)
+    turns = np.full(len(needs.ends), stays, np.int64)
+    turns[list(order)] = np.arange(stays)
+    of_uses = np.full(len(needs.parents) + 1, -1, np.int64)
+    np.maximum.at(of_uses, needs.ends, turns)
+    last = of_uses.tolist()
+    for use, parent in zip(reversed(range(len(needs.parents))), reversed(needs.parents.tolist()), strict=True):
+        if last[use] > last[parent]:
+            last[parent] = last[use]
+    of_blocks = np.full(len(needs.sizes), -1, np.int64)
+    np.maximum.at(of_blocks, needs.blocks, np.array(last[:-1], np.int64))
+    return np.where(of_blocks < 0, stays, of_blocks)

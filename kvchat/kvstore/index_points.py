@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
-from kvchat.kvstore import token_tree
+from kvchat.kvstore import index_links, token_tree
+from kvchat.kvstore.index_check import Nonsense, fingerprint_of
 from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
 
 
@@ -82,7 +83,9 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
         return None
     name, facts, node_id, size, created_at, used_at, prefill_ms = row
     tokens = token_tree.tokens_of(db, node_id)
-    fingerprint = Fingerprint(**json.loads(facts))
+    fingerprint = fingerprint_of(facts)
+    if size <= 0 or prefill_ms < 0:
+        raise Nonsense
     return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
 
 
@@ -94,11 +97,23 @@ def mark_used(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
     """Delete save points with their recipes. Blocks that nothing uses any more are left for `unused_blocks`."""
     for point_id in point_ids:
-        row = db.execute("SELECT node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
-        db.execute("DELETE FROM block_uses WHERE save_point_id = ?", (point_id,))
-        db.execute("DELETE FROM save_points WHERE id = ?", (point_id,))
-        if row:
-            token_tree.drop_unused(db, row[0])
+        query = "DELETE FROM save_points WHERE id = ? RETURNING conversation_id, node_id, link_id"
+        for conversation, node_id, link_id in db.execute(query, (point_id,)).fetchall():
+            index_links.release(db, link_id or 0, conversation)
+            token_tree.drop_unused(db, node_id)
+
+
+def give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
+    """Make a save point that of another one's conversation and message."""
+    query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
+    (before, link_id), (after, _) = (db.execute(query, (one,)).fetchone() for one in (point_id, heir))
+    db.execute(
+        "UPDATE save_points SET (conversation_id, message_id) ="
+        " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
+        (heir, point_id),
+    )
+    index_links.hold(db, link_id or 0, after)
+    index_links.release(db, link_id or 0, before)
 
 
 def lose(
@@ -147,14 +162,14 @@ def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Finger
         " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)",
         (conversation_id,),
     )
-    return [Fingerprint(**json.loads(facts)) for (facts,) in rows]
+    return [fingerprint_of(facts) for (facts,) in rows]
 
 
 def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     """The save points of a conversation, or all."""
-    query = (
-        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE ?1 IS NULL OR name = ?1"
-    )
+    if conversation_id is None:
+        return [int(row[0]) for row in db.execute("SELECT id FROM save_points")]
+    query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
     return [int(row[0]) for row in db.execute(query, (conversation_id,))]
 
 
@@ -200,19 +215,20 @@ def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
     return [int(row[0]) for row in db.execute(query, (point_id,))]
 
 
-def bad_blocks(db: sqlite3.Connection, conversation_id: str | None) -> frozenset[str]:
-    """The file names of bad blocks that held some of a conversation, or of all."""
-    query = "SELECT block FROM losses WHERE block IS NOT NULL AND (?1 IS NULL OR conversation = ?1)"
+def bad_blocks(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
+    """The file names of bad blocks that held some of a conversation."""
+    query = "SELECT block FROM losses WHERE block IS NOT NULL AND conversation = ?"
     return frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
 
 
 def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
     """Drop what is remembered of a conversation's losses, or all, and a conversation nothing is left of."""
-    db.execute("DELETE FROM losses WHERE ?1 IS NULL OR conversation = ?1", (conversation_id,))
+    mine, values = (" WHERE {} = ?", (conversation_id,)) if conversation_id is not None else (" WHERE true", ())
+    db.execute("DELETE FROM losses" + mine.format("conversation"), values)
     db.execute(
-        "DELETE FROM conversations WHERE (?1 IS NULL OR name = ?1) AND NOT pinned AND NOT never_save"
+        f"DELETE FROM conversations{mine.format('name')} AND NOT pinned AND NOT never_save"
         " AND NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)",
-        (conversation_id,),
+        values,
     )
 
 
@@ -231,8 +247,11 @@ def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
 
 
 def moment(seconds: float) -> datetime:
-    """A stored time as a datetime."""
-    return datetime.fromtimestamp(seconds, UTC)
+    """A stored time as a datetime. Raises Nonsense."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise Nonsense from error
 
 
 def _facts(fingerprint: Fingerprint) -> str:

@@ -1,14 +1,51 @@
 """The index's schema as numbered steps, see kvchat.migrations.
 
 Token lists are kept as a tree of segments (see chains), so that what many share is kept, and compared, once.
+Recipes are paths in a tree of links, so that the uses of blocks which many turns share are kept once as well.
 Triggers keep the sums that the disk panel shows: counting 100,000 blocks takes longer than it may take to open.
 Times are seconds since 1970.
 """
 
 from __future__ import annotations
 
-# Counts everything anew out of block_uses and blocks: where the sums are right, only reading is done.
+from kvchat.kvstore.index_upgrade import links_for_uses
+from kvchat.migrations import Step
+
+# Counts everything anew out of recipes and blocks: where the sums are right, only reading is done.
 RECOUNT = """
+    CREATE TEMP TABLE holding AS
+        WITH RECURSIVE up (link_id, conversation_id) AS (
+            SELECT link_id, conversation_id FROM save_points WHERE link_id IS NOT NULL
+            UNION SELECT parent_id, conversation_id FROM up JOIN links ON id = link_id WHERE parent_id <> 0
+        ), begun AS (
+            SELECT link_id, conversation_id FROM save_points WHERE link_id IS NOT NULL
+            UNION ALL SELECT parent_id, conversation_id FROM up JOIN links ON id = link_id WHERE parent_id <> 0
+        )
+        SELECT link_id, conversation_id, count(*) AS n FROM begun GROUP BY 1, 2;
+    DELETE FROM held WHERE (link_id, conversation_id, n) NOT IN (SELECT * FROM temp.holding);
+    INSERT INTO held SELECT * FROM temp.holding EXCEPT SELECT link_id, conversation_id, n FROM held;
+    DROP TABLE temp.holding;
+    DELETE FROM links WHERE id NOT IN (SELECT link_id FROM held);
+    DELETE FROM holdings WHERE (block_id, conversation_id) NOT IN
+        (SELECT block_id, conversation_id FROM held JOIN links ON id = link_id);
+    INSERT OR REPLACE INTO holdings
+        SELECT block_id, conversation_id, count(*) FROM held JOIN links ON id = link_id GROUP BY 1, 2
+        EXCEPT SELECT block_id, conversation_id, uses FROM holdings;
+    UPDATE blocks SET holders = (SELECT count(*) FROM holdings WHERE block_id = blocks.id)
+        WHERE holders <> (SELECT count(*) FROM holdings WHERE block_id = blocks.id);
+    UPDATE conversations SET held_bytes = 0, exclusive_bytes = 0;
+    UPDATE conversations SET held_bytes = held, exclusive_bytes = own FROM (
+        SELECT conversation_id, sum(disk_bytes) AS held, sum(disk_bytes * (holders = 1)) AS own
+        FROM holdings JOIN blocks ON id = block_id GROUP BY 1
+    ) WHERE conversation_id = conversations.id;
+    UPDATE sums SET (row_bytes, disk_bytes) =
+        (SELECT coalesce(sum(size * NOT residue), 0), coalesce(sum(disk_bytes), 0) FROM blocks);
+    UPDATE sums SET (points, logical_bytes) = (SELECT count(*), coalesce(sum(file_size), 0) FROM save_points);
+    UPDATE sums SET written = (SELECT coalesce(sum(bytes), 0) FROM written)
+"""
+
+# The same as of the second format.
+_FIRST_COUNT = """
     DELETE FROM holdings WHERE (block_id, conversation_id) NOT IN
         (SELECT block_id, conversation_id FROM block_uses JOIN save_points ON id = save_point_id);
     INSERT OR REPLACE INTO holdings
@@ -24,7 +61,7 @@ RECOUNT = """
         (SELECT coalesce(sum(size * NOT residue), 0), coalesce(sum(disk_bytes), 0) FROM blocks);
 """
 
-MIGRATIONS: tuple[str, ...] = (
+MIGRATIONS: tuple[Step, ...] = (
     # 1: save points, their recipes, the token tree, what was lost, and what was written
     """
     CREATE TABLE fingerprints (id INTEGER PRIMARY KEY, facts TEXT NOT NULL UNIQUE);
@@ -112,7 +149,7 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE blocks SET disk_bytes = (size + 4095) / 4096 * 4096;  -- until the next verify looks
     UPDATE blocks SET residue = 0 WHERE id IN (SELECT block_id FROM block_uses WHERE save_point_id IN
         (SELECT save_point_id FROM block_uses GROUP BY save_point_id HAVING max(cache) < 0));
-    {RECOUNT}
+    {_FIRST_COUNT}
     CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
         UPDATE sums SET row_bytes = row_bytes + NEW.size * NOT NEW.residue, disk_bytes = disk_bytes + NEW.disk_bytes;
     END;
@@ -155,5 +192,71 @@ MIGRATIONS: tuple[str, ...] = (
     # 4: a second, fast hash of each block, which proves at a restore that it is what it was; NULL: not computed yet
     """
     ALTER TABLE blocks ADD COLUMN xxh3 BLOB
+    """,
+    # 5: recipes as paths in a tree; children of a node in order; sums, and what is to be found without a scan
+    """
+    CREATE TABLE links (
+        id INTEGER PRIMARY KEY,  -- larger than the parent's
+        parent_id INTEGER NOT NULL,  -- the use before this one, 0 for the first
+        block_id INTEGER NOT NULL REFERENCES blocks (id),
+        cache INTEGER NOT NULL,
+        first_row INTEGER NOT NULL,
+        n_rows INTEGER NOT NULL,
+        skip INTEGER NOT NULL,
+        position INTEGER NOT NULL
+    );
+    CREATE INDEX links_of_parent ON links (parent_id, block_id);
+    CREATE INDEX links_of_block ON links (block_id);
+    CREATE TABLE held (  -- the links on the paths of each conversation's save points
+        link_id INTEGER NOT NULL REFERENCES links (id),
+        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
+        n INTEGER NOT NULL,  -- links that follow and are held by it, and save points of it that end here
+        PRIMARY KEY (link_id, conversation_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE marks (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    ALTER TABLE save_points ADD COLUMN link_id INTEGER;  -- the last use of its recipe
+    ALTER TABLE sums ADD COLUMN points INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sums ADD COLUMN logical_bytes INTEGER NOT NULL DEFAULT 0;  -- of all slot files
+    ALTER TABLE sums ADD COLUMN written INTEGER NOT NULL DEFAULT 0;  -- bytes, ever
+    CREATE INDEX save_points_of_link ON save_points (link_id) WHERE link_id IS NOT NULL;
+    CREATE INDEX blocks_unused ON blocks (id) WHERE holders = 0;
+    DROP INDEX save_points_of_node;
+    CREATE INDEX save_points_of_node ON save_points (node_id, last_used_at);
+    DROP INDEX nodes_of_parent;
+    CREATE INDEX nodes_of_parent ON nodes (parent_id, fingerprint_id, packed);
+    DROP TRIGGER use_added;
+    DROP TRIGGER use_removed
+    """,
+    # 6: the uses there were become paths
+    links_for_uses,
+    # 7: from here on the sums follow by themselves again
+    f"""
+    DROP TABLE block_uses;
+    {RECOUNT};
+    CREATE TRIGGER held_added AFTER INSERT ON held BEGIN
+        INSERT INTO holdings SELECT block_id, NEW.conversation_id, 1 FROM links WHERE id = NEW.link_id
+            ON CONFLICT DO UPDATE SET uses = uses + 1;
+    END;
+    CREATE TRIGGER held_removed AFTER DELETE ON held BEGIN
+        UPDATE holdings SET uses = uses - 1 WHERE conversation_id = OLD.conversation_id
+            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
+        DELETE FROM holdings WHERE uses = 0 AND conversation_id = OLD.conversation_id
+            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
+    END;
+    CREATE TRIGGER point_added AFTER INSERT ON save_points BEGIN
+        UPDATE sums SET points = points + 1, logical_bytes = logical_bytes + NEW.file_size;
+    END;
+    CREATE TRIGGER point_resized AFTER UPDATE OF file_size ON save_points BEGIN
+        UPDATE sums SET logical_bytes = logical_bytes + NEW.file_size - OLD.file_size;
+    END;
+    CREATE TRIGGER point_removed AFTER DELETE ON save_points BEGIN
+        UPDATE sums SET points = points - 1, logical_bytes = logical_bytes - OLD.file_size;
+    END;
+    CREATE TRIGGER day_added AFTER INSERT ON written BEGIN
+        UPDATE sums SET written = written + NEW.bytes;
+    END;
+    CREATE TRIGGER day_raised AFTER UPDATE OF bytes ON written BEGIN
+        UPDATE sums SET written = written + NEW.bytes - OLD.bytes;
+    END
     """,
 )

@@ -5,14 +5,19 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 
 from kvchat.kvstore.eviction import Candidate, Needs, Numbers
+from kvchat.kvstore.index import LOST
+from kvchat.kvstore.index_check import Nonsense
 from kvchat.kvstore.index_points import moment
 from kvchat.kvstore.index_schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
 from kvchat.migrations import statements
+
+INDEX_LOST = "the index of save points was damaged; it was set aside and a new one begun"
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,10 @@ class Totals:
 
 def totals(db: sqlite3.Connection, today: str) -> Totals:
     """The sums."""
-    points, logical = db.execute("SELECT count(*), coalesce(sum(file_size), 0) FROM save_points").fetchone()
-    rows, on_disk = db.execute("SELECT row_bytes, disk_bytes FROM sums").fetchone()
-    written, of_today = db.execute(
-        "SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes * (day = ?)), 0) FROM written", (today,)
-    ).fetchone()
+    query = "SELECT points, logical_bytes, row_bytes, disk_bytes, written FROM sums"
+    points, logical, rows, on_disk, written = db.execute(query).fetchone()
+    row = db.execute("SELECT bytes FROM written WHERE day = ?", (today,)).fetchone()
+    of_today = row[0] if row else 0
     return Totals(points, logical, rows, on_disk, written, of_today)
 
 
@@ -74,17 +78,25 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
 
 
 def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:
-    """Every absorbed save point as eviction sees it, and which of them need which blocks."""
+    """Every absorbed save point as eviction sees it, and which blocks they need."""
     rows = db.execute(
-        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?"
-        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL",
+        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, link_id"
+        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL"
+        " AND link_id IS NOT NULL ORDER BY s.id",
         (protected,),
-    )
-    found = [Candidate(*row) for row in rows]
-    blocks, points = _columns(db, "SELECT DISTINCT block_id, save_point_id FROM block_uses ORDER BY 1", 2)
+    ).fetchall()
+    links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
-    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-    return found, Needs(points, starts, sizes[np.searchsorted(known, blocks[starts])])
+    begun = parents == 0
+    needs = Needs(
+        _places(links, np.array([row[7] for row in rows], np.int64)),
+        np.where(begun, -1, _places(links, np.where(begun, links, parents))),
+        _places(known, blocks),
+        sizes,
+    )
+    if (needs.parents >= np.arange(len(links))).any():
+        raise Nonsense
+    return [Candidate(*row[:7]) for row in rows], needs
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
@@ -94,6 +106,28 @@ def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
     ).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
     return tuple(Loss(*row) for row in rows)
+
+
+def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
+    """The same of the whole index, which is a loss of no one chat."""
+    if index_lost_at(db) is None or db.execute("SELECT 1 FROM marks WHERE name = 'told'").fetchone():
+        return ()
+    db.execute("INSERT INTO marks VALUES ('told', '')")
+    return (Loss("", 0, INDEX_LOST),)
+
+
+def index_lost_at(db: sqlite3.Connection) -> datetime | None:
+    """When the index before this one was lost; None if that never happened."""
+    row = db.execute("SELECT value FROM marks WHERE name = ?", (LOST,)).fetchone()
+    return moment(float(row[0])) if row else None
+
+
+def _places(known: Numbers, wanted: Numbers) -> Numbers:
+    """Where in `known`, which is sorted, each one is. Raises Nonsense where one is not there."""
+    places = np.searchsorted(known, wanted)
+    if (places == len(known)).any() or (known[places] != wanted).any():
+        raise Nonsense
+    return places
 
 
 def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:

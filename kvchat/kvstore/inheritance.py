@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 
-from kvchat.kvstore import token_tree
+from kvchat.kvstore import index_points, token_tree
 
 
 def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
@@ -21,50 +21,40 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
     ids = json.dumps(list(doomed))
     query = (
         "SELECT id, fingerprint_id, node_id FROM save_points"
-        " WHERE id IN (SELECT value FROM json_each(?)) ORDER BY n_tokens"
+        " WHERE id IN (SELECT value FROM json_each(?)) ORDER BY n_tokens DESC"
     )
+    barren: set[int] = set()  # the longest first: of a chat's line, no place is then looked at twice
     left = []
     for point_id, kind, node_id in db.execute(query, (ids,)).fetchall():
-        heir = _heir(db, ids, kind, node_id)
+        heir = _heir(db, frozenset(doomed), barren, kind, node_id)
         if heir is None:
             left.append(point_id)
         else:
-            _give(db, point_id, heir)
+            index_points.give(db, point_id, heir)
     return left
 
 
-def _heir(db: sqlite3.Connection, doomed: str, kind: int, node_id: int) -> int | None:
+def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], kind: int, node_id: int) -> int | None:
     """A save point beyond this place that stays; None without, and where one stays at this very place."""
-    stays = "id NOT IN (SELECT value FROM json_each(?))"
-    if db.execute(f"SELECT 1 FROM save_points WHERE node_id = ? AND {stays}", (node_id, doomed)).fetchone():
+
+    def staying(node_id: int) -> int | None:
+        query = "SELECT id FROM save_points WHERE node_id = ?"
+        return next((id for (id,) in db.execute(query, (node_id,)) if id not in doomed), None)
+
+    def heir_at(node_id: int) -> int | None:
+        query = (
+            "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id"
+            " WHERE node_id = ? AND NOT never_save"
+        )
+        return next((id for (id,) in db.execute(query, (node_id,)) if id not in doomed), None)
+
+    if staying(node_id) is not None:
         return None
     tokens = token_tree.tokens_of(db, node_id)
-    for place in token_tree.places(db, kind, tokens, beside=True):
+    for place in token_tree.places(db, kind, tokens):
         if place.shared < len(tokens):
             return None
-        row = db.execute(
-            f"""
-            WITH RECURSIVE down (id) AS (
-                VALUES (?) UNION ALL SELECT nodes.id FROM down JOIN nodes ON nodes.parent_id = down.id
-            )
-            SELECT s.id FROM down CROSS JOIN save_points s ON s.node_id = down.id
-            JOIN conversations c ON c.id = s.conversation_id
-            WHERE NOT c.never_save AND s.{stays} LIMIT 1
-            """,
-            (place.node_id, doomed),
-        ).fetchone()
-        if row:
-            return int(row[0])
+        heir = token_tree.first_below(db, place.node_id, heir_at, barren)
+        if heir is not None:
+            return heir
     return None
-
-
-def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
-    """The uses are written anew: triggers keep the sums by whom they belong to then."""
-    uses = db.execute("SELECT * FROM block_uses WHERE save_point_id = ?", (point_id,)).fetchall()
-    db.execute("DELETE FROM block_uses WHERE save_point_id = ?", (point_id,))
-    db.execute(
-        "UPDATE save_points SET (conversation_id, message_id) ="
-        " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
-        (heir, point_id),
-    )
-    db.executemany("INSERT INTO block_uses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [tuple(use) for use in uses])

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
-from kvchat.kvstore import disk, eviction, index_points, index_recipes, index_usage, inheritance
+from kvchat.kvstore import eviction, index_points, index_recipes, index_usage, inheritance, presence
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.rebuild import BadBlock
 from kvchat.kvstore.recipe import RecipeError
@@ -28,22 +28,33 @@ class Keeping:
 
     def recover(self) -> None:
         """Take over, or give up, what processes that are gone had not absorbed; sweep their folders."""
+        parts, staging = self._parts, self._parts.staging
+        died = presence.died(staging.locks)
+        with parts.index.read() as db:
+            owners = [one for one in index_points.owners(db) if presence.is_gone(one, staging.locks)]
+        if owners:
+            self._take_over(owners)
+        parts.tidy()
+        if staging.sweep() or died:
+            parts.sweep()
+            if not parts.strays:
+                presence.forget(died)
+
+    def _take_over(self, owners: Sequence[str]) -> None:
         staging = self._parts.staging
         with self._parts.index.write() as db:
-            for owner in index_points.owners(db):
-                if not disk.is_stale(owner):
-                    continue
+            for owner in owners:
                 for point_id in index_points.staged_by(db, owner):
                     point = index_points.load(db, point_id)
                     if point and staging.adopt(owner, point.id, point.size):
                         db.execute("UPDATE save_points SET owner = ? WHERE id = ?", (staging.owner, point_id))
                     else:
                         index_points.lose(db, [point_id], NOT_FINISHED, self._parts.clock(), tell=False, block=None)
-        staging.sweep()
 
     def usage(self) -> StoreUsage:
         """What is kept, by conversation, the largest first."""
         parts = self._parts
+        parts.tidy()
         with parts.index.read() as db:
             conversations = tuple(index_usage.by_conversation(db))
             totals = index_usage.totals(db, parts.today())
@@ -104,9 +115,10 @@ class Keeping:
             doomed = index_points.points_of(db, conversation_id)
             ids = doomed if conversation_id is None else inheritance.hand_over(db, doomed)
             index_points.delete(db, ids)
-            bad = self._set_aside_of(db, conversation_id)
+            bad = None if conversation_id is None else self._set_aside_of(db, conversation_id)
             index_points.forget(db, conversation_id)
-        return self._deleted(ids) + parts.bad_files.delete(None if conversation_id is None else bad)
+        freed = self._deleted(ids) + parts.bad_files.delete(bad)
+        return freed + (parts.sweep(everything=True) if conversation_id is None else 0)
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
         """Delete what is kept of these messages of a conversation; returns the bytes freed.
@@ -150,14 +162,16 @@ class Keeping:
         for point_id, reason in wrong:
             parts.lose(point_id, reason, tell=True)
         parts.sweep()
-        return VerifyReport(len(blocks), total, len(bad) + len(wrong), self.losses())
+        with parts.index.write() as db:
+            lost = index_usage.untold_losses(db)
+        return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
 
     def losses(self) -> tuple[Loss, ...]:
         """What turned out bad since this was last asked: the user is told once."""
         with self._parts.index.write() as db:
-            return index_usage.untold_losses(db)
+            return index_usage.untold_losses(db) + index_usage.untold_index_loss(db)
 
-    def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str | None) -> frozenset[str]:
+    def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
         """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""
         return index_points.bad_blocks(db, conversation_id) | {self._parts.index.path.name}
 

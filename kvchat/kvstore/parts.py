@@ -6,13 +6,13 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.kvstore import budget, disk, index_points, index_recipes, index_usage
+from kvchat.kvstore import budget, disk, index_points, index_recipes, index_usage, presence
 from kvchat.kvstore.blocks import BlockFiles
-from kvchat.kvstore.index import Index
+from kvchat.kvstore.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.rebuild import BadBlock
 from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.staging import Staging
@@ -20,7 +20,6 @@ from kvchat.kvstore.store import Bounds
 
 DELETED_MEANWHILE = "its save point was deleted meanwhile"
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
-INDEX_LOST = "the index of save points was damaged; it was set aside and a new one begun"
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
 
@@ -79,6 +78,8 @@ class Parts:
     free_bytes: Callable[[], int]
     read_row_map: Callable[[Path], RowMap]
     bounds: Bounds
+    used: dict[int, datetime] = field(default_factory=dict)  # restored when, and the index has not heard of it
+    strays: int = 0  # bytes of block files the index does not know, left by others
 
     def today(self) -> str:
         """The day under which written bytes are counted (UTC)."""
@@ -88,8 +89,20 @@ class Parts:
         """Bytes the store takes on disk, all told: blocks, index, what is staged or set aside, and the folders."""
         with self.index.read() as db:
             blocks = index_usage.totals(db, self.today()).disk
+        blocks += self.strays + sum(list(self.blocks.new.values()))
         others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
         return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
+
+    def tidy(self) -> None:
+        """What nobody should wait for: count the restores, and sweep what an index that was lost has left."""
+        used, self.used = self.used, {}
+        if used:
+            with contextlib.suppress(IndexFailed), self.index.write() as db:
+                for point_id, at in used.items():
+                    index_points.mark_used(db, point_id, at)
+        if self.index.fresh:
+            self.index.fresh = False
+            self.sweep(everything=True)
 
     def collect(self) -> int:
         """Delete the blocks no save point uses; returns the bytes freed.
@@ -108,15 +121,41 @@ class Parts:
             if len(unused) < _AT_A_TIME:
                 return freed
 
-    def sweep(self) -> None:
-        """Delete block files the index does not know, which someone who died half-way has left."""
-        self.blocks.sweep_temporary()
-        old = list(self.blocks.leftovers(LEFTOVER_AGE_S))
-        for start in range(0, len(old), _AT_A_TIME):
+    def sweep(self, *, everything: bool = False) -> int:
+        """Delete block files the index does not know, which someone who died half-way has left; returns their bytes.
+
+        Where another process is there, those of the last hour may be its own, not in its recipe yet. It would write
+        them again, so `everything` may go as well. Those that stay are counted.
+        """
+        self.blocks.sweep_temporary(self.staging.locks)
+        with self.index.read() as db:
+            known = {name for (name,) in db.execute("SELECT name FROM blocks")}
+        spare = LEFTOVER_AGE_S if not everything and presence.others(self.staging.locks) else 0.0
+        freed = self.drop_unknown(list(self.blocks.leftovers(known, spare)))
+        self.strays = 0
+        for name in self.blocks.leftovers(known, 0.0) if spare else ():
+            with contextlib.suppress(OSError):
+                self.strays += self.blocks.on_disk(name)
+        return freed
+
+    def drop_new(self) -> None:
+        """Delete what was written for a recipe that came to nothing; what fails now is tried again the next time."""
+        if self.blocks.new:
+            with contextlib.suppress(IndexFailed, IndexLost, OSError):
+                self.drop_unknown(list(self.blocks.new))
+
+    def drop_unknown(self, names: Sequence[bytes]) -> int:
+        """Delete the files of these blocks as far as no recipe has them; returns the bytes freed."""
+        freed = 0
+        for start in range(0, len(names), _AT_A_TIME):
             with self.index.write() as db:
-                for name in old[start : start + _AT_A_TIME]:
+                for name in names[start : start + _AT_A_TIME]:
                     if not db.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone():
+                        with contextlib.suppress(OSError):
+                            freed += self.blocks.on_disk(name)
                         self.blocks.remove(name)
+                    self.blocks.new.pop(name, None)
+        return freed
 
     def put_aside(self, bad: Sequence[BadBlock]) -> None:
         """Take bad blocks out of use, and with them every save point that needs one."""

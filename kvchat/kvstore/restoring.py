@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points, index_recipes, token_tree
+from kvchat.kvstore import disk, index_points, index_recipes, slotfile, token_tree
 from kvchat.kvstore.compose import CannotCompose
 from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
 from kvchat.kvstore.index import IndexFailed, IndexLost
-from kvchat.kvstore.parts import DELETED_MEANWHILE, INDEX_LOST, Parts
+from kvchat.kvstore.index_check import Nonsense
+from kvchat.kvstore.index_usage import INDEX_LOST, index_lost_at
+from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts
 from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.residue import DamagedBlock
@@ -19,6 +22,7 @@ from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, 
 from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import NotWanted, Wanted, always
 
+MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
 NOTHING_SAVED = "nothing saved yet for this chat"
@@ -38,14 +42,9 @@ class Restoring:
         try:
             with self._parts.index.read() as db:
                 kind = index_points.fingerprint_id(db, fingerprint)
-                places = token_tree.places(db, kind, prompt) if kind is not None else iter(())
-                most = 0
-                for place in places:
-                    most = max(most, place.shared)
-                    point = self._point_at(db, place, len(prompt), can_cut=can_cut)
-                    if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
-                        return self._plan(point, place.shared)
-                return Miss(_why_nothing(db, conversation_id, fingerprint, kind, most))
+                if kind is not None and (plan := self._best(db, kind, prompt, can_cut=can_cut)):
+                    return plan
+                return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
         except IndexLost:
             return Miss(INDEX_LOST)
         except IndexFailed as error:
@@ -60,16 +59,29 @@ class Restoring:
             if not wanted():
                 raise NotWanted
             n_tokens, tier = self._put(plan, target, older_window_rows)
-            with contextlib.suppress(IndexFailed), self._parts.index.write() as db:  # on a full disk it is still of use
-                index_points.mark_used(db, int(plan.save_point.id), self._parts.clock())
+            _prove(target, plan.save_point.tokens[:n_tokens])
+            self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
             with contextlib.suppress(OSError):
                 target.unlink(missing_ok=True)
             return Miss(self._why_not(plan, error))
         return StagedFile(plan.save_point, target, n_tokens, tier)
 
+    def _best(self, db: sqlite3.Connection, kind: int, prompt: Tokens, *, can_cut: bool) -> RestorePlan | None:
+        """The plan that leaves the least to prefill. What is not worth it by its own length is not even loaded."""
+        look = token_tree.places if can_cut else token_tree.whole_places
+        barren: set[int] = set()
+        for place in islice(look(db, kind, prompt), MOST_PLACES):
+            if worth_restoring(place.shared, place.n_tokens, len(prompt)):
+                point = self._point_at(db, place, len(prompt), barren, can_cut=can_cut)
+                if point and point.tokens[: place.shared] != prompt[: place.shared]:
+                    raise Nonsense
+                if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
+                    return self._plan(point, place.shared)
+        return None
+
     def _point_at(
-        self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, *, can_cut: bool
+        self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, barren: set[int], *, can_cut: bool
     ) -> SavePoint | None:
         """A save point for a place in the token tree: exactly there, else beyond it if it can be cut back.
 
@@ -78,7 +90,7 @@ class Restoring:
         owner = self._parts.staging.owner
         ids = token_tree.at(db, place.node_id, owner) if place.whole and (can_cut or place.shared < prompt) else []
         ids.sort(key=lambda one: self._parts.staging.warm(str(one)) is None)
-        beyond = token_tree.below(db, place.node_id, owner) if can_cut and not ids else None
+        beyond = token_tree.below(db, place.node_id, owner, barren) if can_cut and not ids else None
         chosen = ids[0] if ids else beyond
         return index_points.load(db, chosen) if chosen is not None else None
 
@@ -212,6 +224,16 @@ def _older(db: sqlite3.Connection, point: SavePoint) -> list[OlderRecipe]:
     return older
 
 
+def _prove(slot_file: Path, tokens: Tokens) -> None:
+    """That the file stands for these tokens: the index may have it for something else. Raises RecipeError."""
+    try:
+        if slotfile.stands_for(slotfile.read_tokens(slot_file), tokens):
+            return
+    except slotfile.SlotFileError:
+        pass
+    raise RecipeError("it holds something else")
+
+
 class _Gone(Exception):
     """The save point was deleted since it was found."""
 
@@ -225,14 +247,16 @@ def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
 
 
 def _why_nothing(
-    db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, shared: int
+    db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
 ) -> str:
     """Why no save point can be used, in words for the receipt."""
     note = index_points.newest_loss(db, conversation_id, kind)
     if note is not None:
         return note
     others = index_points.fingerprints_of(db, conversation_id)
-    if fingerprint in others:
+    if fingerprint in others and kind is not None:
+        nearest = next(token_tree.places(db, kind, prompt), None)
+        shared = nearest.shared if nearest else 0
         if shared >= WORTH_RESTORING:
             return CANNOT_GO_BACK
         return f"what is saved begins differently ({shared} tokens in common)"
@@ -241,4 +265,5 @@ def _why_nothing(
         if "model" in differences:
             return "saved with another model"
         return f"saved with other engine settings ({', '.join(differences)})"
-    return NOTHING_SAVED
+    lost_at = index_lost_at(db)
+    return f"{NOTHING_SAVED}; the index of save points was damaged on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED

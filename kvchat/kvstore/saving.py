@@ -135,6 +135,8 @@ class Saving:
                 else:
                     absorbed += new is not None
                     written += new or 0
+                finally:
+                    self._parts.drop_new()
         if absorbed:
             self._parts.staging.trim(self._staged())
         return AbsorbReport(absorbed, written, tuple(refused))
@@ -180,6 +182,7 @@ class Saving:
             if not index_recipes.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return _Outcome.DELETED
             index_points.delete(db, index_points.same_place(db, int(point.id)))
+        parts.blocks.settle(on_disk)
         return _Outcome.DONE
 
     def _check_disk(self, point: SavePoint, shared: int) -> None:
@@ -212,8 +215,9 @@ def _predecessor(db: sqlite3.Connection, point: SavePoint) -> _Predecessor | Non
     """The absorbed save point that shares most leading tokens, None if there is none of use."""
     kind = index_points.fingerprint_id(db, point.fingerprint)
     assert kind is not None
-    for place in token_tree.places(db, kind, point.tokens, beside=True):
-        before = token_tree.below(db, place.node_id, token_tree.NOBODY)
+    barren: set[int] = set()
+    for place in token_tree.places(db, kind, point.tokens):
+        before = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
         if before is None:
             continue
         try:

@@ -79,9 +79,9 @@ def _unwrap(words: list[int]) -> Tokens:
         if has_media != (words[end] > 0) or has_media != (end + 1 < len(words)):
             raise SlotFileError("its token list has an unknown form")
         words = words[3:end]
-        if any(token < PLACEHOLDER for token in words):
+        if min(words, default=0) < PLACEHOLDER:
             raise SlotFileError("its token list holds ids that are no tokens")
-    elif any(token < 0 for token in words):
+    elif min(words, default=0) < 0:
         raise SlotFileError("its token list holds ids that are no tokens")
     return tuple(words)
 
@@ -91,6 +91,8 @@ def stands_for(words: Tokens, expected: Tokens) -> bool:
 
     Of a picture (ids below PLACEHOLDER) only its place can be told, and words the engine puts around it are part of it.
     """
+    if words == expected:
+        return min(words, default=0) >= 0
     if len(words) != len(expected) or (PLACEHOLDER in words) != (min(expected, default=0) < PLACEHOLDER):
         return False
     return all(word == token or token < PLACEHOLDER for word, token in zip(words, expected, strict=True))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.kvstore import disk
+from kvchat.kvstore import disk, presence
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
 
@@ -45,6 +45,8 @@ class Staging:
         private = _in_memory(memory_folder, folder) if memory_budget > 0 else None
         self.in_memory = private is not None
         self.roots = [disk.private_folder(folder)] + ([private] if private else [])
+        self.locks = self.roots[0]  # says which processes are there, see `presence`
+        presence.hold(self.locks)
         self._own = disk.private_folder(self.roots[-1] / disk.temporary_name())
         self.owner = self._own.name
 
@@ -67,14 +69,15 @@ class Staging:
             return False
         return True
 
-    def sweep(self) -> None:
-        """Delete the folders of processes that are gone."""
-        for root in self.roots:
-            disk.remove_stale(root)
+    def sweep(self) -> bool:
+        """Delete the folders of processes that are gone; whether there was any."""
+        swept = [disk.remove_stale(root, self.locks) for root in self.roots]
+        return True in swept
 
     def close(self) -> None:
         """Delete this process's folder, and the one in memory around it if no other process has its own there."""
         shutil.rmtree(self._own, ignore_errors=True)
+        presence.let_go(self.locks)
         if self.in_memory:
             with contextlib.suppress(OSError):
                 self._own.parent.rmdir()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvchat.plain_file import read_json
 from kvchat.whole_file import whole_file
 
 MOST_ENTRIES = 200  # the oldest go
@@ -108,7 +109,7 @@ class CorrectionBook:
 
     def _entries(self) -> dict[str, Corrections]:
         try:
-            raw = json.loads(self._file.read_text("utf-8"))
+            raw = read_json(self._file)
             entries = {str(key): Corrections(**entry) for key, entry in raw.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}

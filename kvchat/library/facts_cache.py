@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.plain_file import read_json
 from kvchat.whole_file import whole_file
 
 READER = 1  # raise it when `read_facts` reads the same fields in another way
@@ -57,7 +58,7 @@ class FactsCache:
 def _load(file: Path) -> dict[str, dict[str, Any]]:
     """The entries of the file; none where it is missing, damaged, or of a version with other facts."""
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = read_json(file)
         if content["fields"] != list(_shape(GgufFacts)):
             return {}
         return {path: entry for path, entry in content["models"].items() if {"stamp", "facts"} <= entry.keys()}

@@ -13,6 +13,7 @@ from kvchat.library.gguf_header import TENSOR_TYPES, CutShort, GgufHeader, Heade
 from kvchat.library.kv_layers import KvLayout, head_lengths, kv_heads_per_layer, kv_layout
 from kvchat.library.split_files import part_name
 from kvchat.library.template_options import TemplateWord, words_in
+from kvchat.plain_file import NotAFile
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
 FILE_TYPES = {
@@ -129,8 +130,6 @@ def read_facts(path: Path) -> GgufFacts:
 def _read_whole(path: Path) -> GgufHeader:
     """The header of a file that is a GGUF and as long as it should be. Raises NotAModel."""
     try:
-        if path.is_dir():
-            raise NotAModel("This is a folder, not a model", str(path), "Choose a file whose name ends in .gguf.")
         header = read_header(path)
         size = path.stat().st_size
     except FileNotFoundError:
@@ -139,6 +138,9 @@ def _read_whole(path: Path) -> GgufHeader:
         raise _half_downloaded(path) from None
     except HeaderFault as fault:
         raise _not_gguf(path, str(fault)) from None
+    except NotAFile as error:
+        advice = "Choose a file whose name ends in .gguf."
+        raise NotAModel(f"This is {error.kind}, not a model", str(path), advice) from None
     except OSError as error:
         raise unreadable(path, error) from None
     if header.data_end > size:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from kvchat.plain_file import open_plain
+
 MAGIC = b"GGUF"
 HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest headers known are about 30 MB
 KEPT_ARRAY = 4096  # numeric arrays up to this length are kept; per-layer lists are far shorter
@@ -124,7 +126,7 @@ class GgufHeader:
 
 def read_header(path: Path) -> GgufHeader:
     """The header of the GGUF file at `path`. Raises OSError, HeaderFault, or CutShort when the header itself is cut."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         cursor = _Cursor(file, path.stat().st_size)
         if cursor.take(4) != MAGIC:
             raise HeaderFault("no GGUF magic")

@@ -22,6 +22,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.library.hub import Hub, HubError, HubFile, HubPart, Unreachable
+from kvchat.plain_file import read_json
 from kvchat.whole_file import whole_file
 from kvchat.wording import size as size_in_words
 
@@ -274,7 +275,7 @@ def _write(order: Order, path: Path) -> None:
 def _read(path: Path) -> Order | None:
     """The order in a file; None where it makes no sense."""
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        raw = read_json(path)
         parts = tuple(HubPart(str(one["path"]), int(one["size"]), str(one["sha256"])) for one in raw["file"]["parts"])
         file = HubFile(str(raw["file"]["name"]), str(raw["file"]["quantisation"]), parts)
         return Order(str(raw["repository"]), str(raw["revision"]), file) if parts else None

@@ -12,6 +12,7 @@ from threading import Event
 from kvchat.library.model_folders import ModelFolder, Source
 from kvchat.library.ollama import ollama_models
 from kvchat.library.split_files import part_name
+from kvchat.plain_file import read_plain
 
 DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
@@ -111,7 +112,7 @@ def _in_order(place: Path, folders: list[str]) -> list[str]:
     if place.name != "snapshots":
         return sorted(folders)
     try:
-        current = (place.parent / "refs" / "main").read_text("ascii").strip()
+        current = read_plain(place.parent / "refs" / "main", 1000).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         current = ""
     return sorted(folders, key=lambda name: (name != current, name))

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from kvchat.plain_file import read_plain
+
 
 class Source(Enum):
     """Whose folder a model lies in; the value is its name on the screen."""
@@ -137,7 +139,7 @@ _PLACES = {
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_plain(path, 1_000_000).decode()
     except (OSError, UnicodeDecodeError):
         return ""
 

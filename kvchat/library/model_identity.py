@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from blake3 import blake3
 
 from kvchat.library.gguf_facts import read_facts, unreadable
+from kvchat.plain_file import open_plain
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024
@@ -40,9 +42,10 @@ def file_identity(path: Path) -> str:
 
 def _add_part(digest: blake3, path: Path, header_size: int) -> None:
     """Feed one file's size, first `header_size` bytes and samples into the digest."""
-    size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
+    with open_plain(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        digest.update(size.to_bytes(8, "little"))
         digest.update(file.read(header_size))
         for number in range(SAMPLES):
             # The last sample ends with the file, the first begins right after the header.

@@ -6,12 +6,13 @@ layers (Ollama's server/modelpath.go and docs/faq.md). The blob of the model lay
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from kvchat.plain_file import read_json
 
 MODEL = "application/vnd.ollama.image.model"
 PROJECTOR = "application/vnd.ollama.image.projector"
@@ -55,7 +56,7 @@ def name_of_blob(path: Path) -> str | None:
 def _layers(manifest: Path) -> dict[str, str]:
     """The digest of each layer by its media type."""
     try:
-        content: Any = json.loads(manifest.read_text("utf-8"))
+        content: Any = read_json(manifest)
         return {str(layer["mediaType"]): str(layer["digest"]) for layer in content["layers"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

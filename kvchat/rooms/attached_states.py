@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from kvchat.engine import extra_arguments
 from kvchat.engine.running_server import RunningServer, reachable_slot_folder
 from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
-from kvchat.kvstore import disk
+from kvchat.kvstore import disk, presence
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
@@ -38,6 +39,8 @@ def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates
     if process is None or folder is None:
         return None
     disk.remove_stale_for_engine(folder)  # of a kvchat that was killed
+    with contextlib.suppress(OSError):
+        presence.hold(folder)  # until this one ends
     try:
         return _read_states(process, folder, facts)
     except KvchatError:  # a model kvchat cannot read is no reason not to chat with it

@@ -1,22 +1,29 @@
-"""Between files and the composer: reads what is dropped, pasted or chosen, and counts it before it is sent."""
+"""Between files and the composer: reads what is dropped, pasted or chosen, and counts it before it is sent.
+
+What is attached belongs to the chat that was open then, however long it takes to read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.chat.documents import document_of_file, document_of_text, read_bytes
 from kvchat.chat.events import EngineChanged, Event
 from kvchat.chat.messages import Attachment
 from kvchat.chat.pictures import is_picture
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge
 from kvchat.ui.composer import Composer, local_files
+from kvchat.ui.notices import Notices
 from kvchat.ui.pictures import of_image, prepared
 from kvchat.ui.tasks import Wishes
 
@@ -32,15 +39,21 @@ class AttachBridge(QObject):
         composer: Composer,
         page: QWidget,
         bridge: Bridge,
+        notices: Notices,
         wishes: Wishes,
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._runtime, self._composer, self._bridge, self._wishes = runtime, composer, bridge, wishes
+        self._notices = notices
+        self._reading: list[tuple[str | None, str]] = []  # in which chat, and the name of what is being read
+        self._refused: list[tuple[str | None, KvchatError]] = []  # told as long as that chat is open
+        self._shown = bridge.current
+        bridge.opened.connect(self._another_chat)
         composer.attach_requested.connect(self.choose)
         composer.files_given.connect(self.take)
-        composer.picture_given.connect(lambda image: wishes.start(self._add_image(image)))
-        composer.text_given.connect(lambda text: wishes.start(self._add(document_of_text(PASTED, text))))
+        composer.picture_given.connect(self._take_image)
+        composer.text_given.connect(self._take_text)
         composer.chips.changed.connect(self._count_again)
         page.setAcceptDrops(True)
         page.installEventFilter(self)
@@ -53,14 +66,15 @@ class AttachBridge(QObject):
     def take(self, paths: Sequence[Path]) -> None:
         """Attach these files; what cannot be attached is told, file by file."""
         for path in paths:
-            self._wishes.start(self._read(path))
+            self._begin(path.name, asyncio.to_thread(_read, path))
 
     def choose(self) -> None:
         """Let the user pick files."""
         dialog = QFileDialog(self._composer.window(), "Attach files")
         dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
-        dialog.filesSelected.connect(lambda names: self.take([Path(name) for name in names]))
+        dialog.filesSelected.connect(lambda names: self.take(_chosen(dialog, names)))
         dialog.finished.connect(dialog.deleteLater)
+        dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -74,25 +88,59 @@ class AttachBridge(QObject):
             return True
         return super().eventFilter(watched, event)
 
-    async def _read(self, path: Path) -> None:
-        await self._add(await asyncio.to_thread(_read, path))
+    def _take_image(self, image: QImage) -> None:
+        self._begin(PASTED_PICTURE, asyncio.to_thread(of_image, PASTED_PICTURE, image))
 
-    async def _add_image(self, image: QImage) -> None:
-        await self._add(await asyncio.to_thread(of_image, PASTED_PICTURE, image))
+    def _take_text(self, text: str) -> None:
+        self._begin(PASTED, asyncio.to_thread(document_of_text, PASTED, text))
 
-    async def _add(self, attachment: Attachment) -> None:
-        """Onto the composer, unless it is there already. Raises DocumentsTooLong if it can never fit.
+    def _begin(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
+        where = self._bridge.current
+        self._reading.append((where, name))
+        self._show_reading()
+        self._wishes.start(self._attach(where, name, reading), lambda error: self._refuse(where, error))
 
-        A picture is refused where the model cannot see.
+    async def _attach(self, where: str | None, name: str, reading: Awaitable[Attachment]) -> None:
+        """Read, and attach to what is written in that chat, unless it is there already.
+
+        The context's card says what to do where it does not fit. A picture is refused where the model cannot see.
         """
-        if any(other.hash == attachment.hash for other in self._composer.chips.attachments):
+        try:
+            attachment = await reading
+            if attachment.data:
+                await self._runtime.chat.context.check_sight(where)  # a chat may have a model of its own
+            there = self._bridge.drafts.attached_to(where)
+            if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in there):
+                self._bridge.drafts.attach(where, (*there, attachment))
+                self._bridge.drafts.show()
+        except BaseException:
+            if where == self._bridge.current:
+                self._composer.hold()
+            raise
+        finally:
+            self._reading.remove((where, name))
+            self._show_reading()
+
+    def _refuse(self, where: str | None, error: KvchatError) -> None:
+        self._refused.append((where, error))
+        if where == self._bridge.current:
+            self._notices.show_error(error)
+
+    def _another_chat(self) -> None:
+        """What was refused in one chat is told there alone."""
+        if self._shown == self._bridge.current:
             return
-        context = self._runtime.chat.context
-        if attachment.data:
-            await context.check_sight(self._bridge.current)  # a chat may have a model of its own
-        else:
-            await context.check_fits(None, "", [attachment])
-        self._composer.add_attachment(attachment)
+        before, self._shown = self._shown, self._bridge.current
+        for error in (error for where, error in self._refused if where == before):
+            self._notices.take_back(error)
+        self._refused = [one for one in self._refused if one[0] != before]
+        for error in (error for where, error in self._refused if where == self._shown):
+            self._notices.show_error(error)
+        self._composer.hold()
+        self._show_reading()
+
+    def _show_reading(self) -> None:
+        self._composer.show_reading([name for where, name in self._reading if where == self._bridge.current])
 
     def _count_again(self) -> None:
         self._wishes.start(self._count(), lambda error: None)  # the engine went: its own card says so
@@ -106,6 +154,18 @@ class AttachBridge(QObject):
     def _hear(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:
             self._count_again()
+
+
+def _chosen(dialog: QFileDialog, told: Sequence[str]) -> list[Path]:
+    """The files that were chosen or typed. Of several paths typed in quotes Qt's own dialog may tell only one."""
+    field = dialog.findChild(QLineEdit)
+    names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
+    paths = list(map(Path, told))
+    for folder in (Path(dialog.directory().path()), *(path.parent for path in paths)):
+        typed = [folder / name for name in names]
+        if typed and all(path.is_file() for path in typed):
+            return typed
+    return paths
 
 
 def _read(path: Path) -> Attachment:

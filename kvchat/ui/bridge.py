@@ -34,6 +34,8 @@ from kvchat.ui.talk import Talk
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.views import Views
 
+MOST_TALKS = 20  # that are over and remembered all the same, for who comes back to them
+
 
 class Bridge(QObject):
     """Holds which conversation is open and keeps the views true."""
@@ -51,6 +53,7 @@ class Bridge(QObject):
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._talks: dict[str, Talk] = {}
+        self._sent: dict[str, list[str | None]] = {}  # by conversation: the drafts whose words are on their way there
         self._had_model = runtime.settings.model_path
         self.drafts = DraftKeeper(runtime.chat.drafts, views.composer, wishes, lambda: self.current, self)
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
@@ -100,7 +103,8 @@ class Bridge(QObject):
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send what was written, and what goes with it; on the empty page this begins a conversation."""
-        self._wishes.start(self._send(text, attachments))
+        self.drafts.sending(self.current)
+        self._wishes.start(self._send(text, attachments, self.current))
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
         """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
@@ -143,7 +147,7 @@ class Bridge(QObject):
         """Why the open conversation's last turn failed, if it did."""
         return self._talk().failure
 
-    async def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+    async def _send(self, text: str, attachments: tuple[Attachment, ...], written_on: str | None) -> None:
         async with self._beginning:
             conversation_id = self.current
             if conversation_id is None:
@@ -151,11 +155,18 @@ class Bridge(QObject):
                     conversation_id = (await self._runtime.chat.new_conversation()).id
                 except KvchatError as error:
                     self._give_back(NOT_BEGUN, text, attachments, error)
+                    self.drafts.sent(written_on)
                     return
                 if self.current is None:
                     self.current = conversation_id
         self._views.transcript.scroll_to_end()
+        self._sent.setdefault(conversation_id, []).append(written_on)
         self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text, attachments=attachments))
+
+    def _arrived(self, conversation_id: str) -> None:
+        """The words that were sent there are on disk, or back."""
+        for draft in self._sent.pop(conversation_id, ()):
+            self.drafts.sent(draft)
 
     def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
         talk = self._talk(conversation_id)
@@ -165,13 +176,19 @@ class Bridge(QObject):
         self._show_turn()
 
     def _turn_over(self, conversation_id: str) -> None:
+        self._arrived(conversation_id)
         self._talk(conversation_id).awaiting = False
+        self.list.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
             self._show_turn()
 
     def _talk(self, conversation_id: str | None = None) -> Talk:
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
-        return self._talks.setdefault(key, Talk())
+        talk = self._talks.pop(key, None) or Talk()
+        self._talks[key] = talk  # the last one is the one that was needed last
+        for old in [id for id, other in self._talks.items() if other.is_over][:-MOST_TALKS]:
+            del self._talks[old]
+        return talk
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -184,12 +201,14 @@ class Bridge(QObject):
             case ConversationsChanged():
                 self.list.reload_soon()
             case MessagesChanged(conversation_id=id):
+                self._arrived(id)
                 if id == self.current:
                     self._wishes.start(self._reload_messages(id))
             case Absorbed():
                 self.list.reload_soon()
             case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
                 self._give_back(id, text, attachments, error)
+                self._arrived(id)
             case Notice(title=title, detail=detail):
                 self._views.notices.tell(title, detail)
             case _:

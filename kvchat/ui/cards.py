@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePol
 from kvchat.engine.status import EngineState, EngineStatus, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.rooms.choice import ModelMissing
+from kvchat.ui.flow import FlowLayout
 
 
 class PendingLine(QLabel):
@@ -64,9 +65,8 @@ class Card(QFrame):
             label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
             column.addWidget(label)
         self._button_row = QWidget()
-        self.buttons = QHBoxLayout(self._button_row)
+        self.buttons = FlowLayout(self._button_row)
         self.buttons.setContentsMargins(0, 6, 0, 0)
-        self.buttons.setSpacing(8)
         column.addWidget(self._button_row)
 
     def say(self, title: str, detail: str, advice: str) -> None:
@@ -105,7 +105,6 @@ class FailureCard(Card):
         self.use_current.clicked.connect(self.use_current_requested)
         self.locate.clicked.connect(self.locate_requested)
         self.model.clicked.connect(self.model_requested)
-        self.buttons.addStretch(1)
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
@@ -139,7 +138,6 @@ class EngineCard(Card):
         self.locate = self.add_button("Locate it…", "primary")
         self.fetch = self.add_button("Download again…")
         self.model = self.add_button("Choose another model")
-        self.buttons.addStretch(1)
         self.start.clicked.connect(self.start_requested)
         self.restart.clicked.connect(self.restart_requested)
         self.log.clicked.connect(self.log_requested)
@@ -197,10 +195,10 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
     name = model or "the model"
     if status.checking:
         once = "This takes a few seconds, once for each model and engine. You can write already."
-        return "Checking whether restoring works here…", once, ""
+        return "Checking whether chats can be remembered here…", once, ""
     match status.state:
         case EngineState.STOPPED:
-            return "The engine is stopped", "Your chats and what was saved of them are kept.", ""
+            return "The engine is stopped", "Your chats and their memory are kept.", ""
         case EngineState.STOPPING:
             return "Stopping the engine…", "", ""
         case EngineState.STARTING:

@@ -7,10 +7,19 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from kvchat.chat.messages import Attachment
-from kvchat.ui.attachment_chips import ChipRows
+from kvchat.ui.attachment_chips import ChipRows, short_name
 from kvchat.ui.fonts import page_font
 from kvchat.ui.icons import icon, stop_icon
 from kvchat.ui.theme import Look
@@ -64,12 +73,14 @@ class Composer(QWidget):
     picture_given = Signal(QImage)
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
+    refused = Signal()  # sending was tried all the same
     edit_last_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
         self._busy = False
+        self._refusal = ""  # why nothing can be sent now
         self.editor = _Editor()
         self.editor.setAccessibleName("Message")
         self.editor.setPlaceholderText("Message…")
@@ -96,6 +107,11 @@ class Composer(QWidget):
         self.offer.setProperty("kind", "link")
         self.offer.clicked.connect(self._attach_paste)
         self._pasted = ""
+        self.reading = QLabel()
+        self.reading.setProperty("kind", "small")
+        self.reading.setTextFormat(Qt.TextFormat.PlainText)
+        self._reading: tuple[str, ...] = ()
+        self._send_when_read = False
         self.editor.files_given.connect(self.files_given)
         self.editor.picture_given.connect(self.picture_given)
         self.editor.long_pasted.connect(self._offer)
@@ -106,7 +122,9 @@ class Composer(QWidget):
         inside.setContentsMargins(8, 6, 8, 6)
         inside.setSpacing(4)
         inside.addWidget(self.chips)
+        inside.addWidget(self.reading)
         inside.addWidget(self.offer, 0, Qt.AlignmentFlag.AlignLeft)
+        self.reading.hide()
         self.chips.hide()
         self.offer.hide()
         row = QHBoxLayout()
@@ -139,9 +157,26 @@ class Composer(QWidget):
         """Put back what was attached for another conversation."""
         self.chips.show_attachments(attachments, removable=True)
 
+    def show_reading(self, names: Sequence[str]) -> None:
+        """These files are being read to be attached; Send waits for them."""
+        self._reading = tuple(names)
+        self._say_reading()
+        if not names and self._send_when_read:
+            self._send()
+
+    def hold(self) -> None:
+        """Do not send by itself what waits for a file."""
+        self._send_when_read = False
+        self._say_reading()
+
     def set_busy(self, busy: bool) -> None:
         """Whether a reply runs in this conversation: then the button stops it."""
         self._busy = busy
+        self._show_button()
+
+    def refuse(self, why: str) -> None:
+        """Let nothing be sent, and say why; empty allows it again."""
+        self._refusal = why
         self._show_button()
 
     def take(self, text: str) -> None:
@@ -170,10 +205,22 @@ class Composer(QWidget):
     def _send(self) -> None:
         text = self.draft.strip()
         attachments = self.chips.attachments
-        if (text or attachments) and not self._busy:
+        self._send_when_read = bool(self._reading) and not self._busy
+        self._say_reading()
+        if self._send_when_read:
+            return
+        if (text or attachments) and not self._busy and self._refusal:
+            self.refused.emit()
+        elif (text or attachments) and not self._busy:
             self.editor.clear()
             self.set_attachments(())
             self.sent.emit(text, attachments)
+
+    def _say_reading(self) -> None:
+        names = ", ".join(map(short_name, self._reading))
+        then = "Your message is sent when that is done." if self._send_when_read else "Send waits for that."
+        self.reading.setText(f"Reading {names}… {then}")
+        self.reading.setVisible(bool(names))
 
     def _offer(self, text: str) -> None:
         self._pasted = text
@@ -187,13 +234,14 @@ class Composer(QWidget):
         self.focus()
 
     def _text_changed(self) -> None:
+        self.hold()
         if len(self.draft) < LONG_PASTE:
             self.offer.hide()
         self._show_button()
 
     def _show_button(self) -> None:
         theme = self._look.theme
-        can_send = bool(self.draft.strip() or self.chips.attachments)
+        can_send = bool(self.draft.strip() or self.chips.attachments) and not self._refusal
         self.attach.setIcon(icon("paperclip", theme.muted))
         self.button.setEnabled(self._busy or can_send)
         if self._busy:
@@ -202,7 +250,7 @@ class Composer(QWidget):
             self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
         words = "Stop" if self._busy else "Send"
         self.button.setAccessibleName(words)
-        self.button.setToolTip("Stop the reply (Esc)" if self._busy else "Send (Enter)")
+        self.button.setToolTip("Stop the reply (Esc)" if self._busy else self._refusal or "Send (Enter)")
 
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)

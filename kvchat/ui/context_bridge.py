@@ -10,14 +10,16 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer
 
 from kvchat.chat.context import ContextUse
+from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
 from kvchat.chat.messages import Role
 from kvchat.chat.prompt import ConversationTooLong
 from kvchat.library.context_size import ContextChoice
 from kvchat.runtime import Runtime
+from kvchat.ui.attach_bridge import PASTED
 from kvchat.ui.bridge import Bridge
-from kvchat.ui.composer import Composer
-from kvchat.ui.context_card import ContextCard
+from kvchat.ui.composer import LONG_PASTE, Composer
+from kvchat.ui.context_card import TOO_LONG, ContextCard
 from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.tasks import Wishes
 from kvchat.wording import several
@@ -57,6 +59,8 @@ class ContextBridge(QObject):
         card.raise_requested.connect(lambda: wishes.start(self._raise()))
         card.drop_requested.connect(lambda: self._shorten(runtime.chat.context.drop_middle, "left out"))
         card.summary_requested.connect(self._summarise)
+        card.part_requested.connect(lambda: wishes.start(self._attach_part()))
+        composer.refused.connect(self._insist)
         card.stop_requested.connect(self._stop)
         self._unsubscribe = runtime.events.subscribe(self._hear)
         self._count_soon()
@@ -90,12 +94,17 @@ class ContextBridge(QObject):
         self._show_card()
 
     def _show_card(self) -> None:
-        here, use = self._bridge.current, self._use
+        here, failure, use = self._bridge.current, self._bridge.failure, self._use
+        if use is None and isinstance(failure, ConversationTooLong):
+            use = ContextUse(failure.prompt_tokens, 0, 0, failure.context_size)
+        refused = use is not None and (use.over or isinstance(failure, ConversationTooLong))
+        answering = self._answering()
+        self._composer.refuse(TOO_LONG if use is not None and use.over and not answering else "")
         if here in self._summarising:
             self._card.show_summarising()
-        elif use is not None and use.tight and here not in self._put_off and not self._answering():
+        elif use is not None and (use.tight or refused) and here not in self._put_off and not answering:
             turns = sum(1 for message in self._bridge.messages if message.role is Role.USER)
-            self._card.show_choice(use, self._larger, can_shorten=turns > 1)
+            self._card.show_choice(use, self._larger, can_shorten=turns > 1, can_part=self._has_long_text())
             if not self._asked:
                 self._asked = True
                 self._wishes.start(self._ask_larger())
@@ -126,6 +135,26 @@ class ContextBridge(QObject):
                 self._count_soon()
             case _:
                 pass
+
+    def _has_long_text(self) -> bool:
+        texts = [one for one in self._composer.chips.attachments if not one.data]
+        return bool(texts) or len(self._composer.draft) >= LONG_PASTE
+
+    async def _attach_part(self) -> None:
+        """Of the longest text that waits to be sent; where nothing is attached, of what was written."""
+        here, draft, attachments = self._bridge.current, self._composer.draft, self._composer.chips.attachments
+        if all(one.data for one in attachments):
+            draft, attachments = "", (*attachments, document_of_text(PASTED, draft))
+        fitting = await self._runtime.chat.context.with_part(here, draft, attachments)
+        if here == self._bridge.current:
+            self._composer.set_draft(draft)
+            self._composer.set_attachments(fitting)
+            self._composer.focus()
+
+    def _insist(self) -> None:
+        """What cannot be sent was sent: say again what can be done."""
+        self._put_off.discard(self._bridge.current)
+        self._show_card()
 
     def _later(self) -> None:
         self._put_off.add(self._bridge.current)

@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 from kvchat.chat.messages import Conversation
 from kvchat.ui.icons import icon
 from kvchat.ui.item_list import ROW, Index, ItemDelegate, ItemModel
-from kvchat.wording import one_line
+from kvchat.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, one_line
 
 _MARK = 15  # pixels
 
@@ -34,9 +34,9 @@ _MARK = 15  # pixels
 class Warmth(Enum):
     """How soon a conversation can answer."""
 
-    HOT = "hot: in the slot"
-    DISK = "on disk: comes back in a moment"
-    COLD = "must be read again"
+    HOT = f"{STILL_LOADED}: answers at once"
+    DISK = f"{REMEMBERED}: comes back in a moment"
+    COLD = f"must be {READ_AGAIN}"
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Row:
         """What was wished for it: each an icon's name, and the words for it."""
         marks = (
             (self.on_top, "on-top", "kept on top"),
-            (self.pinned, "pin", "pinned"),
-            (self.never_save, "disk-off", "never saved"),
+            (self.pinned, "pin", "always kept"),
+            (self.never_save, "disk-off", "never kept"),
         )
         return tuple((name, words) for on, name, words in marks if on)
 

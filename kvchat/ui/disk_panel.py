@@ -21,6 +21,7 @@ from kvchat.ui.usage_picture import shared_colour
 from kvchat.ui.usage_row import UsageRow
 from kvchat.ui.usage_summary import UsageSummary
 from kvchat.ui.usage_words import limits_in_words
+from kvchat.wording import STORAGE
 
 GONE = "A chat that is gone"
 
@@ -39,14 +40,14 @@ class DiskPanel(Panel):
         self._seconds_saved: Mapping[str, float] = {}  # as last asked for
         self._planning = False
         self._changing = 0  # wishes under way: a plan made now would not know of them
-        self.setWindowTitle("Disk usage")
-        self.setAccessibleName("Disk usage")
+        self.setWindowTitle(STORAGE)
+        self.setAccessibleName(STORAGE)
         self.resize(620, 720)
         self.setMinimumSize(460, 560)
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)
-        self.empty = QLabel("Nothing is saved yet. After each reply the KV cache is kept here.")
+        self.empty = QLabel("No chat is remembered yet. After each reply the memory of its chat is kept here.")
         self.empty.setProperty("kind", "muted")
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.setWordWrap(True)
@@ -180,10 +181,10 @@ class DiskPanel(Panel):
     def _build_buttons(self) -> QHBoxLayout:
         self.delete_all = QPushButton("Delete all…")
         self.delete_all.setProperty("kind", "danger")
-        self.delete_all.setAccessibleName("Delete everything that is saved")
+        self.delete_all.setAccessibleName("Delete the memory of all chats")
         self.delete_all.clicked.connect(self._ask_delete_all)
         self._leave = QPushButton("Close")
-        self._leave.setAccessibleName("Close the disk panel")
+        self._leave.setAccessibleName("Close storage")
         self._leave.setProperty("kind", "primary")
         self._leave.clicked.connect(self.close)
         row = QHBoxLayout()
@@ -196,7 +197,7 @@ class DiskPanel(Panel):
     def _ask_delete_all(self) -> None:
         confirm(
             self,
-            "Delete everything that is saved?",
+            "Delete the memory of all chats?",
             "All messages stay. Each chat must be read again once before it answers quickly.",
             "Delete all",
             lambda: self.wish(self._delete(None)),

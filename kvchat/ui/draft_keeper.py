@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer
 
@@ -10,6 +12,8 @@ from kvchat.chat.drafts import NOT_BEGUN, Drafts
 from kvchat.chat.messages import Attachment
 from kvchat.ui.composer import Composer
 from kvchat.ui.tasks import Wishes
+
+T = TypeVar("T")
 
 _KEEP_MS = 700  # what is written is gathered so long before it is put on disk
 
@@ -26,6 +30,7 @@ class DraftKeeper(QObject):
         self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
         self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
+        self._sending: Counter[str] = Counter()  # drafts whose words are on their way into the chat
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(_KEEP_MS)
@@ -60,6 +65,15 @@ class DraftKeeper(QObject):
             self._attached[key] = self._unkept_attached[key] = attachments
             self._timer.start()
 
+    def sending(self, conversation_id: str | None) -> None:
+        """What this draft said was sent: it stays on disk until `sent` says that the words are in the chat."""
+        self._sending[conversation_id or NOT_BEGUN] += 1
+
+    def sent(self, conversation_id: str | None) -> None:
+        """The words are in the chat, or back in the composer."""
+        self._sending[conversation_id or NOT_BEGUN] -= 1
+        self._timer.start()
+
     def show(self) -> None:
         """Put the open conversation's draft into the composer."""
         current = self._current()
@@ -71,7 +85,13 @@ class DraftKeeper(QObject):
     async def keep(self) -> None:
         """Put on disk what is not there yet. Raises StorageFailed."""
         self._timer.stop()
-        unkept, self._unkept = self._unkept, {}
-        attached, self._unkept_attached = self._unkept_attached, {}
+        unkept, self._unkept = _parted(self._unkept, self._sending)
+        attached, self._unkept_attached = _parted(self._unkept_attached, self._sending)
         if unkept or attached:
             await self._drafts.keep(unkept, attached)
+
+
+def _parted(drafts: dict[str, T], sending: Counter[str]) -> tuple[dict[str, T], dict[str, T]]:
+    """Those to put on disk, and those to leave as they are there."""
+    here = {key: draft for key, draft in drafts.items() if sending[key] <= 0}
+    return here, {key: draft for key, draft in drafts.items() if key not in here}

@@ -40,7 +40,7 @@ class FirstStart(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _wide_button("Fetch the starter model (98 MB)", "primary")
         self.models = _wide_button("Find models on this computer, or get another…", "")
-        self.pick = _wide_button("Pick a GGUF file…", "")
+        self.pick = _wide_button("Choose a model file…", "")
         self.back = _wide_button("Back", "flat")
         self._can_go_back = False
         self.back.hide()
@@ -158,7 +158,7 @@ class FirstStart(QWidget):
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
     """Let the user pick a GGUF file; returns at once."""
-    dialog = QFileDialog(parent, "Pick a GGUF file", str(Path.home()), "GGUF models (*.gguf);;All files (*)")
+    dialog = QFileDialog(parent, "Choose a model file", str(Path.home()), "Models (*.gguf);;All files (*)")
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
     dialog.fileSelected.connect(lambda name: on_pick(Path(name)))

@@ -10,6 +10,7 @@ from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.theme import Look
+from kvchat.wording import STORAGE
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
 
@@ -136,7 +137,7 @@ class Header(QWidget):
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)
         menu.addAction("Models…\tCtrl+M", self.model_requested.emit)
-        menu.addAction("Disk usage…\tCtrl+D", self.disk_requested.emit)
+        menu.addAction(f"{STORAGE}…\tCtrl+D", self.disk_requested.emit)
         menu.addAction("Engine…", self.engine_requested.emit)
         menu.addAction("Restart engine", self.restart_requested.emit)
         menu.addSeparator()

@@ -125,7 +125,7 @@ class KeepBridge(QObject):
             f"Restore the backup of {made.day} {made:%B %Y, %H:%M}?",
             f"It holds {_contents(facts)}. It takes the place of the chats and settings you have now, which are kept "
             "in a folder beside it.",
-            "Restore",
+            "Restore the backup",
             lambda: self._wishes.start(self._lay_ready(source)),
             keep="Keep what is here",
         )

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
-PIN, NEVER_SAVE = "Pin what is saved", "Never save this one"
+from kvchat.wording import ALWAYS_KEEP, NEVER_KEEP
 
 
 def add_keep_actions(
     menu: QMenu, on_pin: Callable[[bool], object], on_never_save: Callable[[bool], object]
 ) -> tuple[QAction, QAction]:
     """Append both; each calls back with whether it holds from now on."""
-    pin, never = menu.addAction(PIN), menu.addAction(NEVER_SAVE)
-    pin.setToolTip("Pruning and the quota leave it alone")
-    never.setToolTip("After a restart it is read again from the beginning")
+    pin, never = menu.addAction(ALWAYS_KEEP), menu.addAction(NEVER_KEEP)
+    pin.setToolTip("It is never deleted to make room")
+    never.setToolTip("After a restart the chat is read again from the beginning")
     for action, wish in ((pin, on_pin), (never, on_never_save)):
         action.setCheckable(True)
         action.triggered.connect(lambda on, wish=wish: wish(on))

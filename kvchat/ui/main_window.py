@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QMainWindow,
-    QStackedWidget,
-    QSystemTrayIcon,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QSystemTrayIcon, QVBoxLayout, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -28,6 +22,7 @@ from kvchat.ui.context_card import ContextCard
 from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.find_bar import FindBar
 from kvchat.ui.first_start import FirstStart
+from kvchat.ui.focus_home import FocusHome
 from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
 from kvchat.ui.keep_bridge import KeepBridge
@@ -74,7 +69,9 @@ class MainWindow(QMainWindow):
         self.first_start = FirstStart()
         self._build()
         self.bridge = Bridge(runtime, self._views(), self.wishes, self)
-        self.attaching = AttachBridge(runtime, self.composer, self._chat_page, self.bridge, self.wishes, self)
+        self.attaching = AttachBridge(
+            runtime, self.composer, self._chat_page, self.bridge, self.notices, self.wishes, self
+        )
         self.context = ContextBridge(
             runtime, self.context_meter, self.context_card, self.composer, self.bridge, self.wishes
         )
@@ -87,6 +84,7 @@ class MainWindow(QMainWindow):
         self._connect()
         self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self._doings())
         self.header.shortcuts_requested.connect(self.keyboard.open_sheet)
+        FocusHome(self, self.composer, self.transcript)
         self.place.restore()
         self._show_right_page()
 

@@ -12,7 +12,8 @@ from kvchat.ui.theme import Look
 from kvchat.wording import size
 
 _LEAST = 3.0  # pixels; a part that is there is seen
-_TONES = (1.0, 0.6, 0.3)  # of the accent: weights, KV cache, buffers
+_NAMES = ("the model", "room for the chat", "working space")  # weights, KV cache, buffers
+_TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
 class MemoryPicture(QWidget):
@@ -38,7 +39,8 @@ class MemoryPicture(QWidget):
         column.addLayout(above)
         column.addWidget(_Bar(look, bar))
         column.addWidget(legend)
-        self.setAccessibleName(f"{name}: {bar.in_words}")
+        taken = ", ".join(f"{part} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
+        self.setAccessibleName(f"{name}: {taken}; left alone {size(bar.margin)} of {size(bar.free)} free")
 
 
 class _Bar(RoundBar):
@@ -75,8 +77,7 @@ def _colours(look: Look) -> tuple[QColor, ...]:
 
 def _legend(look: Look, bar: MemoryBar) -> list[str]:
     """Each part as rich text: a square in its colour, its name and size."""
-    names = ("weights", "KV cache", "buffers")
-    parts = zip(_parts(bar), _colours(look), names, strict=True)
+    parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
     words = [_entry(colour.name(), f"{name} {size(count)}") for count, colour, name in parts if count]
     return [*words, _entry(look.theme.muted, f"left alone {size(bar.margin)}", "▨")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFocusEvent, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QWidget
 
@@ -70,6 +71,7 @@ class _QuietButton(QToolButton):
         super().__init__()
         self.seen = False
         self._reveal = reveal
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Nothing while unseen."""

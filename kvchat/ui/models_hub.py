@@ -34,7 +34,6 @@ class AccessCard(Card):
         self.page = ""
         self.open_page = self.add_button("Open its page")
         self.token = self.add_button("Access token…", "primary")
-        self.buttons.addStretch(1)
         self.open_page.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(self.page)))
         self.token.clicked.connect(self.token_requested)
         self.hide()
@@ -154,7 +153,7 @@ class ModelsHub(QWidget):
     async def _find(self, text: str) -> None:
         self.heading.setText("Searching…")
         found = await self._runtime.models.hub.search(text)
-        heading = f"Found for “{text}”" if found else f"Nothing with GGUF files is named like “{text}”"
+        heading = f"Found for “{text}”" if found else f"No model that runs here is named like “{text}”"
         self._show_rows(heading, [result_row(one) for one in found])
 
     async def _list_files(self, repository: str, quantisation: str) -> None:

@@ -110,7 +110,13 @@ class Notices(QWidget):
 
     def show_error(self, error: KvchatError) -> None:
         """A wish that could not be granted; stays until it is closed."""
-        self._add(error.title, " ".join(part for part in (error.detail, error.advice) if part), "warn")
+        self._add(*_words(error), "warn")
+
+    def take_back(self, error: KvchatError) -> None:
+        """It is no longer of this page."""
+        for notice in self.on_show:
+            if notice.words == _words(error):
+                notice.dismiss()
 
     def show_bug(self, error: BaseException) -> None:
         """Something kvchat did not expect: a report to copy."""
@@ -136,3 +142,7 @@ class Notices(QWidget):
 
     def _forget_report(self) -> None:
         self.report = None
+
+
+def _words(error: KvchatError) -> tuple[str, str]:
+    return error.title, " ".join(part for part in (error.detail, error.advice) if part)

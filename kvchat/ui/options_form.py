@@ -13,6 +13,7 @@ from kvchat.engine.wire import Sampling
 from kvchat.library.template_options import TemplateOption
 from kvchat.ui.settings_entries import ChoiceBox
 from kvchat.ui.theme import Look
+from kvchat.wording import STYLE
 
 _HELP = {
     "temperature": "Low is predictable, high is inventive",
@@ -162,7 +163,7 @@ class OptionsForm(QWidget):
         self._fixed.setProperty("kind", "small")
         self._fixed.setWordWrap(True)
         self.reset.setProperty("kind", "link")
-        self.reset.setAccessibleName("Reset sampling")
+        self.reset.setAccessibleName(f"Reset {STYLE.lower()}")
         self.reset.setToolTip("Leave all of it to the model")
         self.stop.setPlaceholderText("none")
         self.stop.setToolTip("A reply ends where one of these words comes; part them by commas")
@@ -193,7 +194,7 @@ class OptionsForm(QWidget):
             span = _COLUMNS - place if not name else 1
             grid.addWidget(label, 2 * row, place, 1, span)
             grid.addWidget(field, 2 * row + 1, place, 1, span)
-        column.addWidget(_heading("How words are drawn"))
+        column.addWidget(_heading(STYLE))
         column.addLayout(grid)
         column.addWidget(self.reset, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(_heading("Output format"))

@@ -32,7 +32,7 @@ class PruneCard(QFrame):
         self.slider.setPageStep(_STEPS // 20)
         self.slider.setSingleStep(_STEPS // 100)
         self.slider.setValue(_STEPS)
-        self.slider.setAccessibleName("Prune to")
+        self.slider.setAccessibleName("Shrink to")
         self.amount = QLabel()
         self.amount.setMinimumWidth(64)
         self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
@@ -41,7 +41,7 @@ class PruneCard(QFrame):
         self.preview.setTextFormat(Qt.TextFormat.PlainText)
         self.preview.setWordWrap(True)
         self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.button = QPushButton("Prune")
+        self.button = QPushButton("Shrink")
         self.button.setEnabled(False)
         self._rest = QTimer(self)
         self._rest.setSingleShot(True)
@@ -86,8 +86,8 @@ class PruneCard(QFrame):
         self.plan = plan
         self.preview.setText(plan_in_words(plan, self.target))
         self.button.setEnabled(bool(plan.save_point_ids))
-        self.button.setText(f"Free {size(plan.bytes_freed)}" if plan.save_point_ids else "Prune")
-        self.button.setAccessibleName(f"Prune. {self.preview.text()}")
+        self.button.setText(f"Free {size(plan.bytes_freed)}" if plan.save_point_ids else "Shrink")
+        self.button.setAccessibleName(f"Shrink. {self.preview.text()}")
 
     def drop_plan(self) -> None:
         """What is in view may no longer be done: the ground has changed."""
@@ -105,10 +105,10 @@ class PruneCard(QFrame):
         else:
             self._rest.stop()
             self.preview.setText(_INVITATION)
-            self.button.setText("Prune")
+            self.button.setText("Shrink")
 
     def _build(self) -> None:
-        words = QLabel("Prune to")
+        words = QLabel("Shrink to")
         words.setBuddy(self.slider)
         words.setProperty("kind", "strong")
         above = QHBoxLayout()

@@ -46,8 +46,8 @@ class EnginePage(SettingsPage):
                 desk,
                 "engine_url",
                 "Use a llama-server that you run yourself",
-                "kvchat then starts no engine of its own, and never stops yours. It saves chats only if the "
-                "server runs on this computer with --slot-save-path.",
+                "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only "
+                "if the server runs on this computer and was started with --slot-save-path.",
                 engines.why_not,
                 desk.change,
                 example="http://127.0.0.1:8080",

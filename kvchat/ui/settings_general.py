@@ -6,6 +6,7 @@ from kvchat.ui.settings_entries import ChoiceEntry, NumberEntry
 from kvchat.ui.settings_numbers import MINUTES
 from kvchat.ui.settings_page import Desk, SettingsPage
 from kvchat.ui.theme import ZOOMS
+from kvchat.wording import NUMBERS
 
 _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
 _SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
@@ -25,8 +26,8 @@ class GeneralPage(SettingsPage):
         self.theme = self.add(ChoiceEntry(desk.look, "theme", "Theme", words, _THEMES, desk.change))
         words = "Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."
         self.zoom = self.add(ChoiceEntry(desk.look, "zoom", "Text size", words, _SIZES, desk.change))
-        words = "Time, speed and tokens under each reply and in the line at the bottom."
-        self.numbers = self.add(ChoiceEntry(desk.look, "show_numbers", "Numbers", words, _NUMBERS, desk.change))
+        words = "How long each reply took and where its chat came from, below it and in the line at the bottom."
+        self.numbers = self.add(ChoiceEntry(desk.look, "show_numbers", NUMBERS, words, _NUMBERS, desk.change))
         words = "In the language of the chat, when it has nothing else to do. A name you gave stays."
         entry = ChoiceEntry(desk.look, "model_titles", "Let the model name chats", words, _ON_OFF, desk.change)
         self.titles = self.add(entry)

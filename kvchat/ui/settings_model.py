@@ -31,7 +31,7 @@ class ModelPage(SettingsPage):
         choose.clicked.connect(self.model_requested)
         self.model = self.add(Entry("Model", "", choose))
         self.retest = QPushButton("Try again")
-        self.retest.setAccessibleName("Try out again whether restoring works")
+        self.retest.setAccessibleName("Try out again whether chats can be remembered")
         self.retest.setToolTip("The engine starts again for that")
         self.retest.clicked.connect(lambda: desk.panel.wish(desk.runtime.retest_restoring()))
         self.restoring = self.add(Entry("Chats after a restart", "", self.retest))
@@ -52,9 +52,9 @@ class ModelPage(SettingsPage):
             ChoiceEntry(
                 desk.look,
                 "kv_type",
-                "Precision of the KV cache",
-                "Less precision leaves room for more context, and replies may suffer a little. What was saved with "
-                "another precision cannot be used until you change it back.",
+                "Precision of the memory of chats",
+                "With less precision longer chats fit, and replies may suffer a little. What was kept with another "
+                "precision cannot be used until you change it back. In the field’s terms: the type of the KV cache.",
                 _KV_TYPES,
                 desk.change,
             )

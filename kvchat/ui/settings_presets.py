@@ -16,8 +16,8 @@ from kvchat.ui.settings_entries import Entry
 from kvchat.ui.settings_page import Desk, SettingsPage
 
 _WORDS = (
-    "A preset is a system prompt with settings for sampling and, if you wish, a model. A chat takes one over from its "
-    "chat settings; new chats begin with the default one."
+    "A preset is a system prompt with settings for creativity and style and, if you wish, a model. A chat takes one "
+    "over from its chat settings; new chats begin with the default one."
 )
 
 

@@ -20,7 +20,7 @@ from kvchat.ui.settings_entries import Entry, NumberEntry
 from kvchat.ui.settings_numbers import DAYS, GIGABYTES
 from kvchat.ui.settings_page import Desk, SettingsPage
 from kvchat.ui.usage_words import expiry_in_words, plan_in_words
-from kvchat.wording import several, size
+from kvchat.wording import MEMORY_OF_CHATS, STORAGE, several, size
 
 
 class FolderNotOpened(KvchatError):
@@ -33,20 +33,20 @@ class FolderNotOpened(KvchatError):
 class StoragePage(SettingsPage):
     """The store's bounds, and the folders. Nothing is removed without being shown first."""
 
-    name = "Storage"
+    name = STORAGE
     usage_requested = Signal()
 
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)
         show = QPushButton("Show…")
-        show.setAccessibleName("Show what is saved")
+        show.setAccessibleName("Show the memory of chats")
         show.clicked.connect(self.usage_requested)
-        words = "Each chat’s share of the disk, with pins and pruning."
-        self.add(Entry("What is saved", words, show))
+        words = "Each chat’s share of the disk, and what is to be kept."
+        self.add(Entry(MEMORY_OF_CHATS, words, show))
         self.quota = self.add(
             NumberEntry(
                 "quota_bytes",
-                "Quota",
+                "Limit",
                 "",
                 GIGABYTES,
                 lambda _, value: desk.panel.wish(self._change_quota(value)),
@@ -69,7 +69,7 @@ class StoragePage(SettingsPage):
             NumberEntry(
                 "max_age_days",
                 "Maximum age",
-                "What was saved and then not used for so long is deleted. Messages always stay.",
+                "What was not used for so long is deleted. Messages always stay.",
                 DAYS,
                 lambda _, value: desk.panel.wish(self._change_age(value)),
                 default="no limit",
@@ -78,7 +78,7 @@ class StoragePage(SettingsPage):
         )
         paths = desk.runtime.paths
         for title, folder, words in (
-            ("Save points", paths.save_points, "This folder may be deleted at any time."),
+            (MEMORY_OF_CHATS, paths.save_points, "This folder may be deleted at any time."),
             ("Chats", paths.data, "Back this folder up to keep your chats."),
             ("Settings", paths.config, ""),
         ):
@@ -88,11 +88,11 @@ class StoragePage(SettingsPage):
         """What the quota comes to where nobody chose one depends on the disk."""
         super().refresh()
         self.quota.say(
-            "How much disk save points may take. When it is full, what spares the least reading for its size goes "
-            f"first. Left to kvchat it is {size(self._quota(None))} here."
+            "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
+            f"goes first. Left to kvchat it is {size(self._quota(None))} here."
         )
         free = shutil.disk_usage(self.desk.runtime.paths.cache).free
-        self.floor.say(f"When less than this is free on the disk, nothing more is saved. {size(free)} are free now.")
+        self.floor.say(f"When less than this is free on the disk, nothing more is kept. {size(free)} are free now.")
 
     def _quota(self, chosen: int | None) -> int:
         runtime = self.desk.runtime
@@ -105,7 +105,7 @@ class StoragePage(SettingsPage):
             plan = await self.desk.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 words = f"{plan_in_words(plan, quota)} Messages stay."
-                self._ask(self.quota, f"Lower the quota to {size(quota)}?", words, "Lower the quota", chosen)
+                self._ask(self.quota, f"Lower the limit to {size(quota)}?", words, "Lower the limit", chosen)
                 return
         self.desk.change("quota_bytes", chosen)
 

@@ -9,6 +9,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QWidget
 
+from kvchat.wording import NUMBERS, STORAGE
+
 
 @dataclass(frozen=True)
 class Shortcut:
@@ -50,11 +52,11 @@ SHORTCUTS = (
     Shortcut("normal", "Normal text size", _VIEW, ("Ctrl+0",)),
     Shortcut("sidebar", "Show or hide the sidebar", _VIEW, ("Ctrl+B",)),
     Shortcut("full-screen", "Full screen", _VIEW, ("F11",)),
-    Shortcut("numbers", "Show or hide the numbers", _VIEW),
+    Shortcut("numbers", f"Show or hide {NUMBERS.lower()}", _VIEW),
     Shortcut("settings", "Settings…", _WINDOWS, ("Ctrl+,",)),
     Shortcut("models", "Models…", _WINDOWS, ("Ctrl+M",)),
     Shortcut("engine", "Engine…", _WINDOWS, ("Ctrl+Shift+E",)),
-    Shortcut("disk", "Disk usage…", _WINDOWS, ("Ctrl+D",)),
+    Shortcut("disk", f"{STORAGE}…", _WINDOWS, ("Ctrl+D",)),
     Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("F1", "Ctrl+/")),
     Shortcut("quit", "Quit", _WINDOWS, ("Ctrl+Q",)),
     Shortcut("export", "Export this chat…", _KEEPING),

@@ -40,7 +40,7 @@ from kvchat.ui.item_list import ROW, ItemList
 from kvchat.ui.keep_menu import add_keep_actions
 from kvchat.ui.search_panel import SearchPanel
 from kvchat.ui.theme import Look
-from kvchat.wording import one_line, several, size_of
+from kvchat.wording import STORAGE, one_line, several, size_of
 
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
 
@@ -109,15 +109,15 @@ class Sidebar(QFrame):
         self.empty.setProperty("kind", "small")
         self.empty.setWordWrap(True)
         self.empty.setContentsMargins(10, 4, 10, 0)
-        self.usage_button = QPushButton("KV 0 bytes")
+        self.usage_button = QPushButton(STORAGE)
         self.usage_button.setProperty("kind", "usage")
-        self.usage_button.setAccessibleName("Disk usage")
-        self.usage_button.setToolTip("What the saved KV cache costs on disk")
+        self.usage_button.setAccessibleName(STORAGE)
+        self.usage_button.setToolTip("What the memory of your chats takes on the disk")
         self.usage_button.clicked.connect(self.disk_requested)
         self.usage_bar = QProgressBar()
         self.usage_bar.setTextVisible(False)
         self.usage_bar.setRange(0, 1000)
-        self.usage_bar.setAccessibleName("Share of the quota in use")
+        self.usage_bar.setAccessibleName("Share of the limit in use")
         column = QVBoxLayout(self)
         column.setContentsMargins(10, 12, 10, 10)
         column.setSpacing(6)
@@ -204,9 +204,9 @@ class Sidebar(QFrame):
 
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
-        words = f"KV {size_of(usage.physical_bytes, usage.quota_bytes)}"
+        words = f"{STORAGE} {size_of(usage.physical_bytes, usage.quota_bytes)}"
         self.usage_button.setText(words)
-        self.usage_button.setAccessibleName(f"Disk usage: {words}")
+        self.usage_button.setAccessibleName(words)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
     def _build_list(self) -> _List:

@@ -28,11 +28,13 @@ class SingleInstance(QObject):
     def claim(self) -> bool:
         """True: this is the only kvchat here. False: there is another, and it was asked to raise its window.
 
-        The data folder must exist.
+        The data folder must exist. Where its lock cannot be made, who answers to the name is the other one: chats have
+        locks of their own, and a window is worth more than this one.
         """
         if not self._lock.tryLock(0):
-            self._ask_to_raise()
-            return False
+            raised = self._ask_to_raise()
+            if raised or self._is_held():
+                return False
         QLocalServer.removeServer(self.name)  # a leftover of a process that was killed
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
@@ -47,13 +49,20 @@ class SingleInstance(QObject):
             self._server = None
         self._lock.unlock()
 
-    def _ask_to_raise(self) -> None:
+    def _is_held(self) -> bool:
+        """Whether there is a lock of another process's, and not only none to be had."""
+        return self._lock.error() is QLockFile.LockError.LockFailedError and bool(self._lock.getLockInfo()[0])
+
+    def _ask_to_raise(self) -> bool:
+        """Whether somebody hears it."""
         socket = QLocalSocket()
         socket.connectToServer(self.name)
-        if socket.waitForConnected(_ASK_MS):
-            socket.write(_RAISE)
-            socket.waitForBytesWritten(_ASK_MS)
-            socket.disconnectFromServer()
+        if not socket.waitForConnected(_ASK_MS):
+            return False
+        socket.write(_RAISE)
+        socket.waitForBytesWritten(_ASK_MS)
+        socket.disconnectFromServer()
+        return True
 
     def _greet(self) -> None:
         if self._server is None:

@@ -119,7 +119,7 @@ class StatusStrip(QFrame):
         self.progress.setRange(0, 1000)
         self.progress.setTextVisible(False)
         self.progress.setFixedWidth(90)
-        self.progress.setAccessibleName("Reading the prompt")
+        self.progress.setAccessibleName("Reading")
         self.progress.hide()
         self.remarks = Remarks(look)
         row = QHBoxLayout(self)

@@ -21,6 +21,11 @@ class Talk:
     live_thinking: str = ""
     live_thinking_ms: float | None = None  # how long it took, once it is over
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it goes on."""
+        return not self.awaiting and not self.live_id
+
     def begin(self) -> None:
         """A message was sent."""
         self.awaiting, self.failure = True, None
@@ -33,9 +38,10 @@ class Talk:
             case ReplyDelta():
                 self._grow(event)
             case ReplyFinished():
-                self.live_id = ""
+                self._forget_live()
             case TurnFailed(error=error):
-                self.failure, self.live_id = error, ""
+                self._forget_live()
+                self.failure = error
 
     def _grow(self, event: ReplyDelta) -> None:
         if self.live_id != event.message_id:
@@ -44,3 +50,6 @@ class Talk:
         self.live_text += event.text
         self.live_thinking += event.thinking
         self.live_thinking_ms = event.thinking_ms
+
+    def _forget_live(self) -> None:
+        self.live_id = self.live_text = self.live_thinking = ""

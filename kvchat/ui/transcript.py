@@ -64,7 +64,9 @@ class Transcript(MessageColumn):
         """The same conversation, some messages new or changed."""
         shown = [message for message in messages if message.role is not Role.SYSTEM]
         self._show_rows(shown)
-        for id, view in self.views.items():
+        for id, view in list(self.views.items()):  # what grows may bring others into sight
+            if id not in self.views:
+                continue
             message = shown[self._row_of[id]]
             if isinstance(view, ReplyView) and view.message != message:
                 view.show_message(message)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import (
     FirstToken,
-    MakingRoom,
     Prefilling,
     ReplyDelta,
     ReplyFinished,
@@ -20,6 +19,7 @@ from kvchat.chat.events import (
     TurnEvent,
     TurnFailed,
     WaitingForEngine,
+    WaitingForWriter,
 )
 from kvchat.chat.messages import Receipt, Source
 from kvchat.chat.receipts import UNUSED, where_from
@@ -66,12 +66,9 @@ class TurnStory:
                 self._fresh()
                 self._say("wait", "waiting for the engine", "live")
                 self.pending = "Waiting for the engine…"
-            case MakingRoom(done=True):
-                self._pieces.pop("wait", None)
-            case MakingRoom():
+            case WaitingForWriter():
                 self._fresh()
-                self._say("wait", "making room for a longer chat", "live")
-                self.pending = "Making room for a longer chat…"
+                self.pending = "This chat is being answered by another kvchat; waiting…"
             case Restoring() | Restored() | RestoreFailed():
                 self._tell_restore(event)
             case Prefilling(done=done, total=total):

@@ -70,16 +70,16 @@ class UsageDelegate(ItemDelegate):
         painter.drawText(box, _LEFT, shown)
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect) -> int:
-        """The words "never saved" at the right of the box; returns where they begin."""
+        """The words "never kept" at the right of the box; returns where they begin."""
         theme = self.look.theme
         painter.setFont(self.small(option.font))
-        width = QFontMetrics(painter.font()).horizontalAdvance("never saved") + 14
+        width = QFontMetrics(painter.font()).horizontalAdvance("never kept") + 14
         chip = QRectF(box.right() - width, box.top(), width, box.height())
         path = QPainterPath()
         path.addRoundedRect(chip, chip.height() / 2, chip.height() / 2)
         painter.fillPath(path, QColor(theme.bubble))
         painter.setPen(QColor(theme.muted))
-        painter.drawText(chip, int(Qt.AlignmentFlag.AlignCenter), "never saved")
+        painter.drawText(chip, int(Qt.AlignmentFlag.AlignCenter), "never kept")
         painter.setFont(option.font)
         return int(chip.left()) - 8
 

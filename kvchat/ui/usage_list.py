@@ -46,7 +46,7 @@ class UsageList(ItemList):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         self.usage = UsageModel()
         self.buttons: dict[int, QToolButton] = {}  # by row, only those in view; Qt lays rows out from the start
-        super().__init__(look, "What is saved, by chat", parent)
+        super().__init__(look, "What is kept, by chat", parent)
         self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
@@ -99,7 +99,7 @@ class UsageList(ItemList):
         pin.setChecked(row.usage.pinned)
         never.setChecked(row.usage.never_save)
         menu.addSeparator()
-        delete = menu.addAction("Delete what is saved")
+        delete = menu.addAction("Delete its memory")
         delete.setEnabled(row.usage.save_points > 0)
         delete.triggered.connect(lambda: self.delete_wanted.emit(id))
         menu.popup(at)
@@ -138,7 +138,7 @@ class UsageList(ItemList):
         button = QToolButton(self.viewport())
         button.setIcon(icon("dots", self._look.theme.muted))
         button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list has the keys: Space opens the same menu
-        button.setToolTip("Pin, never save, delete")
+        button.setToolTip("Always keep, never keep, delete")
         button.setAccessibleName(f"What to do with {row.title}")
         button.clicked.connect(lambda: self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft())))
         self.buttons[number] = button

@@ -29,6 +29,6 @@ class UsageRow:
     def spoken(self) -> str:
         """The row for who does not see it."""
         marks = [
-            words for flag, words in ((self.usage.pinned, "pinned"), (self.usage.never_save, "never saved")) if flag
+            words for flag, words in ((self.usage.pinned, "always kept"), (self.usage.never_save, "never kept")) if flag
         ]
         return ", ".join([self.title, size(self.usage.bytes), split_of(self.usage), *marks, self.details])

@@ -21,7 +21,7 @@ class UsageSummary(QWidget):
         self.share = QProgressBar()
         self.share.setTextVisible(False)
         self.share.setRange(0, 1000)
-        self.share.setAccessibleName("Share of the quota in use")
+        self.share.setAccessibleName("Share of the limit in use")
         self.picture = SavingsBar(look)
         self.on_disk = _label("strong")
         self.spared = _label("muted")
@@ -63,7 +63,7 @@ class UsageSummary(QWidget):
             (self.room, usage.free_bytes),
         ):
             label.setText(size(count) if count else "none")
-        words = f"Below {size(usage.free_floor_bytes)} free nothing is saved."
+        words = f"Below {size(usage.free_floor_bytes)} free on the disk nothing more is kept."
         if usage.set_aside_bytes:
             words += f" {size(usage.set_aside_bytes)} in files that were found bad and set aside."
         self.free.setText(words)
@@ -82,7 +82,7 @@ class UsageSummary(QWidget):
         for figure, words, tip in (
             (self.today, "written today", "What SSDs wear by: bytes the store has written today"),
             (self.ever, "written ever", "What SSDs wear by: bytes the store has written since it was made"),
-            (self.warm, "warm in memory", "Save points that come back without the disk"),
+            (self.warm, "ready in memory", "Chats whose memory comes back without the disk"),
             (self.room, "free on this disk", ""),
         ):
             figure.setProperty("kind", "strong")

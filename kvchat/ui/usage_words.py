@@ -28,9 +28,7 @@ def sharing(usage: StoreUsage) -> str:
 
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     """What makes save points go by themselves."""
-    words = (
-        f"When the quota of {size(usage.quota_bytes)} is full, what spares the least reading for its size goes first."
-    )
+    words = f"Above {size(usage.quota_bytes)}, what spares the least reading for its size goes first."
     if max_age_days is not None:
         words += f" What was not used for {several(max_age_days, 'day')} goes as well."
     return words
@@ -41,10 +39,10 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     if pays is None:
         return ""
     speed = size(1000 / pays.restore_ms_per_byte)
-    rates = f"(reading {pays.prefill_ms_per_token:.2g} ms a token, restoring {speed}/s)"
+    rates = f"(reading {pays.prefill_ms_per_token:.2g} ms a token, loading {speed}/s)"
     if pays.tokens is None:
-        return f"Restoring does not pay on this machine {rates}."
-    return f"Restoring pays from about {pays.tokens:,} tokens on this machine {rates}."
+        return f"Loading is never quicker than reading on this computer {rates}."
+    return f"Loading is quicker than reading from about {pays.tokens:,} tokens on, on this computer {rates}."
 
 
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
@@ -60,7 +58,7 @@ def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) 
 def split_of(usage: ConversationUsage) -> str:
     """How much of a conversation's bytes it keeps alone, and how much others keep as well."""
     if not usage.bytes:
-        return "nothing saved"
+        return "nothing kept"
     if not usage.shared_bytes:
         return "all its own"
     return f"{size(usage.exclusive_bytes)} own, {size(usage.shared_bytes)} shared"
@@ -70,12 +68,12 @@ def loss_of(loss: PrunedConversation) -> str:
     """What a prune would take from one conversation."""
     if loss.save_points_left:
         return f"would lose {several(loss.save_points, 'old turn')}: {size(loss.bytes_freed)}"
-    return f"would be cold; reading it again: {roughly(loss.prefill_seconds)}"
+    return f"would have to be read again: {roughly(loss.prefill_seconds)}"
 
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     """What a plan removes and what that costs."""
-    pinned = f" It cannot go below {size(plan.bytes_left)}: what is pinned stays, and the list of what is saved."
+    pinned = f" It cannot go below {size(plan.bytes_left)}: what is always kept stays, and the list of what is kept."
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
         return f"Nothing would go.{missed}"
@@ -86,7 +84,7 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         turns = several(sum(one.save_points for one in thinned), "old turn")
         parts.append(f"{turns} of {several(len(thinned), 'chat')}")
     if cold:
-        parts.append(several(cold, "chat becomes cold", "chats become cold"))
+        parts.append(several(cold, "chat must be read again", "chats must be read again"))
     cost = f"reading it all again would take {roughly(plan.prefill_seconds)}"
     return f"Frees {size(plan.bytes_freed)}: {'; '.join([*parts, cost])}.{missed}"
 
@@ -96,7 +94,7 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     limit = now - timedelta(days=days)
     cold = [one for one in usage.conversations if one.save_points and not one.pinned and one.last_used_at < limit]
     if not cold:
-        return "No chat becomes cold by it now; old turns may go. Messages stay."
-    becomes = several(len(cold), "chat becomes cold", "chats become cold")
+        return "No chat must be read again by it now; old turns may go. Messages stay."
+    becomes = several(len(cold), "chat must be read again", "chats must be read again")
     cost = roughly(sum(one.prefill_seconds for one in cold))
     return f"{becomes}; reading it all again would take {cost}. Old turns of others may go as well. Messages stay."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.chat.prompt import ConversationTooLong
 from kvchat.engine.status import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
@@ -60,10 +61,11 @@ class Views:
         self.composer.set_busy(running)
         self.strip.show_turn(talk.story.pieces, talk.story.fraction)
         self.transcript.show_pending(talk.story.pending if talk.awaiting else "")
-        failure = None if _told_by_engine(talk.failure, runtime.engine.status) else talk.failure
-        self.transcript.show_failure(failure, runtime.model.name)
-        last = messages[-1] if messages else None
-        self.transcript.show_unanswered(last is not None and last.role is Role.USER and not running and failure is None)
+        too_long = isinstance(talk.failure, ConversationTooLong)  # the context's card says so, and what can be done
+        told = too_long or _told_by_engine(talk.failure, runtime.engine.status)
+        self.transcript.show_failure(None if told else talk.failure, runtime.model.name)
+        unanswered = bool(messages) and messages[-1].role is Role.USER and not running
+        self.transcript.show_unanswered(unanswered and not too_long and (told or talk.failure is None))
 
     def show_live(self, talk: Talk) -> None:
         """The reply that is coming, as far as it has come."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvchat.chat.attachments import prompt_content
-from kvchat.chat.context import DocumentsTooLong, NothingToDrop, split_branch
+from kvchat.chat.context import DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import QuestionNotStored
 from kvchat.engine.wire import Sampling
@@ -48,6 +48,21 @@ async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage
     assert (refused.text, refused.attachments) == ("Sum it up.", (LONG,))
     assert len(await service.messages(chat)) == 2
     assert (await service.context.tokens_of(RIVER)) == (len(RIVER.text.encode()), True)
+
+
+async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    whole, part = await service.context.with_part(chat, "Sum it up.", (RIVER, LONG))
+    assert whole == RIVER
+    assert part.name == "Beginning of long.txt"
+    assert LONG.text.startswith(part.text)
+    use = await service.context.use(chat, "Sum it up.", (whole, part))
+    assert use is not None
+    assert 0 <= use.free < 300
+    assert await service.send(chat, "Sum it up.", attachments=(whole, part)) is not None
+    with pytest.raises(NoRoomForPart):
+        await service.context.with_part(chat, "word " * 2000, (LONG,))
 
 
 async def test_a_chat_that_is_only_a_document_is_named_after_it(stage: Stage) -> None:

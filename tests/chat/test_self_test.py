@@ -109,11 +109,11 @@ async def test_where_restoring_does_not_work_nothing_is_saved_and_that_is_said_o
     await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.COLD
-    assert receipt.miss_reason == "restoring does not work with this engine and model"
+    assert receipt.miss_reason == "chats cannot be remembered with this engine and model"
     assert saves(stage) == before
     assert not stage.of(Saving)
     assert not stage.of(SaveSkipped)
-    assert [notice.title for notice in stage.of(Notice)] == ["Restoring does not work here"]
+    assert [notice.title for notice in stage.of(Notice)] == ["Chats cannot be remembered here"]
 
 
 async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage: Stage) -> None:
@@ -210,7 +210,7 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         finding = again.runtime.room.finding
         assert finding is not None
         assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
-        assert [notice.title for notice in again.of(Notice)] == ["Restoring did not work as expected"]
+        assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]
 
 
 async def test_a_database_that_fails_costs_no_more_than_another_trial(stage: Stage) -> None:
@@ -284,10 +284,10 @@ async def test_an_engine_that_dies_while_it_saves_the_system_prompt_costs_no_rep
 
 
 def test_findings_in_words() -> None:
-    assert Finding(Strategy.PLAIN, proved=True).words == ("Restoring works here: any part of a chat can be used again.")
+    assert Finding(Strategy.PLAIN, proved=True).words == "Chats are remembered here: any part of one can be used again."
     died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out").words
-    assert died.endswith("nothing is saved. The engine died when it was tried out.")
-    assert "should work" in Finding(Strategy.COMPLETE, proved=False).words
+    assert died.endswith("nothing is kept of them. The engine died when it was tried out.")
+    assert "should be remembered" in Finding(Strategy.COMPLETE, proved=False).words
 
 
 def test_a_restore_that_holds_forgives_a_hollow_one() -> None:

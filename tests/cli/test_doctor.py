@@ -72,7 +72,7 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, engine: Pa
     report = collect(paths, settings)
     assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
     text = "\n".join(lines(report))
-    assert "restoring     Restoring works here" in text
+    assert "restoring     Chats are remembered here" in text
     assert "engine: version: 11434" in text
 
 
@@ -88,7 +88,7 @@ def test_what_restoring_can_do_can_be_forgotten(
             subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
             store_finding(database, subject, Finding(Strategy.NONE, proved=True), 0.0)
     run()
-    assert "Restoring does not work here" in capsys.readouterr().out
+    assert "Chats cannot be remembered here" in capsys.readouterr().out
     run(retest=True)
     assert "not tried yet" in capsys.readouterr().out
     assert newest_finding(paths.database, "another") is not None

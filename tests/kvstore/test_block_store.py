@@ -14,7 +14,7 @@ from kvchat.kvstore import disk, index
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import Bounds, NotWanted, SavePointStore, StoreRefused
 from tests.kvstore.slot_files import FINGERPRINT
-from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 
 
 @pytest.fixture
@@ -255,7 +255,8 @@ def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
     assert bench.store.prune(plan) == plan.bytes_freed
     assert bench.on_disk() == blocks - plan.bytes_freed
     assert before.physical_bytes - plan.bytes_freed == plan.bytes_left <= target
-    assert {one.conversation_id for one in bench.store.usage().conversations} == {"c"}
+    left = {one.conversation_id: one.save_points for one in bench.store.usage().conversations}
+    assert left == {"b": 1, "c": 2}, "the older turn of b may stay"
     assert bench.store.verify().clean
 
 
@@ -375,16 +376,13 @@ def test_a_crashed_process_that_staged_in_memory_costs_nothing(tmp_path: Path) -
     bench = Bench(tmp_path / "store", memory=10**9)
     bench.take("thesis", text(300))
     owner = bench.store._parts.staging.owner
-    dead = owner.replace(owner.split("-")[1], "00000000")  # our process id in an earlier life
     (own,) = (tmp_path / "memory").glob("*/" + owner)
-    own.rename(own.with_name(dead))
-    with bench.store._parts.index.write() as db:
-        db.execute("UPDATE save_points SET owner = ?", (dead,))
+    die()
     bench.store = bench.open()
     bench.slots = bench.store.staging_folder()
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
     assert bench.store.absorb_pending().save_points == 1
-    assert not own.with_name(dead).exists()
+    assert not own.exists()
 
 
 def test_a_file_from_another_file_system_is_copied_while_others_may_write_the_index(

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
-from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 
 conversations = st.sampled_from(["thesis", "letter"])
 models = st.sampled_from([FULL, WINDOW, HYBRID])
@@ -67,12 +67,8 @@ class StoreMachine(RuleBasedStateMachine):
         """End without a word: what was staged belongs to a process that is gone."""
         parts = self.bench.store._parts
         parts.index.close()
-        earlier = disk._process_mark
-        disk._process_mark = f"{int(earlier, 16) ^ 1:08x}"
-        try:
-            self.bench.store = self.bench.open()
-        finally:
-            disk._process_mark = earlier
+        die()
+        self.bench.store = self.bench.open()
         self.bench.slots = self.bench.store.staging_folder()
 
     @rule()
@@ -107,8 +103,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert usage.physical_bytes == disk.tree_size(self.bench.folder)
         with self.bench.store._parts.index.read() as db:
             rows = db.execute(
-                "SELECT DISTINCT c.name, b.name FROM block_uses JOIN blocks b ON b.id = block_id JOIN save_points s"
-                " ON s.id = save_point_id JOIN conversations c ON c.id = conversation_id"
+                "WITH RECURSIVE up (link, conversation) AS (SELECT link_id, conversation_id FROM save_points"
+                " UNION SELECT parent_id, conversation FROM up JOIN links ON id = link)"
+                " SELECT DISTINCT c.name, b.name FROM up JOIN links l ON l.id = link JOIN blocks b ON b.id = block_id"
+                " JOIN conversations c ON c.id = conversation"
             ).fetchall()
             staged = dict(
                 db.execute(

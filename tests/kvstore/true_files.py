@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore import disk
+from kvchat.kvstore import disk, presence
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import Bounds
@@ -101,6 +101,13 @@ def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
     return mixed.tobytes()
 
 
+def die() -> None:
+    """What this process holds is let go of, as when it is killed, and what it made is another process's from now on."""
+    for lock, _ in presence._held.values():
+        lock.release()
+    presence._begin()
+
+
 class Clock:
     """A clock that goes on by a second whenever it is read."""
 
@@ -130,7 +137,7 @@ class Bench:
 
     def open(self) -> BlockStore:
         """Open the folder once more, as another process would."""
-        (self.folder.parent / "memory").mkdir(exist_ok=True)
+        (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
         return BlockStore(
             self.folder,
             Bounds(self.quota, 0),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, QSize, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit
+from pytestqt.qtbot import QtBot
 
 from kvchat.chat.context import ContextUse
-from kvchat.chat.documents import document_of_text
+from kvchat.chat.documents import document_of_file, document_of_text
 from kvchat.chat.events import QuestionNotStored
+from kvchat.chat.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.rooms.sight import CannotSee
 from kvchat.ui.attachment_chips import short_name
@@ -152,6 +155,91 @@ async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
     runtime.events.publish(QuestionNotStored(first, "Why?", KvchatError("Too long"), (document,)))
     assert names(window) == ["notes.md"]
     assert window.composer.draft == "Why?"
+
+
+async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_it(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
+) -> None:
+    first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
+    disk = slow_disk(monkeypatch)
+    (tmp_path / "notes.md").write_text("words")
+    window.bridge.open(first)
+    window.composer.files_given.emit([tmp_path / "notes.md"])
+    assert "Reading notes.md…" in window.composer.reading.text()
+    assert window.composer.reading.isVisible()
+    window.bridge.open(second)
+    assert not window.composer.reading.isVisible()
+    disk.set()
+    await until(lambda: window.bridge.drafts.attached_to(first))
+    assert not names(window), "another chat is open"
+    window.bridge.open(first)
+    assert names(window) == ["notes.md"]
+
+    disk.clear()
+    (tmp_path / "more.md").write_text("more words")
+    window.composer.files_given.emit([tmp_path / "more.md"])
+    qtbot.keyClicks(window.composer.editor, "What is in them?")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    assert window.composer.draft == "What is in them?"
+    assert "is sent when" in window.composer.reading.text()
+    disk.set()
+    await until(lambda: runtime.chat.said[first])
+    assert [a.name for a in runtime.chat.said[first][0].attachments] == ["notes.md", "more.md"]
+    assert not window.composer.draft
+
+
+async def test_what_could_not_be_read_is_not_sent_without_it(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
+) -> None:
+    first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
+    disk = slow_disk(monkeypatch)
+    (tmp_path / "bin.dat").write_bytes(bytes(range(256)))
+    window.bridge.open(first)
+    window.composer.files_given.emit([tmp_path / "bin.dat"])
+    qtbot.keyClicks(window.composer.editor, "What is it?")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    disk.set()
+    await until(lambda: window.notices.on_show)
+    assert "“bin.dat” cannot be attached" in window.notices.on_show[0].words[0]
+    assert window.composer.draft == "What is it?"
+    assert not runtime.chat.said[first]
+    window.bridge.open(second)
+    assert not window.notices.on_show, "it is of the other chat"
+    assert not window.composer.reading.isVisible()
+    disk.clear()
+    window.composer.files_given.emit([tmp_path / "bin.dat"])
+    window.bridge.open(first)
+    disk.set()
+    await until(lambda: not window.attaching._reading)
+    assert not window.notices.on_show
+    window.bridge.open(second)
+    assert len(window.notices.on_show) == 1, "told where it was to be attached"
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Files are read when the event is set."""
+    disk = threading.Event()
+
+    def read(path: Path) -> Attachment:
+        assert disk.wait(60)
+        return document_of_file(path.name, path.read_bytes())
+
+    monkeypatch.setattr("kvchat.ui.attach_bridge._read", read)
+    return disk
+
+
+async def test_two_paths_typed_into_the_dialog_attach_two(window: MainWindow, tmp_path: Path, qtbot: QtBot) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("the same words")
+    window.composer.attach.click()
+    dialog = window.findChild(QFileDialog)
+    assert dialog is not None
+    field = dialog.findChild(QLineEdit)
+    assert field is not None
+    field.setText(f'"{tmp_path}/a.txt" "{tmp_path}/b.txt"')
+    dialog.filesSelected.emit([str(tmp_path / "b.txt")])  # Qt tells one of those it selects while one types
+    dialog.reject()
+    await until(lambda: sorted(names(window)) == ["a.txt", "b.txt"])
 
 
 def test_a_long_name_keeps_its_ending() -> None:

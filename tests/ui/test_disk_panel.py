@@ -18,10 +18,10 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
 from kvchat.settings import GB
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.disk_panel import DiskPanel
-from kvchat.ui.keep_menu import NEVER_SAVE, PIN
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.theme import Look
 from kvchat.ui.usage_row import UsageRow
+from kvchat.wording import ALWAYS_KEEP, NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
@@ -94,7 +94,7 @@ async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, win
 async def test_shows_the_sums(furnished: FakeRuntime, window: MainWindow) -> None:
     summary = (await opened(window)).summary
     assert summary.total.text() == "1 of 20 GB in use"
-    for words in ("Below 2 GB free nothing is saved", "12 MB in files that were found bad"):
+    for words in ("Below 2 GB free on the disk nothing more is kept", "12 MB in files that were found bad"):
         assert words in summary.free.text()
     assert summary.on_disk.text() == "1 GB on disk"
     assert summary.spared.text() == "7.6 GB spared (88%): whole files would take 8.6 GB."
@@ -127,7 +127,7 @@ async def test_a_row_s_bar_has_two_tones(furnished: FakeRuntime, window: MainWin
 
 async def test_delete_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
-    await chosen(panel, qtbot, "b", "Delete what is saved")
+    await chosen(panel, qtbot, "b", "Delete its memory")
     await until(lambda: set(rows_of(panel)) == {"a", "gone"})
     assert ("delete_save_points", "b") in furnished.calls
     assert "b" in furnished.chat.talks
@@ -136,18 +136,18 @@ async def test_delete_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
 async def test_pin_and_unpin(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
     for pinned in (True, False):
-        await chosen(panel, qtbot, "b", PIN)
+        await chosen(panel, qtbot, "b", ALWAYS_KEEP)
         await until(lambda pinned=pinned: rows_of(panel)["b"].usage.pinned is pinned)
         assert furnished.calls[-1] == ("pin", "b", pinned)
-        assert ("pinned" in rows_of(panel)["b"].spoken) is pinned
+        assert ("always kept" in rows_of(panel)["b"].spoken) is pinned
 
 
 async def test_never_save_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
-    await chosen(panel, qtbot, "a", NEVER_SAVE)
+    await chosen(panel, qtbot, "a", NEVER_KEEP)
     await until(lambda: rows_of(panel)["a"].usage.never_save)
     assert ("never_save", "a", True) in furnished.calls
-    assert "never saved" in rows_of(panel)["a"].spoken
+    assert "never kept" in rows_of(panel)["a"].spoken
 
 
 async def test_the_keyboard_opens_a_row_s_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -170,10 +170,10 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     before = dict(furnished.kept)
     plan = await slid(panel, qtbot, 0.5)
     assert panel.prune.preview.text() == (
-        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat becomes cold; "
+        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be read again; "
         "reading it all again would take about 58 s."
     )
-    assert rows_of(panel)["a"].details == "would be cold; reading it again: about 40 s"
+    assert rows_of(panel)["a"].details == "would have to be read again: about 40 s"
     assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"
     assert rows_of(panel)["gone"].loss is None
     assert furnished.kept == before
@@ -217,7 +217,7 @@ async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWin
     panel = await opened(window)
     before = await slid(panel, qtbot, 0.5)
     assert "a" in {one.conversation_id for one in before.conversations}
-    await chosen(panel, qtbot, "a", PIN)
+    await chosen(panel, qtbot, "a", ALWAYS_KEEP)
     await until(lambda: panel.prune.plan not in (None, before), "another plan")
     assert panel.prune.plan is not None
     assert {one.conversation_id for one in panel.prune.plan.conversations} == {"b"}
@@ -227,7 +227,7 @@ async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: Ma
     furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
     panel = await opened(window)
     await slid(panel, qtbot, 0.1)
-    assert "It cannot go below 900 MB: what is pinned stays" in panel.prune.preview.text()
+    assert "It cannot go below 900 MB: what is always kept stays" in panel.prune.preview.text()
 
 
 async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
@@ -269,8 +269,7 @@ async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWind
     furnished.settings = replace(furnished.settings, quota_bytes=5 * GB, max_age_days=30)
     panel = await opened(window)
     words = (
-        "When the quota of 5 GB is full, what spares the least reading for its size goes first. "
-        "What was not used for 30 days goes as well."
+        "Above 5 GB, what spares the least reading for its size goes first. What was not used for 30 days goes as well."
     )
     await until(lambda: panel.limits.text() == words)
 

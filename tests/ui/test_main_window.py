@@ -15,11 +15,11 @@ from kvchat.errors import KvchatError
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.conversation_list import Warmth
 from kvchat.ui.item_list import ROW
-from kvchat.ui.keep_menu import NEVER_SAVE
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.models_window import ModelsWindow
 from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.theme import Look
+from kvchat.wording import NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
@@ -270,7 +270,7 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
     furnished.kept = {"jeju": 136_000_000}
     window.bridge.list.reload_soon()
     await until(lambda: warmth(window) == [Warmth.HOT, Warmth.DISK])
-    assert window.sidebar.usage_button.text() == "KV 136 MB of 20 GB"
+    assert window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB"
     furnished.set_engine(EngineState.STOPPED)
     await until(lambda: warmth(window)[0] is Warmth.COLD)
 
@@ -342,15 +342,15 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     where = window.sidebar.list.visualRect(jeju).center()
     window.sidebar.list.customContextMenuRequested.emit(where)
     menu = next(menu for menu in window.sidebar.list.findChildren(QMenu) if menu.isVisible())
-    never = next(action for action in menu.actions() if action.text() == NEVER_SAVE)
+    never = next(action for action in menu.actions() if action.text() == NEVER_KEEP)
     assert not never.isChecked()
     qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(never).center())
     await until(lambda: ("never_save", "jeju", True) in furnished.calls)
     await until(lambda: window.sidebar.model.index(1).data(ROW).never_save)
     spoken = [window.sidebar.model.index(i).data(Qt.ItemDataRole.AccessibleTextRole) for i in range(2)]
     assert spoken == [
-        "Thesis, chapter 3, on disk: comes back in a moment, pinned",
-        "Trip to Jeju, must be read again, never saved",
+        "Thesis, chapter 3, remembered: comes back in a moment, always kept",
+        "Trip to Jeju, must be read again, never kept",
     ]
 
 
@@ -391,7 +391,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     furnished.set_engine(EngineState.LOADING)
     assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
     furnished.set_engine(EngineState.LOADING, checking=True)
-    assert window.engine_card.title.text() == "Checking whether restoring works here…"
+    assert window.engine_card.title.text() == "Checking whether chats can be remembered here…"
     assert not window.engine_card.restart.isVisible()
 
 

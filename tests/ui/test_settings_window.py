@@ -128,7 +128,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
 ) -> None:
     settings.show_page(settings.model.name)
     entry = settings.model.context
-    assert "Restoring works here" in settings.model.restoring.words.text()
+    assert "Chats are remembered here" in settings.model.restoring.words.text()
     assert not settings.model.retest.isVisible()
     assert runtime.engine.context_reason in entry.words.text()
     assert entry.field.placeholderText() == "kvchat decides"
@@ -178,8 +178,8 @@ async def test_shows_the_memory_and_takes_a_proposal(
     assert memory.words.text() == "An estimate from before the load."
     names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
     assert names == [
-        "Radeon 780M: 4 GB weights, 2 GB KV cache, 500 MB buffers; 1 GB left alone of 8 GB free",
-        "This computer’s memory: 1 GB weights, 100 MB buffers, 100 MB engine; 3 GB left alone of 30 GB free",
+        "Radeon 780M: the model 4 GB, room for the chat 2 GB, working space 500 MB; left alone 1 GB of 8 GB free",
+        "This computer’s memory: the model 1 GB, working space 200 MB; left alone 3 GB of 30 GB free",
     ]
     qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
     await until(lambda: runtime.settings.kv_type == "q8_0")
@@ -258,7 +258,7 @@ async def test_a_lower_quota_shows_first_what_it_takes(
     settings.show_page(settings.storage.name)
     typed(qtbot, settings.storage.quota, "500 MB")
     await until(lambda: settings.findChildren(ConfirmDialog))
-    assert question(settings).accessibleName() == "Lower the quota to 500 MB?"
+    assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
     qtbot.mouseClick(question(settings).keep, LEFT)
     await until(lambda: settings.storage.quota.field.text() == "")
     assert not applied(runtime)
@@ -300,7 +300,7 @@ async def test_opens_the_folders(
     qtbot.mouseClick(button(settings, "Open the folder: Chats"), LEFT)
     assert Path(opened[0]) == runtime.paths.data
     assert not settings.notices.on_show
-    qtbot.mouseClick(button(settings, "Open the folder: Save points"), LEFT)
+    qtbot.mouseClick(button(settings, "Open the folder: Memory of chats"), LEFT)
     assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
 
 
@@ -327,7 +327,7 @@ async def test_leads_to_the_model_and_to_what_is_saved(
     assert models is not None
     assert models.isVisible()
     settings.show_page(settings.storage.name)
-    qtbot.mouseClick(button(settings, "Show what is saved"), LEFT)
+    qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
     panel = window.findChild(DiskPanel)
     assert panel is not None
     assert panel.isVisible()

@@ -53,3 +53,16 @@ async def test_the_folder_is_free_after_release(tmp_path: Path) -> None:
     second = start_again(tmp_path)
     await until(lambda: second.poll() is not None)
     assert second.returncode == 0
+
+
+async def test_where_the_lock_cannot_be_made_the_window_opens_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "app.lock").mkdir()
+    first = SingleInstance(tmp_path)
+    assert first.claim()
+    raised: list[bool] = []
+    first.raise_requested.connect(lambda: raised.append(True))
+    second = start_again(tmp_path)
+    await until(lambda: second.poll() is not None, "the second start to end")
+    assert second.returncode == 3
+    await until(lambda: raised)
+    first.release()

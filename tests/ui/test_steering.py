@@ -10,7 +10,9 @@ from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.documents import document_of_text
+from kvchat.chat.events import ReplyDelta, ReplyFinished
 from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.ui.bridge import MOST_TALKS
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.message_view import MessageView
 from kvchat.ui.theme import Look
@@ -140,6 +142,35 @@ async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, 
     await views(window)
     assert said(furnished) == before
     assert not window.notices.on_show
+
+
+async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    """Else who pulls the plug between the two loses them."""
+    kept = runtime.chat.drafts.kept
+    qtbot.keyClicks(window.composer.editor, "precious")
+    await until(lambda: kept.get("") == "precious")
+    async with runtime.chat.disk:
+        qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+        await until(lambda: ("new",) in runtime.chat.calls)
+        assert window.composer.draft == ""
+        await window.bridge.drafts.keep()
+        assert kept[""] == "precious"
+    await until(lambda: runtime.chat.drafts.kept[""] == "")
+
+
+async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
+    runtime: FakeRuntime, window: MainWindow
+) -> None:
+    for number in range(3 * MOST_TALKS):
+        id = runtime.chat.add(f"Chat {number}").id
+        runtime.events.publish(ReplyDelta(id, f"reply {number}", "many words", "many thoughts"))
+        if number:
+            runtime.events.publish(ReplyFinished(id, f"reply {number}", None))
+    talks = window.bridge._talks
+    assert len(talks) <= MOST_TALKS + 2
+    assert [talk.live_text for talk in talks.values() if talk.live_text] == ["many words"]
 
 
 async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:

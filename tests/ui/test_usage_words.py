@@ -32,7 +32,7 @@ def test_use() -> None:
 def test_split() -> None:
     assert split_of(USAGE) == "80 MB own, 20 MB shared"
     assert split_of(replace(USAGE, shared_bytes=0)) == "all its own"
-    assert split_of(replace(USAGE, bytes=0)) == "nothing saved"
+    assert split_of(replace(USAGE, bytes=0)) == "nothing kept"
 
 
 def test_sharing() -> None:
@@ -47,29 +47,35 @@ def test_a_plan() -> None:
     cold = PrunedConversation("b", 3, 7_000_000, 176.0, 0)
     plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, 180.0, (thinned, cold, replace(cold, conversation_id="c")), 9)
     assert plan_in_words(plan, 10) == (
-        "Frees 12 MB: 1 old turn of 1 chat; 2 chats become cold; reading it all again would take about 3 min."
+        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reading it all again would take about 3 min."
     )
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
-    assert loss_of(cold) == "would be cold; reading it again: about 3 min"
+    assert loss_of(cold) == "would have to be read again: about 3 min"
 
 
 def test_a_plan_without_effect() -> None:
     plan = PrunePlan((), 0, 0.0, (), 5_000_000)
     assert plan_in_words(plan, 5_000_000) == "Nothing would go."
-    words = "Nothing would go. It cannot go below 5 MB: what is pinned stays, and the list of what is saved."
+    words = "Nothing would go. It cannot go below 5 MB: what is always kept stays, and the list of what is kept."
     assert plan_in_words(plan, 1) == words
 
 
 def test_the_break_even() -> None:
     pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
-    rates = "(reading 4.2 ms a token, restoring 210 MB/s)"
-    assert break_even_in_words(pays) == f"Restoring pays from about 1,032 tokens on this machine {rates}."
-    assert break_even_in_words(replace(pays, tokens=None)) == f"Restoring does not pay on this machine {rates}."
+    rates = "(reading 4.2 ms a token, loading 210 MB/s)"
+    assert (
+        break_even_in_words(pays)
+        == f"Loading is quicker than reading from about 1,032 tokens on, on this computer {rates}."
+    )
+    assert (
+        break_even_in_words(replace(pays, tokens=None))
+        == f"Loading is never quicker than reading on this computer {rates}."
+    )
     assert break_even_in_words(None) == ""
 
 
 def test_the_limits() -> None:
-    words = "When the quota of 1 GB is full, what spares the least reading for its size goes first."
+    words = "Above 1 GB, what spares the least reading for its size goes first."
     assert limits_in_words(STORE, None) == words
     assert limits_in_words(STORE, 1) == f"{words} What was not used for 1 day goes as well."
 
@@ -78,7 +84,7 @@ def test_what_a_maximum_age_takes() -> None:
     old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
     store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
     assert expiry_in_words(store, 30, NOW) == (
-        "1 chat becomes cold; reading it all again would take about 34 s. "
+        "1 chat must be read again; reading it all again would take about 34 s. "
         "Old turns of others may go as well. Messages stay."
     )
-    assert expiry_in_words(store, 50, NOW) == "No chat becomes cold by it now; old turns may go. Messages stay."
+    assert expiry_in_words(store, 50, NOW) == "No chat must be read again by it now; old turns may go. Messages stay."

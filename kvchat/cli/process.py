@@ -1,0 +1,142 @@
+"""What a process owes whoever started it: to end when it is told to, and an exit code that is true."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+FAILED = 1  # what argparse ends with is 2
+INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + the signal, as a shell has it
+DEAF_S = 1.5  # how long a signal may go unheard
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+def run(work: Callable[[], int]) -> NoReturn:
+    """Do the work as a process does, and end it with the code it returns.
+
+    A thread that hangs is not waited for. While the command is imported, a signal ends the process at once.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it deaf
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    told = _streams()
+    try:
+        code = work()
+    except SystemExit as ended:  # argparse
+        code = ended.code if isinstance(ended.code, int) else FAILED
+    except KeyboardInterrupt as ended:
+        code = getattr(ended, "code", INTERRUPTED)
+    except BaseException:
+        traceback.print_exc()
+        code = FAILED
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
+        if told and told.fault and not code:
+            code = _not_told(told.fault)
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def listen() -> None:
+    """From now on Ctrl+C and SIGTERM raise Ended, so that what is half done is cleaned up; the second time they end it.
+
+    They end it all the same where the main thread cannot hear them, in a folder that is gone.
+    """
+    heard = threading.Event()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.set()
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_DFL)
+        raise Ended(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, hear)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_the_deaf, args=(ours, theirs, heard), name="signals", daemon=True).start()
+
+
+def _end_the_deaf(ours: socket.socket, theirs: socket.socket, heard: threading.Event) -> None:
+    """`theirs` is only kept open."""
+    while number := ours.recv(1)[0]:
+        if number in (signal.SIGINT, signal.SIGTERM) and not heard.wait(DEAF_S):
+            os._exit(128 + number)
+
+
+def _streams() -> _Told | None:
+    """Standard output and error as streams that take everything, in whatever the terminal can show of it."""
+    for number in range(3):  # a closed one would be given to the next file that is opened
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDONLY)  # the lowest free number
+    told = None
+    for name in ("stderr", "stdout"):
+        stream = getattr(sys, name)
+        if stream is None and os.name == "nt":  # a program without a console
+            continue
+        if stream is None:
+            told = _Told(io.FileIO(1 if name == "stdout" else 2, "w", closefd=False))
+        else:
+            told = _Told(getattr(stream.buffer, "raw", stream.buffer))  # unbuffered it is the raw one
+        at_once = name == "stderr" or told.isatty() or bool(stream and stream.write_through)
+        encoding = stream.encoding if stream else "utf-8"
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(told), encoding, "replace", line_buffering=at_once))
+    return told
+
+
+class _Told(io.RawIOBase):
+    """A stream that takes everything. What cannot be written is lost, and why is remembered."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self.fault: OSError | None = None
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._raw.fileno()
+
+    def isatty(self) -> bool:
+        """Whether somebody sits before it."""
+        return self._raw.isatty()
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
+        """Write as much as there is room for."""
+        if self.fault is None:
+            try:
+                return self._raw.write(data) or 0
+            except OSError as error:
+                self.fault = error
+        return len(data)
+
+
+def _not_told(fault: OSError) -> int:
+    """The exit code where the work is done and nobody has heard of it."""
+    if isinstance(fault, BrokenPipeError):  # who read it wanted no more
+        return NO_READER
+    why = "It is closed" if fault.errno == errno.EBADF else fault.strerror
+    print(f"kvchat: The output could not be written\n  {why}.", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,83 @@
+"""Widgets side by side, and on further lines where one is not wide enough."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, QRect, QSize, Qt
+from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
+
+
+class FlowLayout(QLayout):
+    """A row that wraps. Hidden widgets take no room."""
+
+    def __init__(self, parent: QWidget | None = None, spacing: int = 8) -> None:
+        super().__init__(parent)
+        self._items: list[QLayoutItem] = []
+        self.setContentsMargins(0, 0, 0, 0)
+        self.setSpacing(spacing)
+
+    def addItem(self, item: QLayoutItem) -> None:
+        """One more, at the end."""
+        self._items.append(item)
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._items)
+
+    def itemAt(self, index: int) -> QLayoutItem | None:
+        """The one at a place, None beyond the last."""
+        return self._items[index] if 0 <= index < len(self._items) else None
+
+    def takeAt(self, index: int) -> QLayoutItem | None:
+        """Let one go."""
+        return self._items.pop(index) if 0 <= index < len(self._items) else None
+
+    def expandingDirections(self) -> Qt.Orientation:
+        """As wide as there is room."""
+        return Qt.Orientation.Horizontal
+
+    def hasHeightForWidth(self) -> bool:
+        """The narrower, the more lines."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """All lines together."""
+        return self._place(QRect(0, 0, width, 0), move=False)
+
+    def setGeometry(self, rect: QRect) -> None:
+        """Put everything in its place."""
+        super().setGeometry(rect)
+        self._place(rect, move=True)
+
+    def sizeHint(self) -> QSize:
+        """One line."""
+        sizes = [item.sizeHint() for item in self._items if not item.isEmpty()]
+        wide = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
+        return self._with_margins(QSize(wide, max((size.height() for size in sizes), default=0)))
+
+    def minimumSize(self) -> QSize:
+        """The widest alone."""
+        sizes = [item.minimumSize() for item in self._items if not item.isEmpty()]
+        high = max((size.height() for size in sizes), default=0)
+        return self._with_margins(QSize(max((size.width() for size in sizes), default=0), high))
+
+    def _with_margins(self, size: QSize) -> QSize:
+        margins = self.contentsMargins()
+        return size + QSize(margins.left() + margins.right(), margins.top() + margins.bottom())
+
+    def _place(self, rect: QRect, *, move: bool) -> int:
+        """Go through the lines; returns the height they take, margins included."""
+        margins = self.contentsMargins()
+        room = rect.marginsRemoved(margins)
+        x, y, line = room.x(), room.y(), 0
+        for item in self._items:
+            if item.isEmpty():
+                continue
+            size = item.sizeHint().boundedTo(
+                QSize(max(room.width(), item.minimumSize().width()), item.sizeHint().height())
+            )
+            if x > room.x() and x + size.width() > room.x() + room.width():
+                x, y, line = room.x(), y + line + self.spacing(), 0
+            if move:
+                item.setGeometry(QRect(QPoint(x, y), size))
+            x, line = x + size.width() + self.spacing(), max(line, size.height())
+        return y + line - rect.y() + margins.bottom()

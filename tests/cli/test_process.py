@@ -1,0 +1,176 @@
+"""The process as its user meets it: it ends when it is told to, says what it could not say, and knows its code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvchat.paths import resolve_paths
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals and pipes as POSIX has them"),
+]
+
+# kvchat on a computer where everything below /dead hangs, as a network folder does that is gone. The main thread does
+# not even hear signals there.
+DEAD = """
+import os, signal, sys, threading, time
+import kvchat.plain_file
+kvchat.plain_file.PATIENCE_S = float(sys.argv.pop(1))
+def hanging(real):
+    def call(path, *rest, **options):
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith("/dead"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            print("hangs", file=sys.stderr, flush=True)
+            while True:
+                time.sleep(1000)
+        return real(path, *rest, **options)
+    return call
+for name in ("stat", "lstat", "open", "mkdir", "access", "listdir", "scandir"):
+    setattr(os, name, hanging(getattr(os, name)))
+from kvchat.__main__ import main
+main()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"KVCHAT_HOME": str(tmp_path / "home")}
+
+
+@contextmanager
+def dead(*arguments: str, patience_s: float, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", DEAD, str(patience_s), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+READS = [
+    ("ask", "--new", "--model", "/dead/m.gguf", "--attach", "/dead/a.txt", "Hello"),
+    ("restore", "/dead/b.zip"),
+    ("export", "/dead/c.json"),
+]
+
+
+@pytest.mark.parametrize("command", READS, ids=lambda command: command[0])
+def test_a_folder_that_is_gone_is_given_up(command: tuple[str, ...], environment: dict[str, str]) -> None:
+    with dead(*command, patience_s=0.2, environment=environment) as process:
+        _, said = process.communicate()
+    assert process.returncode == 1
+    assert "Nothing answered for" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", READS, ids=lambda command: command[0])
+def test_a_signal_ends_it_whatever_hangs(
+    command: tuple[str, ...], number: signal.Signals, environment: dict[str, str]
+) -> None:
+    with dead(*command, patience_s=100_000, environment=environment) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "hangs\n"
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_it_ends_where_the_main_thread_is_deaf(environment: dict[str, str]) -> None:
+    home = {"KVCHAT_HOME": "/dead/home"}
+    with dead("store", patience_s=100_000, environment=environment | home) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "hangs\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+
+
+@pytest.mark.parametrize("name", ["settings.json", "attachment", "model"])
+def test_a_pipe_is_not_waited_for(name: str, environment: dict[str, str], tmp_path: Path) -> None:
+    pipe = resolve_paths(environment).settings_file if name == "settings.json" else tmp_path / name
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(pipe)
+    command = {
+        "settings.json": ["store"],
+        "attachment": ["ask", "--new", "--model", "any.gguf", "--attach", str(pipe), "Hello"],
+        "model": ["ask", "--new", "--model", str(pipe), "Hello"],
+    }[name]
+    done = kvchat(*command, environment=environment)
+    assert done.returncode == (0 if name == "settings.json" else 1)
+    assert b"Traceback" not in done.stderr
+    if name != "settings.json":
+        assert b"pipe, not a" in done.stderr
+
+
+def kvchat(*arguments: str, environment: dict[str, str], **streams: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "kvchat", *arguments]
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.run(command, env=environment, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize("command", [("store",), ("store", "--json"), ("export", "-"), ("--version",)])
+def test_a_full_disk_under_the_output_is_told(command: tuple[str, ...], environment: dict[str, str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = kvchat(*command, environment=environment, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == b"kvchat: The output could not be written\n  No space left on device.\n"
+
+
+def test_a_reader_that_has_gone_costs_no_words(environment: dict[str, str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = kvchat("store", environment=environment, stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", range(3))
+def test_closed_streams_are_never_a_file_of_ours(closed: int, environment: dict[str, str]) -> None:
+    script = f'exec {closed}{"<" if closed == 0 else ">"}&-; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-m", "kvchat", "search", "nothing", "--json"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1  # nothing found, or nothing told
+    assert b"Traceback" not in done.stderr
+    assert (b'"chats": []' in done.stdout) == (closed != 1)
+    for file in resolve_paths(environment).data.rglob("*"):
+        assert b'"chats"' not in file.read_bytes()
+
+
+def test_ctrl_c_while_it_is_imported_is_no_traceback(environment: dict[str, str], tmp_path: Path) -> None:
+    """A module that is imported asks for the signal, at the very first and in the midst of others."""
+    for name in ("argparse", "httpx", "sqlite3"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(
+            "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(60)\n"
+        )
+        done = kvchat(
+            "ask",
+            "Hello",
+            environment=environment | {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        )
+        assert done.returncode in (-signal.SIGINT, 130)
+        assert done.stderr == b""
+
+
+def test_what_the_terminal_cannot_show_is_no_fault(environment: dict[str, str]) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = kvchat("search", "héllo ☃", environment=environment | plain)
+    assert (done.returncode, done.stderr) == (1, b"Nothing found.\n")

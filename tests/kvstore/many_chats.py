@@ -1,0 +1,103 @@
+"""How long lookups and deletions take among very many chats: `python -m tests.kvstore.many_chats [CHATS]`.
+
+Prints a line for each, in ms, the worst of a few. The chats share a template of 20 tokens, a system prompt of 300, or
+one of 1,800; each has a save point for each of its turns, some of them waiting in another process.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvchat.kvstore import index_points, index_recipes
+from kvchat.kvstore.chains import pack_tokens
+from kvchat.kvstore.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
+from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
+from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.true_files import Bench
+
+CHATS, TURNS = 10_000, 3
+SYSTEMS = (20, 300, 1800)  # tokens that the chats of a third each begin with
+ROW_MAP = RowMap((CacheRows("full", (Region(100, 64),), (Run(0, 0, 2000),)),))
+
+
+def system(length: int) -> Tokens:
+    """What all chats of one kind begin with."""
+    return tuple(range(length, 2 * length))
+
+
+def turn(number: int, place: int) -> Tokens:
+    """The tokens of a chat up to the end of a turn."""
+    words = range(100_000 + 700 * number, 100_000 + 700 * number + 150 * (place + 1))
+    return system(SYSTEMS[number % len(SYSTEMS)]) + tuple(words)
+
+
+def fill(bench: Bench, chats: int) -> None:
+    """Put that many chats into the index; their blocks are not made."""
+    with bench.store._parts.index.write() as db:
+        for number in range(chats):
+            blocks = [pack_tokens([number, place, *range(6)]) for place in range(TURNS)]
+            for place in range(TURNS):
+                tokens, name = turn(number, place), f"chat {number}"
+                new = index_points.NewPoint(name, f"{name} {place}", FINGERPRINT, tokens, 10**6, 1.0, bench.clock())
+                point = index_points.add_staged(db, new, "another")
+                if number % 50 == 49:
+                    continue
+                uses = tuple(BlockUse(b, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, b in enumerate(blocks[: place + 1]))
+                recipe = Recipe(10**6, bytes(32), ROW_MAP, uses)
+                index_recipes.store_recipe(db, int(point.id), recipe, dict.fromkeys(blocks, 16_384))
+
+
+def prompts(chats: int) -> dict[str, Tokens]:
+    """What is looked for: what is there, what begins alike, and what shares next to nothing."""
+    asked = {"another beginning": (7,) * 2000, "a beginning and 128K tokens": turn(chats // 2, 2) + (5,) * 131_072}
+    for kind, length in enumerate(SYSTEMS):
+        known = chats // 2 // 3 * 3 + 3 + kind
+        asked[f"{length} tokens shared, a known chat"] = turn(known, TURNS - 1) + (5,) * 100
+        asked[f"{length} tokens shared, a turn back"] = turn(known, 0) + (5,) * 100
+        asked[f"{length} tokens shared, a new chat"] = system(length) + (5,) * 500
+        asked[f"{length} tokens shared, cut short"] = system(length)[:-1] + (5,) * 500
+    return asked
+
+
+def worst(do: Callable[[], object], tries: int = 5) -> float:
+    """The longest it took, in ms."""
+    times = []
+    for _ in range(tries):
+        started = time.perf_counter()
+        do()
+        times.append(1000 * (time.perf_counter() - started))
+    return max(times)
+
+
+def measure(chats: int = CHATS) -> dict[str, float]:
+    """Every lookup and deletion, in ms."""
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder) / "store")
+        fill(bench, chats)
+        for name, prompt in prompts(chats).items():
+            for can_cut in (True, False):
+
+                def find(prompt: Tokens = prompt, can_cut: bool = can_cut) -> RestorePlan | Miss:
+                    return bench.find(prompt, can_cut=can_cut, conversation="chat 77")
+
+                found = find()
+                words = "nothing" if isinstance(found, Miss) else f"{found.tokens_used} tokens"
+                figures[f"find: {name}, {'to be cut' if can_cut else 'whole'}: {words}"] = worst(find)
+        figures["sums for the panel's line"] = worst(bench.store._parts.occupied)
+        figures["collect, nothing unused"] = worst(bench.store._parts.collect)
+        chats_left = iter(range(3, chats, 3))
+        figures["delete a chat"] = worst(lambda: bench.store.delete_conversation(f"chat {next(chats_left)}"))
+        figures["the whole panel"] = worst(bench.store.usage)
+        figures["plan of a prune"] = worst(lambda: bench.store.plan_prune(0))
+        bench.store.close()
+    return figures
+
+
+if __name__ == "__main__":
+    for name, ms in measure(int(sys.argv[1]) if len(sys.argv) > 1 else CHATS).items():
+        print(f"{ms:9.1f} ms  {name}")

@@ -1,0 +1,18 @@
+"""Stores with something wrong in them cost a colder start, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kvstore import mutating
+
+
+def test_some_mutated_stores_are_no_worse_than_empty_ones() -> None:
+    seen = mutating.run(30, 11)
+    assert seen["restored"] > 10
+
+
+@pytest.mark.slow
+def test_a_thousand_mutated_stores_are_no_worse_than_empty_ones() -> None:
+    seen = mutating.run(1000, 12)
+    assert seen["restored"] > 300
