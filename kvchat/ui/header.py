@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.icons import icon
 from kvchat.ui.keep_menu import add_keep_actions
+from kvchat.ui.shortcuts import words_of
 from kvchat.ui.theme import Look
-from kvchat.wording import STORAGE
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
 
@@ -20,25 +22,10 @@ class Header(QWidget):
 
     renamed = Signal(str)  # the title that was typed
     rename_ended = Signal()
-    name_requested = Signal()
-    delete_requested = Signal()
+    wished = Signal(str)  # an action of the table of shortcuts
     pin_requested = Signal(bool)  # pinned from now on
     never_save_requested = Signal(bool)  # never saved from now on
-    disk_requested = Signal()
-    engine_requested = Signal()
-    export_requested = Signal()
-    export_all_requested = Signal()
-    import_requested = Signal()
-    import_folder_requested = Signal()
-    back_up_requested = Signal()
-    restore_requested = Signal()
-    restart_requested = Signal()
-    shortcuts_requested = Signal()
-    model_requested = Signal()
-    chat_settings_requested = Signal()
-    settings_requested = Signal()
     sidebar_requested = Signal()
-    quit_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -125,34 +112,31 @@ class Header(QWidget):
     def _build_chat_menu(self) -> QMenu:
         menu = QMenu(self)
         self._rename = menu.addAction("Rename", self.begin_rename)
-        self.name_by_model = menu.addAction("Name by the model", self.name_requested.emit)
-        menu.addAction("Chat settings…", self.chat_settings_requested.emit)
-        self._export = menu.addAction("Export this chat…", self.export_requested.emit)
+        self.name_by_model = self._entry(menu, "name")
+        self._entry(menu, "chat-settings")
+        self._export = self._entry(menu, "export")
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()
-        self._delete = menu.addAction("Delete chat", self.delete_requested.emit)
+        self._delete = self._entry(menu, "delete")
         return menu
 
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)
-        menu.addAction("Models…\tCtrl+M", self.model_requested.emit)
-        menu.addAction(f"{STORAGE}…\tCtrl+D", self.disk_requested.emit)
-        menu.addAction("Engine…", self.engine_requested.emit)
-        menu.addAction("Restart engine", self.restart_requested.emit)
+        for action in ("models", "disk", "engine", "restart-engine"):
+            self._entry(menu, action)
         menu.addSeparator()
+        self._entry(menu, "deleted")
         keeping = menu.addMenu("Import, export, back up")
-        keeping.addAction("Export all chats…", self.export_all_requested.emit)
-        keeping.addAction("Import chats…", self.import_requested.emit)
-        keeping.addAction("Import a folder of chats…", self.import_folder_requested.emit)
-        keeping.addSeparator()
-        keeping.addAction("Back up…", self.back_up_requested.emit)
-        keeping.addAction("Restore from a backup…", self.restore_requested.emit)
+        for action in ("export-all", "import", "import-folder", "back-up", "restore"):
+            self._entry(keeping, action)
         menu.addSeparator()
-        menu.addAction("Settings…\tCtrl+,", self.settings_requested.emit)
-        menu.addAction("Keyboard shortcuts\tF1", self.shortcuts_requested.emit)
-        menu.addAction("Quit", self.quit_requested.emit)
+        for action in ("settings", "shortcuts", "quit"):
+            self._entry(menu, action)
         return menu
+
+    def _entry(self, menu: QMenu, action: str) -> QAction:
+        return menu.addAction(words_of(action), partial(self.wished.emit, action))
 
     def _restyle(self) -> None:
         theme = self._look.theme

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QObject
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QEvent, QObject
+from PySide6.QtGui import QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge
@@ -20,7 +21,10 @@ from kvchat.ui.theme import ZOOMS
 
 
 class Keyboard(QObject):
-    """`doings`: what the window does for each action of the table, save those of this class."""
+    """`doings`: what the window does for each action of the table, save those of this class.
+
+    `field` has the keyboard most of the time.
+    """
 
     def __init__(
         self,
@@ -28,6 +32,7 @@ class Keyboard(QObject):
         bridge: Bridge,
         wishes: Wishes,
         window: QWidget,
+        field: QPlainTextEdit,
         doings: Mapping[str, Callable[[], object]],
     ) -> None:
         super().__init__(window)
@@ -39,9 +44,27 @@ class Keyboard(QObject):
             "larger": lambda: self._zoom(1),
             "smaller": lambda: self._zoom(-1),
             "normal": lambda: self._change("zoom", 100),
+            "dark": lambda: self._change("theme", "dark"),
+            "light": lambda: self._change("theme", "light"),
+            "like-system": lambda: self._change("theme", "system"),
             "numbers": lambda: self._change("show_numbers", not runtime.settings.show_numbers),
         }
         self.actions = install_shortcuts(window, self._doings)
+        self._field = field
+        field.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A field with nothing to undo keeps Ctrl+Z all the same: leave it to the window."""
+        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
+        undo = asked and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
+        if undo and not self._field.document().isUndoAvailable():
+            event.ignore()
+            return True
+        return super().eventFilter(watched, event)
+
+    def do(self, action: str) -> None:
+        """Do one of the table's actions, which a menu asks for."""
+        self.actions[action].trigger()
 
     def open_palette(self) -> Palette:
         """Go to a chat by a few letters of its title, or do something."""
@@ -64,7 +87,7 @@ class Keyboard(QObject):
 
     def _actions(self) -> Sequence[Entry]:
         return [
-            Entry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action])
+            Entry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action], shortcut.also)
             for shortcut in SHORTCUTS
             if shortcut.own and shortcut.in_palette
         ]

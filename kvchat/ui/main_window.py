@@ -82,8 +82,8 @@ class MainWindow(QMainWindow):
         self.models = ModelChoices(runtime, self.bridge, *cards, self.first_start, self.wishes, self)
         self.keeping = KeepBridge(runtime, look, self.bridge.list, self.notices, self.wishes, self)
         self._connect()
-        self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self._doings())
-        self.header.shortcuts_requested.connect(self.keyboard.open_sheet)
+        self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self.composer.editor, self._doings())
+        self.header.wished.connect(self.keyboard.do)
         FocusHome(self, self.composer, self.transcript)
         self.place.restore()
         self._show_right_page()
@@ -196,28 +196,11 @@ class MainWindow(QMainWindow):
         self.header.rename_ended.connect(self.composer.focus)
         self.header.sidebar_requested.connect(self.place.toggle_sidebar)
         self.sidebar.hide_requested.connect(self.place.toggle_sidebar)
-        self.header.name_requested.connect(
-            lambda: self.wishes.start(self._runtime.chat.titles.name(self.bridge.current or ""))
-        )
-        self.header.delete_requested.connect(self.sidebar.ask_delete)
         self.header.pin_requested.connect(lambda on: self.bridge.list.pin(self.bridge.current or "", on))
         self.header.never_save_requested.connect(lambda on: self.bridge.list.never_save(self.bridge.current or "", on))
-        self.header.disk_requested.connect(self.beside.open_disk_panel)
-        self.header.engine_requested.connect(self.beside.open_engine)
-        self.header.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
-        self.header.model_requested.connect(self.beside.open_models)
-        self.header.chat_settings_requested.connect(self.open_chat_settings)
         self.beside.begun.connect(self.bridge.open)
-        self.header.settings_requested.connect(self.beside.open_settings)
-        self.header.export_requested.connect(self._export)
-        self.header.export_all_requested.connect(self.keeping.export_all)
-        self.header.import_requested.connect(self.keeping.take_in)
-        self.header.import_folder_requested.connect(self.keeping.take_in_folder)
-        self.header.back_up_requested.connect(self.keeping.back_up)
-        self.header.restore_requested.connect(self.keeping.restore)
         self.sidebar.export_requested.connect(self.keeping.export)
         self.composer.edit_last_requested.connect(self.bridge.steering.edit_last)
-        self.header.quit_requested.connect(self.quit_requested)
         self.engine_card.start_requested.connect(lambda: self.wishes.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
@@ -237,7 +220,10 @@ class MainWindow(QMainWindow):
             "rename": self._rename,
             "sidebar": self.place.toggle_sidebar,
             "full-screen": self.place.toggle_full_screen,
-            "delete": self.sidebar.ask_delete,
+            "name": lambda: self.wishes.start(self._runtime.chat.titles.name(self.bridge.current or "")),
+            "delete": self._delete,
+            "undo": self.notices.undo_last,
+            "deleted": self.beside.open_deleted,
             "compose": self.composer.focus,
             "stop": self._escape,
             "regenerate": self.bridge.steering.regenerate_last,
@@ -251,6 +237,8 @@ class MainWindow(QMainWindow):
             "settings": self.beside.open_settings,
             "models": self.beside.open_models,
             "engine": self.beside.open_engine,
+            "log": lambda: self.beside.open_engine(log=True),
+            "restart-engine": lambda: self.wishes.start(self._runtime.restart_engine()),
             "disk": self.beside.open_disk_panel,
             "quit": self.quit_requested.emit,
             "export": self._export,
@@ -272,6 +260,10 @@ class MainWindow(QMainWindow):
     def _rename(self) -> None:
         if not self.sidebar.begin_rename():
             self.header.begin_rename()
+
+    def _delete(self) -> None:
+        if self.bridge.current is not None:
+            self.sidebar.delete_requested.emit([self.bridge.current])
 
     def _export(self) -> None:
         if self.bridge.current is not None:

@@ -17,6 +17,7 @@ from kvchat.ui.theme import Look
 
 _AT_MOST = 3
 _INFO_MS = 12_000
+_MOST_UNDOS = 20
 
 
 class NoticeView(QFrame):
@@ -27,6 +28,7 @@ class NoticeView(QFrame):
     def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
         super().__init__()
         self.words = (title, detail)
+        self.on_click: Callable[[], object] | None = None
         self.setProperty("kind", "notice")
         self.setProperty("tone", tone)
         self.setAccessibleName(f"{title} {detail}")
@@ -58,6 +60,7 @@ class NoticeView(QFrame):
 
     def add_button(self, words: str, on_click: Callable[[], object]) -> None:
         """A button before the one that closes; the notice goes with the click."""
+        self.on_click = on_click
         button = QPushButton(words)
         button.setProperty("kind", "link")
         button.setAccessibleName(words)
@@ -82,6 +85,7 @@ class Notices(QWidget):
         super().__init__(parent)
         self._look = look
         self.report: ReportDialog | None = None
+        self._undos: list[Callable[[], object]] = []  # the newest last
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(6)
@@ -107,6 +111,25 @@ class Notices(QWidget):
         if notice is not None:
             notice.add_button(action, on_click)
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
+
+    def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
+        """Something that was done and can be undone, here or, once the notice has gone, by `undo_last`."""
+
+        def once() -> None:
+            if once in self._undos:
+                self._undos.remove(once)
+                undo()
+
+        self._undos = [*self._undos, once][-_MOST_UNDOS:]
+        self.offer(done, "Undo", once)
+
+    def undo_last(self) -> None:
+        """Undo what was done last and has not been undone."""
+        if self._undos:
+            for notice in self.on_show:
+                if notice.on_click is self._undos[-1]:
+                    notice.dismiss()
+            self._undos[-1]()
 
     def show_error(self, error: KvchatError) -> None:
         """A wish that could not be granted; stays until it is closed."""

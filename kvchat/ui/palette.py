@@ -33,6 +33,7 @@ class Entry:
     words: str
     note: str  # at its right edge
     do: Callable[[], object]
+    also: str = ""  # what it is found by, too
 
 
 class Palette(QDialog):
@@ -45,7 +46,8 @@ class Palette(QDialog):
         self.setAccessibleName("Go to a chat, or do something")
         self.setObjectName("palette")
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
-        self._actions, self._action_words = actions, [folded(entry.words) for entry in actions]
+        self._actions = actions
+        self._action_words = [folded(f"{entry.words} {entry.also}".strip()) for entry in actions]
         self._shown: list[Entry] = []
         self.field = QLineEdit()
         self.field.setPlaceholderText("Go to a chat, or do something…")

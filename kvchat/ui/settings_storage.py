@@ -76,6 +76,18 @@ class StoragePage(SettingsPage):
                 reset="No limit",
             )
         )
+        self.deleted = self.add(
+            NumberEntry(
+                "keep_deleted_days",
+                "Keep what was deleted",
+                "For so long a deleted chat or message can be had back; then it goes for good, from the search and the "
+                "memory of chats as well. With 0 it goes in a moment.",
+                DAYS,
+                desk.change,
+                default="",
+                reset=f"Back to {several(Settings().keep_deleted_days, 'day')}",
+            )
+        )
         paths = desk.runtime.paths
         for title, folder, words in (
             (MEMORY_OF_CHATS, paths.save_points, "This folder may be deleted at any time."),

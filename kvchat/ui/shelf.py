@@ -49,10 +49,11 @@ class Shelf(QObject):
     def _offer_undo(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> None:
         async def undo_all() -> None:
             await undo(ids)
-            self._bridge.open(ids[0])
+            if await self._chat.conversation(ids[0]) is not None:  # else it has gone for good meanwhile
+                self._bridge.open(ids[0])
 
         what = "the chat" if len(ids) == 1 else several(len(ids), "chat")
-        self._notices.offer(f"{done}: {what}", "Undo", lambda: self._wishes.start(undo_all()))
+        self._notices.offer_undo(f"{done}: {what}", lambda: self._wishes.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._sidebar)

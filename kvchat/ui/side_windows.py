@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.ui.chat_settings import ChatSettings, Subject
+from kvchat.ui.deleted_window import DeletedWindow
 from kvchat.ui.disk_panel import DiskPanel
 from kvchat.ui.engine_window import EngineWindow
 from kvchat.ui.list_bridge import ListBridge
@@ -30,6 +31,7 @@ class SideWindows(QObject):
         self._conversations = conversations
         self._disk_panel: DiskPanel | None = None
         self._engine: EngineWindow | None = None
+        self._deleted: DeletedWindow | None = None
         self._settings: SettingsWindow | None = None
         self._models: ModelsWindow | None = None
         self._chat_settings: ChatSettings | None = None
@@ -80,6 +82,14 @@ class SideWindows(QObject):
             self._engine = EngineWindow(self._runtime, self._look, self._wishes, self._parent)
         self._engine.show_page(self._engine.log if log else self._engine.live)
         return self._engine
+
+    def open_deleted(self) -> DeletedWindow:
+        """What was deleted and can still be had back."""
+        if self._deleted is None:
+            self._deleted = DeletedWindow(self._runtime, self._look, self._wishes, self._parent)
+            self._deleted.storage_requested.connect(lambda: self.open_settings(StoragePage.name))
+        self._deleted.come()
+        return self._deleted
 
     def _show_usage(self) -> None:
         """The disk panel stays true while it is on show."""

@@ -77,7 +77,7 @@ class Steering(QObject):
         removed = await self._runtime.chat.delete_message(message)
         followed = len(removed.rows) - 1
         what = f"Deleted the message and {followed:,} that followed it" if followed else "Deleted the message"
-        self._notices.offer(what, "Undo", lambda: self._wishes.start(self._put_back(removed)))
+        self._notices.offer_undo(what, lambda: self._wishes.start(self._put_back(removed)))
 
     async def _put_back(self, removed: Removed) -> None:
         await self._runtime.chat.put_back(removed)

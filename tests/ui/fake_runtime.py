@@ -302,6 +302,9 @@ class FakeChat(ChatService):
     async def conversations(self) -> list[Conversation]:
         return sorted(self.talks.values(), key=lambda talk: talk.updated_at, reverse=True)
 
+    async def conversation(self, conversation_id: str) -> Conversation | None:
+        return self.talks.get(conversation_id)
+
     async def messages(self, conversation_id: str) -> list[Message]:
         return list(self.said.get(conversation_id, []))
 

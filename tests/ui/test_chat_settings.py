@@ -132,7 +132,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
 
 async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:
     window.new_conversation()
-    window.header.chat_settings_requested.emit()
+    window.header.wished.emit("chat-settings")
     (panel,) = window.findChildren(ChatSettings)
     await until(panel.save.isEnabled)
     panel.form.system.setPlainText("Be brief.")

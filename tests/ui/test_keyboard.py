@@ -84,6 +84,43 @@ async def test_the_palette_switches_chats_and_does_things(
     assert window.bridge.current is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "among"),
+    [
+        ("theme", "Dark theme"),
+        ("dark", "Dark theme"),
+        ("night", "Dark theme"),
+        ("font", "Larger text"),
+        ("zoom", "Larger text"),
+        ("export", "Export this chat…"),
+        ("markdown", "Export this chat…"),
+        ("model", "Models…"),
+        ("download", "Models…"),
+        ("backup", "Back up…"),
+        ("log", "Engine’s log…"),
+        ("preferences", "Settings…"),
+        ("system prompt", "Chat settings…"),
+        ("trash", "Recently deleted…"),
+        ("exit", "Quit"),
+        ("disk usage", "Storage…"),
+    ],
+)
+async def test_the_palette_finds_what_people_type(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, typed: str, among: str
+) -> None:
+    palette = window.keyboard.open_palette()
+    palette.field.setText(typed)
+    assert among in palette.shown
+    palette.close()
+
+
+async def test_the_palette_changes_the_theme(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    palette = window.keyboard.open_palette()
+    qtbot.keyClicks(palette.field, "dark th")
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    await until(lambda: furnished.settings.theme == "dark")
+
+
 async def test_the_palette_says_when_nothing_fits(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     palette = window.keyboard.open_palette()
     qtbot.keyClicks(palette.field, "xyzzy")

@@ -397,7 +397,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
 
 async def test_errors_and_notices_go_through_one_door(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
-    window.header.restart_requested.emit()
+    window.header.wished.emit("restart-engine")
     await until(lambda: len(window.notices.on_show) == 1)
     assert window.notices.on_show[0].words == ("Cannot restart", "No model. Choose one.")
     furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
@@ -409,7 +409,7 @@ async def test_errors_and_notices_go_through_one_door(furnished: FakeRuntime, wi
 
 async def test_a_bug_becomes_a_report_to_copy(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.refuse = ZeroDivisionError("by zero")  # type: ignore[assignment]
-    window.header.restart_requested.emit()
+    window.header.wished.emit("restart-engine")
     await until(lambda: window.notices.report is not None)
     report = window.notices.report
     assert report is not None

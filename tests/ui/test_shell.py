@@ -145,7 +145,7 @@ async def test_the_menus_part_this_chat_from_kvchat(furnished: FakeRuntime, wind
         return {action.text().partition("\t")[0] for action in menu.actions() if action.text()}
 
     chat, app = words(window.header.chat_menu), words(window.header.menu)
-    assert {"Rename", "Delete chat", "Chat settings…", "Export this chat…"} <= chat
+    assert {"Rename", "Delete this chat", "Chat settings…", "Export this chat…"} <= chat
     assert {"Settings…", "Models…", "Quit"} <= app
     assert not chat & app
 
