@@ -23,9 +23,8 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
 }
 # How Open WebUI keeps reasoning within a reply: the text is quoted and escaped.
-_REASONING = re.compile(
-    r'<details type="reasoning"[^>]*>\s*(?:<summary>.*?</summary>)?\s*(.*?)\s*</details>\s*', re.DOTALL
-)
+_REASONING = re.compile(r'<details type="reasoning"[^<>]*>\s*(?:<summary>[^<]*</summary>)?')
+_REASONING_END = re.compile(r"</details>\s*")
 
 
 @dataclass(frozen=True)
@@ -166,15 +165,18 @@ def _rows(
         raise BadConversation("it has no messages")
     conversation_id = uuid.uuid5(_NAMESPACE, f"{application}:{source_id}").hex
 
+    nearest: dict[str, str | None] = {key: key for key in kept}
+
     def message_id(key: str | None) -> str | None:
         """The id of the nearest kept message at or above `key`."""
-        seen = set()
-        while key is not None and key not in kept:
-            if key in seen or key not in by_key:
-                return None
-            seen.add(key)
-            key = by_key[key].parent
-        return None if key is None else uuid.uuid5(_NAMESPACE, f"{conversation_id}:{key}").hex
+        passed = []
+        while key is not None and key not in nearest:
+            nearest[key] = None  # until it is known: a circle leads nowhere
+            passed.append(key)
+            key = by_key[key].parent if key in by_key else None
+        found = None if key is None else nearest[key]
+        nearest.update(dict.fromkeys(passed, found))
+        return None if found is None else uuid.uuid5(_NAMESPACE, f"{conversation_id}:{found}").hex
 
     begun = times[0] or min((m.at for m in by_key.values() if m.at), default=datetime.now(UTC).timestamp())
     messages = []
@@ -244,11 +246,18 @@ def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
 
 def _without_reasoning(text: str) -> tuple[str, str]:
     """A reply without its reasoning, and the reasoning, unquoted."""
-    thoughts = [
-        "\n".join(line.removeprefix("> ").removeprefix(">") for line in html.unescape(found).splitlines())
-        for found in _REASONING.findall(text)
-    ]
-    return _REASONING.sub("", text), "\n\n".join(thoughts)
+    said: list[str] = []
+    thoughts: list[str] = []
+    at = 0
+    while begin := _REASONING.search(text, at):
+        end = _REASONING_END.search(text, begin.end())
+        if end is None:
+            break
+        found = html.unescape(text[begin.end() : end.start()].strip())
+        thoughts.append("\n".join(line.removeprefix("> ").removeprefix(">") for line in found.splitlines()))
+        said.append(text[at : begin.start()])
+        at = end.end()
+    return "".join((*said, text[at:])), "\n\n".join(thoughts)
 
 
 def _attached(file: Mapping[str, Any]) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.worker import Caller, call_here
+from kvchat.keeping.archives import ZIP_FAULTS, is_zip, open_zip
 from kvchat.keeping.foreign import foreign_parser
-from kvchat.keeping.own_json import own_entries
+from kvchat.keeping.pieces import LARGEST_FILE, json_pieces
 from kvchat.keeping.rows import BadConversation, Row, store_rows, take_back
+from kvchat.plain_file import in_time, open_plain
 from kvchat.stoppable import Progress
-from kvchat.wording import one_line
+from kvchat.wording import one_line, size
 
-LARGEST_FILE = 2_000_000_000  # bytes; a zip claiming more is no export of conversations
+MOST_CHATS = 100_000  # looked at in one import, with what turns out to be none
 TITLE_WIDTH = 60  # characters of a title in a problem's line
 
 
@@ -30,10 +35,6 @@ class ImportReport:
     imported: tuple[str, ...] = ()  # ids of new conversations
     known: int = 0  # conversations that were here already, left as they are
     problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
-
-    def __add__(self, other: ImportReport) -> ImportReport:
-        """Both together."""
-        return ImportReport(self.imported + other.imported, self.known + other.known, self.problems + other.problems)
 
 
 def import_paths(
@@ -47,24 +48,30 @@ def import_paths(
     The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Raises
     StorageFailed and what `progress` raises; then it takes back what it has taken in.
     """
-    report, done = ImportReport(), 0
+    imported: list[str] = []
+    problems: list[str] = []
+    known = 0
     try:
-        for path in paths:
-            for name, document in _documents(path):
-                progress(done, 0)
-                if isinstance(document, Exception):
-                    report += ImportReport(problems=(f"{name}: {_reason(document)}",))
-                    continue
-                for entry in _entries(name, document):
-                    report += _take(database, entry, call)
-                    done += 1
-                    progress(done, 0)
+        for done, entry in enumerate(entry for path in paths for entry in _entries(path)):
+            progress(done, 0)
+            if done == MOST_CHATS:
+                problems.append(f"{entry.where}: kvchat takes in {MOST_CHATS:,} chats at once, the rest is left out")
+                break
+            try:
+                row = entry.row()
+                if call(store_rows, database, row):
+                    imported.append(row["id"])
+                else:
+                    known += 1
+            except (BadConversation, RecursionError) as problem:
+                problems.append(f"{entry.where}: {_reason(problem)}")
+            progress(done + 1, 0)
     except BaseException:
         with suppress(StorageFailed):
-            for conversation_id in report.imported:
+            for conversation_id in imported:
                 call(take_back, database, conversation_id)
         raise
-    return report
+    return ImportReport(tuple(imported), known, tuple(problems))
 
 
 @dataclass(frozen=True)
@@ -75,67 +82,53 @@ class _Entry:
     row: Callable[[], Row]
 
 
-def _take(database: Database, entry: _Entry, call: Caller) -> ImportReport:
+def _entries(path: Path) -> Iterator[_Entry]:
+    """What may be conversations under a path, and what cannot be read."""
     try:
-        row = entry.row()
-        return ImportReport(imported=(row["id"],)) if call(store_rows, database, row) else ImportReport(known=1)
-    except BadConversation as problem:
-        return ImportReport(problems=(f"{entry.where}: {problem}",))
-    except RecursionError:
-        return ImportReport(problems=(f"{entry.where}: it is nested too deeply",))
-
-
-def _documents(path: Path) -> Iterator[tuple[str, Any]]:
-    """The JSON documents under a path, with their names; an exception in place of one that cannot be read."""
-    try:
-        if path.is_dir():
-            for file in sorted(path.rglob("*.json")):
-                yield from _documents(file)
-        elif path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
-            yield from _zipped(path)
+        if in_time(path.is_dir):
+            for file in _json_files(path):
+                yield from _entries(file)
+        elif is_zip(path) or path.suffix.lower() == ".zip":
+            with open_zip(path) as archive:
+                for member in _members(archive):
+                    yield from _in_file(f"{path.name}, {member.filename}", partial(archive.open, member))
         else:
-            yield path.name, _parsed(path.read_bytes())
-    except (OSError, ValueError, RecursionError, zipfile.BadZipFile) as error:
-        yield path.name, error
+            yield from _in_file(path.name, partial(open_plain, path))
+    except ZIP_FAULTS as error:
+        yield _Entry(path.name, _raiser(_reason(error)))
 
 
-def _zipped(path: Path) -> Iterator[tuple[str, Any]]:
-    with zipfile.ZipFile(path) as archive:
-        members = [member for member in archive.infolist() if member.filename.endswith(".json")]
-        conversations = [m for m in members if Path(m.filename).name == "conversations.json"]
-        found = conversations or members  # exports hold other JSON as well: users, feedback, projects
-        if not found:
-            yield path.name, ValueError("the zip holds no JSON")
-        for member in found:
-            name = f"{path.name}, {member.filename}"
-            try:
-                if member.file_size > LARGEST_FILE:
-                    raise ValueError("it is too large to be an export")
-                yield name, _parsed(archive.read(member))
-            except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-                yield name, error
+def _json_files(folder: Path) -> list[Path]:
+    return sorted(itertools.islice(folder.rglob("*.json"), MOST_CHATS + 1))
 
 
-def _parsed(content: bytes) -> Any:
-    return json.loads(content.decode("utf-8-sig"))
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The files in a zip that may hold conversations. Raises ValueError."""
+    members = [member for member in archive.infolist() if member.filename.endswith(".json")]
+    conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
+    found = conversations or members  # exports hold other JSON as well: users, feedback, projects
+    if not found:
+        raise ValueError("the zip holds no JSON")
+    if sum(member.file_size for member in found) > LARGEST_FILE:
+        raise ValueError(f"unpacked it would be larger than {size(LARGEST_FILE)}")
+    return found
 
 
-def _entries(name: str, document: Any) -> Iterator[_Entry]:
-    """The conversations in a document, whoever wrote it."""
+def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
+    """What may be conversations in a JSON file. Where it cannot be read on, the last entry says so."""
+    count = 0
     try:
-        own = own_entries(document)
-    except ValueError as error:
-        yield _Entry(name, _raiser(str(error)))
-        return
-    entries = own if own is not None else document if isinstance(document, list) else [document]
-    if not entries:
-        yield _Entry(name, _raiser("it holds no chats"))
-    for number, entry in enumerate(entries, 1):
-        where = name if len(entries) == 1 else f"{name}, chat {number}"
-        if title := _title(entry):
-            where += f" “{title}”"
-        spare_name = name if len(entries) == 1 else f"{name}:{number}"
-        yield _Entry(where, _reader(entry, spare_name, own=own is not None))
+        with opened() as file:
+            for count, piece in enumerate(json_pieces(file), 1):
+                where = name if piece.alone else f"{name}, chat {count}"
+                if title := _title(piece.value):
+                    where += f" “{title}”"
+                yield _Entry(where, _reader(piece.value, name if piece.alone else f"{name}:{count}", own=piece.own))
+            if not count:
+                raise ValueError("it holds no chats")
+    except (*ZIP_FAULTS, MemoryError) as error:
+        rest = f"; the {count:,} before that are taken in" if count > 1 else ""
+        yield _Entry(name, _raiser(_reason(error) + rest))
 
 
 def _reader(entry: Any, name: str, *, own: bool) -> Callable[[], Row]:
@@ -160,15 +153,15 @@ def _title(entry: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file could not be read, in words."""
+    """Why something could not be read, in words."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}: it is not JSON ({error.msg})"
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"
-    if isinstance(error, zipfile.BadZipFile):
+    if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError):
         return f"the zip is damaged ({error})"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, OSError):
-        return str(error.strerror or error)
-    return str(error)
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    return str(error.strerror or error) if isinstance(error, OSError) else str(error)

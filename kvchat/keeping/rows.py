@@ -30,6 +30,9 @@ _MESSAGE_NEEDS: Mapping[str, type | tuple[type, ...]] = {
     "created_at": (int, float),
 }
 _ATTACHMENT_NEEDS: Mapping[str, type | tuple[type, ...]] = {"name": str, "size": int, "hash": str, "text": str}
+MOST_MESSAGES = 100_000  # of one conversation
+LONGEST_TEXT = 64_000_000  # characters of a message or of what is attached to it: no file that is attached has more
+LONGEST_TITLE = 1000  # characters; what goes beyond is left out
 _LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
 _LARGEST = 2**63 - 1  # that SQLite holds
 _ROLES = frozenset(role.value for role in Role)
@@ -127,7 +130,10 @@ def _checked(conversation: Row) -> tuple[Row, list[Row]]:
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation("it has no list of messages")
+    if len(messages) > MOST_MESSAGES:
+        raise BadConversation(f"it has more than {MOST_MESSAGES:,} messages")
     checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
+    checked["title"] = checked["title"][:LONGEST_TITLE]
     clean = [_checked_message(message, number) for number, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), clean)
     return checked, clean
@@ -186,6 +192,8 @@ def _clean(values: Row, needs: Mapping[str, type | tuple[type, ...]], what: str)
             continue
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
             raise BadConversation(f"{what} has something unexpected as “{name}”")
+        if isinstance(value, str) and len(value) > LONGEST_TEXT and name != "data":
+            raise BadConversation(f"{what} has more than {LONGEST_TEXT:,} characters as “{name}”")
         clean[name] = _whole_text(value) if isinstance(value, str) else value
     return clean
 

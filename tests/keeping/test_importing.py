@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.messages import Role
+from kvchat.keeping import archives, importing, pieces
+from kvchat.keeping.foreign import parse_chatgpt
 from kvchat.keeping.importing import import_paths
 from tests.keeping.library import everything, open_library
 
@@ -238,3 +241,138 @@ def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
         import_paths(database, [folder], disk_fails)
     assert everything(database) == before
     assert len(import_paths(database, [folder]).imported) == 3
+
+
+def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "_STEP", 7)
+    database = open_library(tmp_path)
+    entries = [chatgpt(), claude(), open_webui() | {"title": 'Ä 🌳 \\ " \n'}, 7, 1.5e-3]
+    (tmp_path / "x.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False), "utf-8-sig")
+    report = import_paths(database, [tmp_path / "x.json"])
+    assert len(report.imported) == 3
+    assert [problem.split(":")[0] for problem in report.problems] == ["x.json, chat 4", "x.json, chat 5"]
+
+
+@pytest.mark.parametrize("step", [3, 1_000_000])
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ('\n {"a": tru}]', "line 2, column 8: it is not JSON (Expecting value); the 2 before that are taken in"),
+        (' {"a": 1}\n]\n]', "line 3, column 1: it is not JSON (Extra data); the 3 before that are taken in"),
+        (
+            '\n"abc',
+            "line 2, column 1: it is not JSON (Unterminated string starting at); the 2 before that are taken in",
+        ),
+        ("\n]", "line 2, column 1: it is not JSON (Expecting value); the 2 before that are taken in"),
+    ],
+)
+def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, after, words):
+    monkeypatch.setattr(pieces, "_STEP", step)
+    (tmp_path / "x.json").write_text(f"[{json.dumps(chatgpt())}, {json.dumps(claude())},{after}", "utf-8")
+    report = import_paths(open_library(tmp_path), [tmp_path / "x.json"])
+    assert len(report.imported) == 2
+    assert report.problems[-1] == f"x.json: {words}"
+
+
+@pytest.mark.parametrize(
+    ("bound", "least", "content", "words"),
+    [
+        ("LARGEST_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
+        ("LARGEST_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
+        ("LARGEST_FILE", 10_000, b"[" + b" " * 30_000 + b"]", "it is larger than 10 KB"),
+        ("MOST_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 parts"),
+        ("MOST_PARTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MOST_PARTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MOST_PARTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least, content, words, zipped):
+    monkeypatch.setattr(pieces, "_STEP", 5000)
+    monkeypatch.setattr(pieces, bound, least)
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    if zipped:
+        file = tmp_path / "x.zip"
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("conversations.json", content)
+    report = import_paths(open_library(tmp_path), [file])
+    assert report.imported == ()
+    assert len(report.problems) == 1
+    assert words in report.problems[0]
+
+
+def test_hostile_zips_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "LARGEST_FILE", 1_000_000)
+    monkeypatch.setattr(archives, "MOST_LISTED", 10_000)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.json", b" " * 400_000)
+    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
+        for number in range(300):
+            archive.writestr(f"{number}.json", b"[]")
+    with zipfile.ZipFile(tmp_path / "lzma.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("conversations.json", b"[]")
+    with zipfile.ZipFile(tmp_path / "nested.zip", "w") as archive:
+        archive.write(tmp_path / "bomb.zip", "inner.zip")
+    paths = [tmp_path / f"{name}.zip" for name in ("bomb", "many", "lzma", "nested")]
+    assert import_paths(open_library(tmp_path), paths).problems == (
+        "bomb.zip: unpacked it would be larger than 1 MB",
+        "many.zip: the zip is damaged (it lists more files than kvchat looks through)",
+        "lzma.zip: the zip is damaged (it is packed in an unusual way)",
+        "nested.zip: the zip holds no JSON",
+    )
+
+
+def test_an_import_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "MOST_CHATS", 3)
+    file = write(tmp_path, [chatgpt(), {}, {}, claude(), {}])
+    report = import_paths(open_library(tmp_path), [file])
+    assert len(report.imported) == 1
+    assert report.problems[-1] == (
+        "conversations.json, chat 4 “Bäume”: kvchat takes in 3 chats at once, the rest is left out"
+    )
+
+
+def test_messages_that_hand_their_parent_on_take_no_square_of_time():
+    """100,000 of them in a row, and as many that answer the last one, would take hours."""
+    tall = {f"n{i}": {"parent": f"n{i - 1}" if i else None, "message": None} for i in range(100_000)}
+    said = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
+    wide = {f"m{i}": {"parent": "n99999", "message": said} for i in range(100_000)}
+    row = parse_chatgpt(chatgpt() | {"mapping": tall | wide, "current_node": "m7"}, "x")
+    assert {message["parent_id"] for message in row["messages"]} == {None}
+
+
+def test_reasoning_without_an_end_takes_no_square_of_time(tmp_path):
+    entry = open_webui()
+    opening = '<details type="reasoning"> <summary>'
+    entry["chat"]["history"]["messages"]["a"]["content"] = opening * 100_000
+    assert len(import_paths(open_library(tmp_path), [write(tmp_path, entry)]).imported) == 1
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    os.mkfifo(folder / "a.json")
+    write(folder, chatgpt(), "b.json")
+    report = import_paths(open_library(tmp_path), [folder])
+    assert len(report.imported) == 1
+    assert report.problems == ("a.json: It is a pipe, not a file",)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"messages": [{}] * 100_001}, "it has more than 100,000 messages"),
+        ({"title": "x" * 2000}, ""),
+    ],
+)
+def test_a_chat_has_bounds(tmp_path, change, words):
+    database = open_library(tmp_path)
+    row = {"id": "x", "title": "T", "created_at": 1, "updated_at": 1, "messages": []} | change
+    file = write(tmp_path, {"format": "kvchat-conversations", "version": 1, "conversations": [row]})
+    report = import_paths(database, [file])
+    if words:
+        assert words in report.problems[0]
+    else:
+        assert database.conversations()[0].title == "x" * 1000
