@@ -10,11 +10,10 @@ from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
-from kvchat.library.memory import available_memory
+from kvchat.library.memory import staging_room
 from kvchat.paths import Paths
 from kvchat.settings import Settings
 
-MOST_WARM, WARM_SHARE = 2_000_000_000, 8  # bytes; an eighth of the free memory
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
 
 
@@ -27,12 +26,8 @@ def store_bounds(paths: Paths, settings: Settings) -> Bounds:
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:
-    """The store in its folder. Blocks on disk.
-
-    Its warm tier, the slot files that stay in memory, gets a small share of what is free, or none.
-    """
-    warm = min(MOST_WARM, available_memory().available // WARM_SHARE)
-    return BlockStore(paths.save_points, store_bounds(paths, settings), warm)
+    """The store in its folder. Blocks on disk. What it has in memory stays within `staging_room`, whenever it grows."""
+    return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
 class StoreDesk:

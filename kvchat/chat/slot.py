@@ -7,10 +7,10 @@ two conversations never mix.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from kvchat.chat.events import (
     Absorbed,
@@ -30,9 +30,9 @@ from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import EARLY_TOKENS, OLDER_WINDOW_ROWS, Loaded, SlotContents, Verdict
 from kvchat.engine.interface import EngineRefused
 from kvchat.engine.sight import FIRST_ID
-from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
+from kvchat.engine.wire import ChatMessage, PromptProgress, SlotSave, Timings
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Miss, SavePoint, Tier, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Grown, Miss, SavePoint, Tier, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
@@ -57,6 +57,7 @@ class SlotKeeper:
         self._contents: SlotContents | None = None
         self._rates = Rates()
         self._rated = ""  # the model they are about
+        self._marked = ""  # the save point that was saved from the slot last, or restored into it
 
     def holds(self, generation: int | None = None) -> str | None:
         """The conversation whose state is in the slot (of that engine process, if given)."""
@@ -100,6 +101,8 @@ class SlotKeeper:
             return Loaded(0, None, miss_reason=outcome.reason)
         self._rates.learn_restore(outcome.bytes, outcome.ms)
         tokens = plan.save_point.tokens[: outcome.n_tokens]
+        self._marked = plan.save_point.id
+        room.engine.rows.mark(outcome.n_tokens)
         self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=outcome)
         self._events.publish(Restored(conversation_id, outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(plan.tokens_used, outcome, miss_reason=None)
@@ -208,8 +211,8 @@ class SlotKeeper:
         path = room.slot_path / f"{disk.name_for_engine()}.slot"
         try:
             expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
-            await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id)
-            answer = await room.engine.save_slot(path.name)
+            await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id, path)
+            answer = await self._saved(room, path)
             if answer.n_saved != len(boundary):
                 raise StoreRefused(f"the slot held {answer.n_saved:,} tokens instead of {len(boundary):,}")
             point = await asyncio.to_thread(
@@ -222,17 +225,30 @@ class SlotKeeper:
                 self._rates.prefill_ms(len(boundary)),
                 OLDER_WINDOW_ROWS if room.slides else 0,
                 message_id,
+                Grown(self._marked, room.engine.rows.kept) if room.engine.rows.kept else None,
             )
+            self._marked = point.id
+            room.engine.rows.mark(len(boundary))
         except (StoreRefused, EngineRefused, OSError) as refusal:
             self._events.publish(SaveSkipped(conversation_id, str(refusal).removeprefix("Not saved: ")))
             return None
         finally:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(self._store.forget, path)
         elapsed = 1000 * (time.perf_counter() - started)
         if tell:
             self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
         return point
+
+    async def _saved(self, room: ReadyEngine, path: Path) -> SlotSave:
+        """Have the engine save the slot. If memory could not hold that after all, the disk may."""
+        try:
+            answer = await room.engine.save_slot(path.name)
+        except EngineRefused:
+            answer = None
+        if answer is None or not answer.n_written:
+            await asyncio.to_thread(self._store.forget, path)
+            answer = await room.engine.save_slot(path.name)
+        return answer
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
         """A request read so many tokens in so long."""

@@ -89,6 +89,7 @@ class AttachedEngine(EngineBoard):
 
     async def _follow(self, address: ServerAddress) -> None:
         client = LlamaServerClient(address.url, address.key, on_fault=lambda _: self._doubt.set())
+        client.rows.alone = False
         lost: EngineFailure | None = None
         try:
             while True:

@@ -15,6 +15,7 @@ import httpx
 from kvchat.engine import bodies, wire
 from kvchat.engine.interface import EngineError, EngineRefused, NotOurEngine
 from kvchat.engine.sight import FIRST_ID, Sight, cannot_show, without_pictures
+from kvchat.engine.slot_rows import SlotRows
 from kvchat.engine.transport import CONNECT_S, Transport
 from kvchat.engine.wire import (
     ChatChunk,
@@ -57,6 +58,7 @@ class LlamaServerClient:
         """
         self.base_url = base_url
         self.key = key
+        self.rows = SlotRows()
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
         self._sight: Sight | None = None
@@ -147,8 +149,7 @@ class LlamaServerClient:
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
         body = bodies.chat_body(messages, sampling, self._template, self.slot)
-        stream = self._http.stream("/v1/chat/completions", body)
-        async with contextlib.aclosing(stream) as chunks:
+        async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -159,9 +160,7 @@ class LlamaServerClient:
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_ID
         prompt = await self._eyes().prompt(tokens) if has_pictures else list(tokens)
-        async with contextlib.aclosing(
-            self._http.stream("/completion", bodies.prefill_body(prompt, self.slot))
-        ) as chunks:
+        async with contextlib.aclosing(self._ask("/completion", bodies.prefill_body(prompt, self.slot))) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
                 if chunk.progress:
@@ -174,15 +173,27 @@ class LlamaServerClient:
 
     async def restore_slot(self, filename: str) -> SlotRestore:
         """POST /slots/N?action=restore."""
+        self.rows.asked()
         return wire.parse_restore(await self._slot("restore", {"filename": filename}))
 
     async def erase_slot(self) -> None:
         """POST /slots/N?action=erase."""
+        self.rows.asked()
         await self._slot("erase", {})
 
     async def look(self, path: str) -> bytes:
         """GET something that is there to be looked at, such as /slots or /metrics."""
         return await self._http.answer("GET", path)
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+        """A streamed request, with an eye on the rows that the slot keeps."""
+        before = self.rows.asked()
+        async with contextlib.aclosing(self._http.stream(path, body)) as chunks:
+            async for chunk in chunks:
+                if chunk.timings or chunk.progress:
+                    cached = chunk.timings.cache_n if chunk.timings else chunk.progress.cache if chunk.progress else 0
+                    self.rows.answered(before, cached)
+                yield chunk
 
     def _eyes(self) -> Sight:
         if self._sight is None:

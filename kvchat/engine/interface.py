@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
+from kvchat.engine.slot_rows import SlotRows
 from kvchat.engine.status import EngineFailure
 from kvchat.engine.wire import (
     ChatChunk,
@@ -55,6 +56,8 @@ class NotOurEngine(EngineError):
 
 class Engine(Protocol):
     """A ready llama-server as a turn sees it. Every method raises EngineGone or EngineRefused."""
+
+    rows: SlotRows
 
     async def facts(self) -> ServerFacts:
         """GET /props."""

@@ -1,16 +1,22 @@
-"""Absorbing: a slot file is taken apart into blocks, of which only those not known yet are written."""
+"""Absorbing: a slot file is taken apart into blocks, of which only those not known yet are written.
+
+A row of a prefix that an earlier save point has too is compared with the block it may be in, by XXH3. Where the rows
+are known to be unchanged (see `take_apart`) two blocks are compared and the others believed. What is new is read once:
+its block gets its name when it is written.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
-from blake3 import blake3
-
-from kvchat.kvstore import disk
-from kvchat.kvstore.blocks import BlockFiles, Changed
+from kvchat.kvstore import positioned
+from kvchat.kvstore.blocks import BlockFiles, Changed, Written
 from kvchat.kvstore.recipe import (
     RESIDUE,
     BlockUse,
@@ -27,16 +33,18 @@ from kvchat.kvstore.recipe import (
     row_parts,
 )
 from kvchat.kvstore.residue import pack_residue
+from kvchat.kvstore.store import Wanted, always
 
-_CHUNK = 1 << 20
+_FLUSHING = 4  # threads that wait for the disk, while others compute
 
 
 @dataclass(frozen=True)
-class Known:
-    """Rows that are in a block already, according to the save point that comes before."""
+class Before:
+    """An absorbed save point that begins with the same tokens."""
 
-    use: BlockUse
-    block_rows: int
+    recipe: Recipe
+    shared: int  # leading tokens
+    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
 
 
 @dataclass(frozen=True)
@@ -47,73 +55,101 @@ class Absorbed:
     written: int  # bytes of blocks
 
 
-def take_apart(
-    slot_file: Path, row_map: RowMap, predecessor: Recipe | None, shared: int, blocks: BlockFiles
-) -> Absorbed:
-    """Take the file apart and write the blocks that are missing.
+@dataclass(frozen=True)
+class _Known:
+    """Rows that are in a block already, according to the save point that comes before."""
 
-    `predecessor` is a save point with the same first `shared` tokens: rows it has blocks for, with the very same
-    bytes, are not written again. Raises OSError, and blocks.Changed if the file changes meanwhile.
+    use: BlockUse
+    block_rows: int
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Rows of a cache of the file, and the block they may be in."""
+
+    cache: int
+    run: Run
+    known: _Known | None
+    unchanged: bool  # they are believed to be, see `take_apart`
+
+    def use(self) -> BlockUse:
+        """The rows as part of the known block."""
+        assert self.known is not None
+        use = self.known.use
+        skip = use.skip + self.run.position - use.position
+        return replace(
+            use, cache=self.cache, row=self.run.row, rows=self.run.rows, skip=skip, position=self.run.position
+        )
+
+
+def take_apart(
+    slot_file: Path,
+    row_map: RowMap,
+    before: Before | None,
+    blocks: BlockFiles,
+    wanted: Wanted = always,
+    *,
+    gives_way: bool = False,
+) -> Absorbed:
+    """Take the file apart and write the blocks that are missing. `gives_way`: nobody waits for it.
+
+    Of `before`, what it has blocks for with the very same bytes is not written again. Its `unchanged` tokens are those
+    whose rows have been in the engine's slot, not computed anew, since that save point was saved from it or restored
+    into it: they are the same bytes, for an engine never changes a row. So of each cache only the last such block and
+    another are read, and all of them if these turn out different. The rows of a window that has slid are always read.
+
+    Raises OSError, NotWanted, and Changed if the file changes meanwhile.
     """
-    size = slot_file.stat().st_size
+    stamp = slot_file.stat()
+    size = stamp.st_size
     try:
         extents = residue_extents(row_map, size)
     except RecipeError:
         row_map, extents = RowMap(), residue_extents(RowMap(), size)
-    file_hash = bytes.fromhex(disk.hash_file(slot_file))
-    uses: list[BlockUse] = []
-    written = 0
     with slot_file.open("rb", buffering=0) as file:
-        for number, cache in enumerate(row_map.caches):
-            known = _known(predecessor, number, cache, shared)
-            for use, new in _take_rows(file, number, cache, known, blocks):
-                uses.append(use)
-                written += new
-        for use, new in _take_residue(file, extents, row_map, blocks):
-            uses.append(use)
-            written += new
-    return Absorbed(Recipe(size, file_hash, row_map, tuple(uses)), written)
+        work = _Work(file, row_map, extents, blocks, wanted, gives_way)
+        spans = [
+            span
+            for number, cache in enumerate(row_map.caches)
+            for run in cache.runs
+            for span in _spans(number, run, _known(before, number, cache), _unchanged(before, number, cache))
+        ]
+        uses, new = work.reuse(spans)
+        written = work.write(new, list(residue_chunks(extents, row_map.breaks)))
+    now = slot_file.stat()
+    if (now.st_size, now.st_mtime_ns) != (size, stamp.st_mtime_ns):
+        raise Changed("the file was changed while it was taken apart")
+    uses = sorted(uses + [use for use, _ in written], key=lambda use: (use.cache == RESIDUE, use.cache, use.row))
+    return Absorbed(Recipe(size, row_map, tuple(uses)), sum(count for _, count in written))
 
 
-def _known(predecessor: Recipe | None, number: int, cache: CacheRows, shared: int) -> list[Known]:
-    """The predecessor's rows of this cache at the shared positions, by position."""
-    if predecessor is None or number >= len(predecessor.row_map.caches):
+def _known(before: Before | None, number: int, cache: CacheRows) -> list[_Known]:
+    """The earlier save point's rows of this cache at the shared positions, by position."""
+    if before is None or number >= len(before.recipe.row_map.caches):
         return []
-    before = predecessor.row_map.caches[number]
-    if [region.row_size for region in before.regions] != [region.row_size for region in cache.regions]:
+    theirs = before.recipe.row_map.caches[number]
+    if [region.row_size for region in theirs.regions] != [region.row_size for region in cache.regions]:
         return []
-    mine = [use for use in predecessor.uses if use.cache == number and use.position < shared]
+    mine = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
     mine.sort(key=lambda use: use.position)
-    usable = [replace(use, rows=min(use.rows, shared - use.position)) for use in mine]
-    return [Known(use, use.size // cache.row_bytes) for use in usable]
+    usable = [replace(use, rows=min(use.rows, before.shared - use.position)) for use in mine]
+    return [_Known(use, use.size // cache.row_bytes) for use in usable]
 
 
-def _take_rows(
-    file: BinaryIO, number: int, cache: CacheRows, known: Sequence[Known], blocks: BlockFiles
-) -> Iterator[tuple[BlockUse, int]]:
-    """All rows of one cache as uses of blocks, each with the bytes written for it."""
-    for run in cache.runs:
-        new: Run | None = None  # grows over neighbouring spans, so that it is cut at multiples of 256 alone
-        for span, match in _spans(run, known):
-            use = _reuse(file, number, cache, span, match, blocks) if match else None
-            if use is None:
-                new = Run(new.row, new.position, new.rows + span.rows) if new else span
-                continue
-            if new:
-                yield from _write_rows(file, number, cache, new, blocks)
-                new = None
-            yield use, 0
-        if new:
-            yield from _write_rows(file, number, cache, new, blocks)
+def _unchanged(before: Before | None, number: int, cache: CacheRows) -> int:
+    """How many leading tokens' rows of this cache are believed to be those of the earlier save point."""
+    if before is None or number >= len(before.recipe.row_map.caches):
+        return 0
+    return before.unchanged if cache.kind == before.recipe.row_map.caches[number].kind == "full" else 0
 
 
-def _spans(run: Run, known: Sequence[Known]) -> Iterator[tuple[Run, Known | None]]:
+def _spans(number: int, run: Run, known: Sequence[_Known], unchanged: int) -> Iterator[_Span]:
     """The run in parts, each with the rows known at its positions."""
     done = run.position
     end = run.position + run.rows
 
-    def part(first: int, last: int) -> Run:
-        return Run(run.row + first - run.position, first, last - first)
+    def part(first: int, last: int, one: _Known | None) -> _Span:
+        return _Span(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
 
     for one in known:
         first = max(done, one.use.position)
@@ -121,85 +157,161 @@ def _spans(run: Run, known: Sequence[Known]) -> Iterator[tuple[Run, Known | None
         if first >= last:
             continue
         if first > done:
-            yield part(done, first), None
-        yield part(first, last), one
+            yield part(done, first, None)
+        yield part(first, last, one)
         done = last
     if done < end:
-        yield part(done, end), None
+        yield part(done, end, None)
 
 
-def _reuse(
-    file: BinaryIO, number: int, cache: CacheRows, span: Run, known: Known, blocks: BlockFiles
-) -> BlockUse | None:
-    """The block use for rows that are in a known block, None unless the bytes are the very same."""
-    block, size = known.use.block, known.use.size
-    skip = known.use.skip + span.position - known.use.position
-    if blocks.claim(block, size) is None:
-        return None
-    if span.rows == known.block_rows:
-        same = _hash_parts(file, row_parts(cache, span.row, span.rows)) == block
-    else:
-        same = _equal_rows(file, cache, span, blocks.path(block), skip, known.block_rows)
-    return BlockUse(block, size, number, span.row, span.rows, skip, span.position) if same else None
+class _Work:
+    """The work on one file, by several threads."""
+
+    def __init__(
+        self,
+        file: FileIO,
+        row_map: RowMap,
+        extents: Sequence[Extent],
+        blocks: BlockFiles,
+        wanted: Wanted,
+        gives_way: bool,
+    ) -> None:
+        self._file, self._row_map, self._extents = file, row_map, extents
+        self._blocks, self._wanted, self._gives_way = blocks, wanted, gives_way
+
+    def reuse(self, spans: Sequence[_Span]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
+        """The spans that are in known blocks, and the runs that are not, as long as can be."""
+        known = [span for span in spans if span.known]
+        samples = _samples(known)
+        if samples and len(self._same(samples)) == len(samples):
+            believed = [span for span in known if span.unchanged and self._there(span)]
+            reused = believed + self._same([span for span in known if not span.unchanged])
+        else:
+            reused = self._same(known)
+        kept = set(map(id, reused))
+        new: list[tuple[int, Run]] = []
+        for before, span in zip((None, *spans), spans, strict=False):
+            if id(span) in kept:
+                continue
+            if new and before and id(before) not in kept and new[-1][0] == span.cache and _goes_on(new[-1][1], span):
+                cache, run = new.pop()
+                new.append((cache, replace(run, rows=run.rows + span.run.rows)))
+            else:
+                new.append((span.cache, span.run))
+        return [span.use() for span in reused], new
+
+    def _there(self, span: _Span) -> bool:
+        """Whether its block is there."""
+        assert span.known is not None
+        return self._blocks.claim(span.known.use.block, span.known.use.size) is not None
+
+    def _same(self, spans: Sequence[_Span]) -> list[_Span]:
+        """Those whose rows are the very bytes of their block.
+
+        Rows computed anew differ from some token on: after the first difference of a cache the rest is not compared.
+        """
+        different: dict[int, int] = {}
+
+        def compare(span: _Span, buffer: memoryview) -> bool:
+            if span.run.position > different.get(span.cache, span.run.position):
+                return False
+            same = self._there(span) and self._equal(span, buffer)
+            if not same:
+                different[span.cache] = min(span.run.position, different.get(span.cache, span.run.position))
+            return same
+
+        answers = positioned.in_parallel(spans, compare, self._wanted, gives_way=self._gives_way)
+        return [span for span, same in zip(spans, answers, strict=True) if same]
+
+    def _equal(self, span: _Span, buffer: memoryview) -> bool:
+        """Whether rows of the file are the bytes of a known block, or of some rows of it."""
+        assert span.known is not None
+        cache, use, run = self._row_map.caches[span.cache], span.known.use, span.run
+        parts = row_parts(cache, run.row, run.rows)
+        if run.rows == span.known.block_rows:
+            digests = positioned.Digests(name=use.xxh3 is None)
+            for piece in self._pieces(parts, buffer):
+                digests.add(piece)
+            return digests.xxh3 == use.xxh3 if use.xxh3 is not None else digests.name == use.block
+        start, skip = 0, use.skip + run.position - use.position
+        half = len(buffer) // 2
+        try:
+            with self._blocks.path(use.block).open("rb", buffering=0) as block:
+                for region, part in zip(cache.regions, parts, strict=True):
+                    at = start + skip * region.row_size
+                    start += span.known.block_rows * region.row_size
+                    for piece in self._pieces([part], buffer[:half]):
+                        other = buffer[half : half + len(piece)]
+                        positioned.read_at(block, other, at)
+                        if piece != other:
+                            return False
+                        at += len(piece)
+        except (EOFError, FileNotFoundError):
+            return False
+        return True
+
+    def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Extent]) -> list[tuple[BlockUse, int]]:
+        """Write what is new; each block's use, and the bytes written for it. They are on disk then."""
+        jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
+        jobs += [partial(self._write_residue, chunk) for chunk in residue]
+        flushing: list[tuple[Written, Future[int]]] = []
+        with ThreadPoolExecutor(_FLUSHING, "flushing") as disk:
+
+            def do(job: partial[tuple[BlockUse, Written]], buffer: memoryview) -> tuple[BlockUse, Future[int]]:
+                for _, earlier in flushing[-_FLUSHING:]:
+                    if earlier.done():
+                        earlier.result()  # the disk is full: write no more
+                use, written = job(buffer)
+                flushed = disk.submit(self._blocks.put, written)
+                flushing.append((written, flushed))
+                return use, flushed
+
+            try:
+                done = positioned.in_parallel(jobs, do, self._wanted, gives_way=self._gives_way)
+                return [(use, flushed.result()) for use, flushed in done]
+            except BaseException:
+                for written, flushed in flushing:
+                    if flushed.cancel():
+                        self._blocks.drop(written)
+                raise
+
+    def _write_rows(self, number: int, run: Run, buffer: memoryview) -> tuple[BlockUse, Written]:
+        cache = self._row_map.caches[number]
+        written = self._blocks.write(self._pieces(row_parts(cache, run.row, run.rows), buffer))
+        use = BlockUse(written.block, written.size, number, run.row, run.rows, 0, run.position, written.xxh3)
+        return use, written
+
+    def _write_residue(self, chunk: Extent, buffer: memoryview) -> tuple[BlockUse, Written]:
+        """A chunk of the residue; deflated where that makes it clearly smaller."""
+        parts = list(residue_parts(self._extents, chunk.offset, chunk.length))
+        raw = b"".join(bytes(piece) for piece in self._pieces(parts, buffer))
+        written = self._blocks.write(pack_residue(raw, deflate=self._row_map != RowMap()))
+        use = BlockUse(written.block, written.size, RESIDUE, chunk.offset, chunk.length, 0, 0, written.xxh3)
+        return use, written
+
+    def _pieces(self, parts: Sequence[Extent], buffer: memoryview) -> Iterator[memoryview]:
+        """The bytes of some extents, as much at a time as the buffer holds. Raises Changed if the file is shorter."""
+        for part in parts:
+            done = 0
+            while done < part.length:
+                piece = buffer[: min(len(buffer), part.length - done)]
+                try:
+                    positioned.read_at(self._file, piece, part.offset + done)
+                except EOFError as error:
+                    raise Changed("the file is shorter than it was") from error
+                done += len(piece)
+                yield piece
 
 
-def _equal_rows(file: BinaryIO, cache: CacheRows, span: Run, block: Path, skip: int, block_rows: int) -> bool:
-    """Whether rows of the file are the bytes of some rows of a block."""
-    start = 0
-    try:
-        with block.open("rb", buffering=0) as there:
-            for region, part in zip(cache.regions, row_parts(cache, span.row, span.rows), strict=True):
-                other = Extent(start + skip * region.row_size, part.length)
-                start += block_rows * region.row_size
-                for one, two in zip(_read(file, [part]), _read(there, [other]), strict=True):
-                    if one != two:
-                        return False
-    except Changed:
-        return False
-    return True
+def _samples(known: Sequence[_Span]) -> list[_Span]:
+    """Of the unchanged spans of each cache the last and another: what is read of them."""
+    of_caches: dict[int, list[_Span]] = {}
+    for span in known:
+        if span.unchanged:
+            of_caches.setdefault(span.cache, []).append(span)
+    return [one for spans in of_caches.values() for one in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]
 
 
-def _write_rows(
-    file: BinaryIO, number: int, cache: CacheRows, run: Run, blocks: BlockFiles
-) -> Iterator[tuple[BlockUse, int]]:
-    for part in cut_at_blocks(run):
-        parts = row_parts(cache, part.row, part.rows)
-        block = _hash_parts(file, parts)
-        size = part.rows * cache.row_bytes
-        new = 0 if blocks.claim(block, size) is not None else blocks.put(block, _read(file, parts))
-        yield BlockUse(block, size, number, part.row, part.rows, 0, part.position), new
-
-
-def _take_residue(
-    file: BinaryIO, extents: Sequence[Extent], row_map: RowMap, blocks: BlockFiles
-) -> Iterator[tuple[BlockUse, int]]:
-    """The residue in chunks; deflated where that makes it clearly smaller."""
-    known_layout = row_map != RowMap()
-    for chunk in residue_chunks(extents, row_map.breaks):
-        raw = b"".join(_read(file, residue_parts(extents, chunk.offset, chunk.length)))
-        mark, packed = pack_residue(raw, deflate=known_layout)
-        hasher = blake3(mark)
-        hasher.update(packed)
-        block, size = hasher.digest(), 1 + len(packed)
-        new = 0 if blocks.claim(block, size) is not None else blocks.put(block, (mark, packed))
-        yield BlockUse(block, size, RESIDUE, chunk.offset, chunk.length, 0, 0), new
-
-
-def _hash_parts(file: BinaryIO, parts: Sequence[Extent]) -> bytes:
-    hasher = blake3()
-    for chunk in _read(file, parts):
-        hasher.update(chunk)
-    return hasher.digest()
-
-
-def _read(file: BinaryIO, parts: Sequence[Extent] | Iterator[Extent]) -> Iterator[bytes]:
-    """The bytes of some extents, 1 MiB at most at a time. Raises Changed where the file is shorter."""
-    for part in parts:
-        file.seek(part.offset)
-        left = part.length
-        while left:
-            chunk = file.read(min(left, _CHUNK))
-            if not chunk:
-                raise Changed("the file is shorter than it was")
-            left -= len(chunk)
-            yield chunk
+def _goes_on(run: Run, span: _Span) -> bool:
+    """Whether a span's rows and tokens follow a run's."""
+    return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)

@@ -28,6 +28,7 @@ from kvchat.kvstore.row_map import read_row_map
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,
+    Grown,
     Loss,
     Miss,
     PrunePlan,
@@ -40,7 +41,7 @@ from kvchat.kvstore.savepoint import (
 )
 from kvchat.kvstore.saving import Saving
 from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
-from kvchat.kvstore.staging import MEMORY_FOLDER, Staging
+from kvchat.kvstore.staging import MEMORY_FOLDER, MemoryRoom, Staging
 from kvchat.kvstore.store import Bounds, StoreRefused, Wanted, always
 
 
@@ -51,7 +52,7 @@ class BlockStore:
         self,
         folder: Path,
         bounds: Bounds,
-        memory_budget: int = 0,
+        memory_budget: int | MemoryRoom = 0,
         *,
         sync: bool = True,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -61,8 +62,10 @@ class BlockStore:
     ) -> None:
         """Open the store in `folder`, making it if need be. Raises StoreRefused, and migrations.DatabaseTooNew.
 
-        `memory_budget` is how many bytes slot files may take in memory; 0 keeps them on disk.
+        `memory_budget` is how many bytes slot files may take in memory, or tells it from how many they take now,
+        whenever it matters; 0 keeps them on disk.
         """
+        room = memory_budget if callable(memory_budget) else lambda _: memory_budget
         self._closing = threading.Lock()
         self._closed = False
         try:
@@ -72,7 +75,7 @@ class BlockStore:
                 folder=folder,
                 index=Index(folder / INDEX, bad_files.take),
                 blocks=BlockFiles(folder / BLOCKS, sync=sync),
-                staging=Staging(folder / STAGING, memory_budget, memory_folder),
+                staging=Staging(folder / STAGING, room, memory_folder),
                 bad_files=bad_files,
                 clock=clock,
                 free_bytes=free_bytes or (lambda: disk.free_bytes(folder)),
@@ -95,6 +98,10 @@ class BlockStore:
     def in_memory(self) -> bool:
         """Whether slot files are staged in memory."""
         return self._parts.staging.in_memory
+
+    def staged_bytes(self) -> int:
+        """Bytes of what is staged or warm now, in memory and on disk."""
+        return self._parts.staging.bytes() + self._parts.staging.bytes_on_disk()
 
     def staging_folder(self) -> Path:
         """A fresh private folder where one engine of this process saves and restores. Raises OSError."""
@@ -124,13 +131,16 @@ class BlockStore:
         return self._restoring.stage(plan, slot_path, older_window_rows=older_window_rows, wanted=wanted)
 
     def unstage(self, staged: StagedFile) -> None:
-        """Drop the engine's name for the file. One that is held open (Windows) goes when its slot folder does."""
-        with contextlib.suppress(OSError):
-            staged.path.unlink()
+        """Drop the engine's name for the file."""
+        self._parts.staging.unstage(staged.path)
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
-        """Raise StoreRefused if a slot file of about that size cannot be saved."""
-        self._saving.check_room(expected_bytes, conversation_id)
+    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
+        """Raise StoreRefused if a slot file of about that size cannot be saved; decide where one at `place` goes."""
+        self._saving.check_room(expected_bytes, conversation_id, place)
+
+    def forget(self, place: Path) -> None:
+        """What was to be saved at `place` was not; nothing is left of it."""
+        self._parts.staging.forget(place)
 
     def take(
         self,
@@ -142,10 +152,19 @@ class BlockStore:
         prefill_ms: float = 0.0,
         older_window_rows: int = 0,
         message_id: str | None = None,
+        grown: Grown | None = None,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point, at once, in the warm tier alone."""
         return self._saving.take(
-            slot_file, conversation_id, fingerprint, expected, expected_size, prefill_ms, older_window_rows, message_id
+            slot_file,
+            conversation_id,
+            fingerprint,
+            expected,
+            expected_size,
+            prefill_ms,
+            older_window_rows,
+            message_id,
+            grown,
         )
 
     def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
@@ -153,14 +172,14 @@ class BlockStore:
         with _in_words():
             self._parts.tidy()
             staged = self._saving.newest_staged()
-            report = self._saving.absorb_pending(wanted)
+            report = self._saving.absorb_pending(wanted, gives_way=True)
             if report.save_points:
                 self._keeping.enforce(protected=staged)
             if not wanted():
                 return report
             for window in self._saving.windows():
-                self._restoring.complete_window(window)
-            self._parts.staging.hash_all()
+                self._restoring.complete_window(window, wanted)
+            self._restoring.remember_hashes()
         return report
 
     def set_aside(self, save_point: SavePoint, reason: str) -> None:

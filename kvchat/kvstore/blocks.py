@@ -7,11 +7,11 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blake3 import blake3
-
 from kvchat.kvstore import disk
+from kvchat.kvstore.positioned import Digests
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"
@@ -22,7 +22,17 @@ _AT_ONCE = 1 << 15
 
 
 class Changed(Exception):
-    """What was to become a block is not what it was when it was hashed."""
+    """A slot file is not what it was when it was begun to be taken apart."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The content of a block, written but not yet a block."""
+
+    block: bytes  # its name
+    xxh3: bytes
+    size: int
+    temporary: Path | None  # where it lies; None: the block is there already
 
 
 class BlockFiles:
@@ -60,30 +70,49 @@ class BlockFiles:
         """The bytes the block takes on disk."""
         return disk.allotted(self.path(block).stat())
 
-    def put(self, block: bytes, content: Iterable[bytes | memoryview]) -> int:
-        """Write a block; returns its size. Replaces a file of that name. Raises Changed if `content` is not `block`."""
+    def write(self, content: Iterable[bytes | memoryview]) -> Written:
+        """Write what is to be a block beside the others; `put` makes it one. One that is there is not kept twice."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
-        hasher = blake3()
-        size = 0
+        digests, size = Digests(), 0
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 for part in content:
-                    hasher.update(part)
-                    size += write_all(file.fileno(), part)
-                if hasher.digest() != block:
-                    raise Changed("the file was changed while it was taken apart")
-                if self._sync:
-                    os.fsync(file.fileno())
-            path = self.path(block)
-            if not path.parent.is_dir():
-                disk.private_folder(path.parent)
-            temporary.replace(path)
-            self.new[block] = disk.allotted(path.stat())
+                    digests.add(part)
+                    _write_all(file.fileno(), part)
+                    size += len(part)
+            written = Written(digests.name, digests.xxh3, size, temporary)
+            if self.claim(written.block, size) is None:
+                return written
+            temporary.unlink()
+            return replace(written, temporary=None)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        return size
+
+    def put(self, written: Written) -> int:
+        """Make it a block, on disk and under its name, in place of one that may be there; the bytes written for it."""
+        if written.temporary is None:
+            return 0
+        try:
+            if self._sync:
+                with written.temporary.open("rb+", buffering=0) as file:
+                    os.fsync(file.fileno())
+            path = self.path(written.block)
+            if not path.parent.is_dir():
+                disk.private_folder(path.parent)
+            written.temporary.replace(path)
+            self.new[written.block] = disk.allotted(path.stat())
+        except BaseException:
+            self.drop(written)
+            raise
+        return written.size
+
+    def drop(self, written: Written) -> None:
+        """Delete what is not to be a block after all."""
+        if written.temporary is not None:
+            with contextlib.suppress(OSError):
+                written.temporary.unlink(missing_ok=True)
 
     def settle(self, names: Iterable[bytes]) -> None:
         """These blocks are in a recipe."""
@@ -133,10 +162,9 @@ class BlockFiles:
         disk.remove_stale(self._temporary, locks)
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> int:
-    """Write all of `data`; returns its length. Raises OSError."""
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`. Raises OSError."""
     view = memoryview(data)
     done = 0
     while done < len(view):
         done += os.write(descriptor, view[done : done + _AT_ONCE])
-    return len(view)

@@ -10,9 +10,10 @@ from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.compose import CannotCompose, OlderSave, complete_windows, cut, window_reach
 from kvchat.kvstore.layout import Layout, UnknownLayout
 from kvchat.kvstore.layout_parser import parse
-from kvchat.kvstore.rebuild import compose
+from kvchat.kvstore.rebuild import Hashes, compose
 from kvchat.kvstore.recipe import RESIDUE, BlockUse, Extent, Recipe, residue_extents, residue_parts
 from kvchat.kvstore.residue import read_residue
+from kvchat.kvstore.store import Wanted, always
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,24 @@ class OlderRecipe:
     shared: int
 
 
-def compose_prefix(recipe: Recipe, n_tokens: int, blocks: BlockFiles, target: Path) -> None:
-    """Make the file for exactly the first `n_tokens` tokens.
+def compose_prefix(recipe: Recipe, n_tokens: int, blocks: BlockFiles, target: Path, wanted: Wanted = always) -> Hashes:
+    """Make the file for exactly the first `n_tokens` tokens. Returns what rebuild.compose does.
 
     Raises CannotCompose where the state cannot be cut, and what rebuild.compose raises.
     """
     plan = cut(_layout(recipe, blocks), n_tokens)
-    compose(plan, (recipe,), blocks, target)
+    return compose(plan, (recipe,), blocks, target, wanted)
 
 
 def compose_windows(
-    recipe: Recipe, older: Sequence[OlderRecipe], more_rows: int, blocks: BlockFiles, target: Path
-) -> int:
-    """Make the file with up to `more_rows` older sliding-window rows; returns how many there are.
+    recipe: Recipe,
+    older: Sequence[OlderRecipe],
+    more_rows: int,
+    blocks: BlockFiles,
+    target: Path,
+    wanted: Wanted = always,
+) -> Hashes:
+    """Make the file with up to `more_rows` older sliding-window rows. Returns what rebuild.compose does.
 
     Raises CannotCompose where there is none to add, and what rebuild.compose raises.
     """
@@ -54,8 +60,7 @@ def compose_windows(
     reach = max(window_reach(newest, usable), first - more_rows)
     if reach >= first:
         raise CannotCompose("no save point has older rows of its windows")
-    compose(complete_windows(newest, usable, reach), (recipe, *recipes), blocks, target)
-    return first - reach
+    return compose(complete_windows(newest, usable, reach), (recipe, *recipes), blocks, target, wanted)
 
 
 def _layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
@@ -98,7 +103,7 @@ class _Residue:
 
     def _block(self, use: BlockUse) -> bytes:
         if self._read is None or self._read[0] != use:
-            self._read = (use, read_residue(use, self._blocks))
+            self._read = (use, read_residue(use, self._blocks)[0])
         return self._read[1]
 
 

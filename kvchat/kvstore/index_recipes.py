@@ -47,10 +47,15 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     if row is None:
         return None
     uses = [BlockUse(*use) for use in index_links.path_to(db, row[4])]
-    recipe = Recipe(row[0], row[1], unpack_row_map(row[2]), _in_file_order(uses))
+    recipe = Recipe(row[0], unpack_row_map(row[2]), _in_file_order(uses), row[1])
     if recipe.seal() != row[3]:
         raise RecipeError("its recipe was changed")
     return recipe
+
+
+def learn_hashes(db: sqlite3.Connection, xxh3: Mapping[bytes, bytes]) -> None:
+    """Write down the fast hashes of blocks."""
+    db.executemany("UPDATE blocks SET xxh3 = ?2 WHERE name = ?1", list(xxh3.items()))
 
 
 def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:

@@ -70,7 +70,8 @@ class Keeping:
             unique_rows_bytes=totals.rows,
             bytes_written=totals.written,
             bytes_written_today=totals.written_today,
-            warm_bytes=parts.staging.bytes() if parts.staging.in_memory else 0,
+            warm_bytes=parts.staging.bytes(),
+            staged=parts.staging.in_words(),
         )
 
     def plan_prune(self, target_bytes: int, protected: str | None = None) -> PrunePlan:
@@ -94,6 +95,8 @@ class Keeping:
                 old = index_points.unused_since(db, limit.timestamp(), int(protected) if protected else None)
             freed += self._give_up(old, EXPIRED)
         parts.bad_files.trim(bounds.quota)
+        if parts.occupied() > bounds.quota:
+            parts.staging.trim(parts.unabsorbed(), disk_too=True)
         if parts.occupied() > bounds.quota:
             freed += parts.bad_files.delete()
         if parts.occupied() > bounds.quota:

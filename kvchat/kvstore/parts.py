@@ -85,6 +85,11 @@ class Parts:
         """The day under which written bytes are counted (UTC)."""
         return self.clock().date().isoformat()
 
+    def unabsorbed(self) -> frozenset[str]:
+        """The save points whose only copy is in this process's staging folders."""
+        with self.index.read() as db:
+            return frozenset(str(one) for one in index_points.staged_by(db, self.staging.owner))
+
     def occupied(self) -> int:
         """Bytes the store takes on disk, all told: blocks, index, what is staged or set aside, and the folders."""
         with self.index.read() as db:

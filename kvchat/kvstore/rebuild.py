@@ -1,4 +1,9 @@
-"""Rebuilding: a slot file is put together from its blocks, and proved before anyone may use it."""
+"""Putting slot files together out of blocks, several at a time, each proved on its way before anyone may use the file.
+
+There is one path: a plan says which bytes of which stored files make the new one, and a file as it was saved is the
+plan that takes all of one. Every block is proved by its hash, the recipe by its seal, and every byte is written once:
+that is what the hash of a whole file would say, which earlier versions kept as well.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +12,31 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from itertools import chain
 from pathlib import Path
 
-from blake3 import blake3
-
-from kvchat.kvstore.blocks import BlockFiles, write_all
-from kvchat.kvstore.file_order import BlockReader, stretches
-from kvchat.kvstore.pieces import Inline, Plan
+from kvchat.kvstore import positioned
+from kvchat.kvstore.blocks import BlockFiles
+from kvchat.kvstore.layout import Span
+from kvchat.kvstore.pieces import Copy, Inline, Plan
 from kvchat.kvstore.recipe import (
     RESIDUE,
     BlockUse,
-    CacheRows,
     Extent,
     Recipe,
     RecipeError,
+    check_whole,
     residue_extents,
     residue_parts,
     row_parts,
 )
 from kvchat.kvstore.residue import DamagedBlock, read_residue
-
-_BUFFER = 1 << 18  # it stays in the cache of one core between reading, hashing and writing
+from kvchat.kvstore.store import Wanted, always
 
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
+Hashes = dict[bytes, bytes]  # the XXH3 of blocks
 
 
 @dataclass(frozen=True)
@@ -51,37 +56,33 @@ class Unusable(Exception):
         self.bad = bad
 
 
-def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path) -> None:
-    """Put the original file together at `target` (new, mode 0600), byte for byte, and check its hash.
-
-    Raises Unusable after looking at every block, and OSError where `target` cannot be written. On any failure no file
-    is left.
-    """
-    with _new_file(target, (recipe,), blocks) as out:
-        if _write_in_order(recipe, blocks, out) != recipe.file_hash:
-            raise DamagedBlock
+def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, wanted: Wanted = always) -> Hashes:
+    """Put the original file together at `target`, byte for byte. As `compose`."""
+    return compose((Copy(0, Span(0, recipe.file_size)),), (recipe,), blocks, target, wanted)
 
 
-def compose(plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: Path) -> int:
-    """Carry out a plan over stored slot files; returns the new file's size. Raises as `rebuild` does.
+def compose(plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: Path, wanted: Wanted = always) -> Hashes:
+    """Carry out a plan over stored slot files. Returns the XXH3 of blocks of which the recipes did not know it.
 
-    There is no hash of such a file: each block is proved while it is copied, and every byte must have been written.
+    `target` is made with mode 0600, or written over in place: to give a file in memory new pages takes longer than
+    everything else. Raises Unusable after looking at every block, OSError where `target` cannot be written, and
+    NotWanted. On any failure no file is left.
     """
     copies: list[list[tuple[Extent, int]]] = [[] for _ in sources]
     offset = 0
-    with _new_file(target, sources, blocks) as out:
+    with _written_over(target, sources, blocks) as out:
         for part in plan:
             if isinstance(part, Inline):
-                out.seek(offset)
-                write_all(out.fileno(), part.data)
+                positioned.write_at(out, part.data, offset)
             else:
                 copies[part.source].append((Extent(part.span.offset, part.span.size), offset))
             offset += part.size
-        for source, own in zip(sources, copies, strict=True):
-            written = _put(source, Placement(own), blocks, out, prove=True)
-            if written != sum(extent.length for extent, _ in own):
-                raise RecipeError("its recipe leaves a hole")
-    return offset
+        jobs = list(chain.from_iterable(map(_jobs, sources, map(Placement, copies))))
+        ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
+        do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
+        learned = positioned.in_parallel(jobs, do, wanted)
+        out.truncate(offset)
+    return {job.use.block: xxh3 for job, xxh3 in zip(jobs, learned, strict=True) if xxh3}
 
 
 class Placement:
@@ -91,6 +92,7 @@ class Placement:
         """`copies`: extents of the source, none overlapping another, and the offset each goes to."""
         self._copies = sorted(copies, key=lambda copy: copy[0].offset)
         self._starts = [extent.offset for extent, _ in self._copies]
+        self.size = sum(extent.length for extent, _ in self._copies)
 
     def targets(self, part: Extent) -> Iterator[tuple[int | None, int]]:
         """The part from beginning to end: where to, None for nowhere, and how many bytes."""
@@ -111,26 +113,103 @@ class Placement:
             yield None, end - at
 
 
-def _write_in_order(recipe: Recipe, blocks: BlockFiles, out: FileIO) -> bytes:
-    """Write the file from beginning to end; returns its BLAKE3.
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A block, and where each of its bytes goes, from the first to the last."""
 
-    One thread and one buffer: two threads hand each other cache lines, and took 1.0 to 1.2 times as long (measured,
-    512 MB, 2 idle cores).
-    """
-    hasher = blake3()
-    buffer = memoryview(bytearray(_BUFFER))
-    with BlockReader(recipe, blocks) as reader:
-        for filled in reader.fill(stretches(recipe), buffer):
-            hasher.update(filled)
-            write_all(out.fileno(), filled)
-    return hasher.digest()
+    use: BlockUse
+    goals: _Goals
+
+
+def _jobs(recipe: Recipe, placement: Placement) -> Iterator[_Job]:
+    """What is to be done with a recipe's blocks. Those of which nothing is wanted stay closed. Raises RecipeError."""
+    check_whole(recipe)
+    extents = residue_extents(recipe.row_map, recipe.file_size)
+    written = 0
+    for use in recipe.uses:
+        goals: _Goals = []
+        if use.cache == RESIDUE:
+            for part in residue_parts(extents, use.row, use.rows):
+                goals += placement.targets(part)
+        else:
+            cache = recipe.row_map.caches[use.cache]
+            after = use.size // cache.row_bytes - use.skip - use.rows
+            for region, part in zip(cache.regions, row_parts(cache, use.row, use.rows), strict=True):
+                goals.append((None, use.skip * region.row_size))
+                goals += placement.targets(part)
+                goals.append((None, after * region.row_size))
+        if wanted := sum(length for target, length in goals if target is not None):
+            written += wanted
+            yield _Job(use, goals)
+    if written != placement.size:
+        raise RecipeError("its recipe leaves a hole")
+
+
+def _carry_out(
+    job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks: BlockFiles, out: FileIO
+) -> bytes | None:
+    """Do a job; returns the block's XXH3 if that was not known. Raises DamagedBlock."""
+    use = job.use
+    if job in ahead:
+        positioned.will_need(blocks.path(ahead[job].use.block))
+    if use.cache == RESIDUE:
+        raw, xxh3 = read_residue(use, blocks)
+        _scatter_bytes(raw, job.goals, out)
+        return None if xxh3 == use.xxh3 else xxh3
+    try:
+        with blocks.path(use.block).open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != use.size:
+                raise DamagedBlock
+            if use.xxh3 is not None:
+                digests = positioned.Digests(name=False)
+                _scatter(file, job, out, buffer, digests)
+                if digests.xxh3 == use.xxh3:
+                    return None
+            digests = positioned.Digests()  # it is the name that counts, and the index, too, may have been damaged
+            _scatter(file, job, out, buffer, digests)
+    except FileNotFoundError as error:
+        raise DamagedBlock from error
+    if digests.name != use.block:
+        raise DamagedBlock
+    return digests.xxh3
+
+
+def _scatter(file: FileIO, job: _Job, out: FileIO, buffer: memoryview, digests: positioned.Digests) -> None:
+    """Read the block once from end to end, and write its parts where they belong."""
+    first = last = read = 0
+    for target, length in job.goals:
+        while length > 0:
+            if first == last:
+                first, last = 0, min(len(buffer), job.use.size - read)
+                try:
+                    positioned.read_at(file, buffer[:last], read)
+                except (OSError, EOFError) as error:
+                    raise DamagedBlock from error
+                digests.add(buffer[:last])
+                read += last
+            taken = min(length, last - first)
+            if target is not None:
+                positioned.write_at(out, buffer[first : first + taken], target)
+                target += taken
+            first += taken
+            length -= taken
+
+
+def _scatter_bytes(data: bytes, goals: _Goals, out: FileIO) -> None:
+    """Write the bytes where they belong, one after the other."""
+    done = 0
+    view = memoryview(data)
+    for target, length in goals:
+        if target is not None:
+            positioned.write_at(out, view[done : done + length], target)
+        done += length
 
 
 @contextmanager
-def _new_file(target: Path, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[FileIO]:
-    """A new private file; whatever goes wrong it is deleted, and damage is looked into."""
+def _written_over(target: Path, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[FileIO]:
+    """The private file, open; whatever goes wrong it is deleted, and damage is looked into."""
     try:
-        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as out:
+        with os.fdopen(os.open(target, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as out:
             yield out
     except (DamagedBlock, RecipeError, IndexError) as error:
         target.unlink(missing_ok=True)
@@ -140,95 +219,8 @@ def _new_file(target: Path, sources: Sequence[Recipe], blocks: BlockFiles) -> It
         raise
 
 
-def _put(recipe: Recipe, placement: Placement, blocks: BlockFiles, out: FileIO, *, prove: bool) -> int:
-    """Write what the placement wants of a source; returns the bytes written. Blocks it wants nothing of stay closed."""
-    extents = residue_extents(recipe.row_map, recipe.file_size)
-    written = 0
-    for use in recipe.uses:
-        if use.cache == RESIDUE:
-            parts = list(residue_parts(extents, use.row, use.rows))
-        else:
-            parts = list(row_parts(recipe.row_map.caches[use.cache], use.row, use.rows))
-        goals = [list(placement.targets(part)) for part in parts]
-        wanted = sum(length for goal in goals for target, length in goal if target is not None)
-        if not wanted:
-            continue
-        if use.cache == RESIDUE:
-            _scatter_bytes(read_residue(use, blocks), goals, out)
-        else:
-            _copy_rows(use, recipe.row_map.caches[use.cache], goals, blocks, out, prove=prove)
-        written += wanted
-    return written
-
-
 def bad_blocks(uses: Sequence[BlockUse], blocks: BlockFiles) -> tuple[BadBlock, ...]:
     """Hash every block of a recipe and name the bad ones."""
     sizes = {use.block: use.size for use in uses}
     faults = ((block, size, blocks.fault(block, size)) for block, size in sizes.items())
     return tuple(BadBlock(block, size, fault) for block, size, fault in faults if fault)
-
-
-def _copy_rows(
-    use: BlockUse, cache: CacheRows, goals: Sequence[_Goals], blocks: BlockFiles, out: FileIO, *, prove: bool
-) -> None:
-    """Copy rows out of a block; `prove` hashes the whole block on the way. Raises DamagedBlock.
-
-    `goals` say for each region where its rows go.
-    """
-    block_rows = use.size // cache.row_bytes
-    parts: _Goals = []
-    for region, goal in zip(cache.regions, goals, strict=True):
-        parts.append((None, use.skip * region.row_size))
-        parts += goal
-        parts.append((None, (block_rows - use.skip - use.rows) * region.row_size))
-    hasher = blake3() if prove else None
-    try:
-        with blocks.path(use.block).open("rb", buffering=0) as block:
-            _scatter(block, parts, out, hasher)
-            if block.read(1):
-                raise DamagedBlock
-    except FileNotFoundError as error:
-        raise DamagedBlock from error
-    if hasher and hasher.digest() != use.block:
-        raise DamagedBlock
-
-
-def _scatter(block: FileIO, parts: _Goals, out: FileIO, hasher: blake3 | None) -> None:
-    """Read the block once from end to end, and write its parts where they belong."""
-    buffer = memoryview(bytearray(_BUFFER))
-    first = last = 0
-    for target, length in parts:
-        if target is not None:
-            out.seek(target)
-        while length > 0:
-            if first == last:
-                first, last = 0, _fill(block, buffer, hasher)
-            taken = min(length, last - first)
-            if target is not None:
-                write_all(out.fileno(), buffer[first : first + taken])
-            first += taken
-            length -= taken
-
-
-def _fill(block: FileIO, buffer: memoryview, hasher: blake3 | None) -> int:
-    """Read the next bytes of a block. Raises DamagedBlock at its end, and when the disk cannot read it."""
-    try:
-        count = block.readinto(buffer)
-    except OSError as error:
-        raise DamagedBlock from error
-    if not count:
-        raise DamagedBlock
-    if hasher:
-        hasher.update(buffer[:count])
-    return count
-
-
-def _scatter_bytes(data: bytes, goals: Sequence[_Goals], out: FileIO) -> None:
-    """Write the bytes where they belong, one after the other."""
-    done = 0
-    view = memoryview(data)
-    for target, length in chain.from_iterable(goals):
-        if target is not None:
-            out.seek(target)
-            write_all(out.fileno(), view[done : done + length])
-        done += length

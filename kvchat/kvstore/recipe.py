@@ -88,9 +88,9 @@ class Recipe:
     """All it takes to rebuild a slot file byte for byte."""
 
     file_size: int
-    file_hash: bytes
     row_map: RowMap
     uses: tuple[BlockUse, ...]
+    file_hash: bytes = b""  # BLAKE3 of the file, in recipes of earlier versions: part of their seal
 
     def seal(self) -> bytes:
         """A hash over the whole recipe: an index that was damaged must not put rows in the wrong place."""
@@ -126,6 +126,22 @@ def residue_extents(row_map: RowMap, file_size: int) -> tuple[Extent, ...]:
     if end < file_size:
         extents.append(Extent(end, file_size - end))
     return tuple(extents)
+
+
+def check_whole(recipe: Recipe) -> None:
+    """Raise RecipeError unless the uses give every row of every cache, and every byte of the residue, exactly once."""
+    caches = recipe.row_map.caches
+    wanted = {number: cache.rows for number, cache in enumerate(caches)}
+    wanted[RESIDUE] = sum(extent.length for extent in residue_extents(recipe.row_map, recipe.file_size))
+    given = dict.fromkeys(wanted, 0)
+    for use in sorted(recipe.uses, key=lambda use: (use.cache, use.row)):
+        if given.get(use.cache) != use.row or use.rows <= 0 or use.skip < 0:
+            raise RecipeError("its recipe leaves a hole")
+        if use.cache != RESIDUE and (use.skip + use.rows) * caches[use.cache].row_bytes > use.size:
+            raise RecipeError("a block is too small")
+        given[use.cache] += use.rows
+    if given != wanted:
+        raise RecipeError("its recipe leaves a hole")
 
 
 def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Extent, ...]:

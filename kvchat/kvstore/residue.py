@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+import xxhash
 from blake3 import blake3
 
 from kvchat.kvstore.blocks import BlockFiles
@@ -25,14 +26,15 @@ def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
     return _RAW, raw
 
 
-def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
-    """The bytes of a block of residue, proved by its name. Raises DamagedBlock."""
+def read_residue(use: BlockUse, blocks: BlockFiles) -> tuple[bytes, bytes]:
+    """The bytes of a block of residue, proved, and its XXH3. Raises DamagedBlock."""
     try:
         with blocks.path(use.block).open("rb") as file:
             stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)
     except OSError as error:
         raise DamagedBlock from error
-    if blake3(stored).digest() != use.block:
+    xxh3 = xxhash.xxh3_128(stored).digest()
+    if xxh3 != use.xxh3 and blake3(stored).digest() != use.block:
         raise DamagedBlock
     if stored[:1] == _RAW:
         raw = stored[1:]
@@ -42,7 +44,7 @@ def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
         raise DamagedBlock
     if len(raw) != use.rows:
         raise DamagedBlock
-    return raw
+    return raw, xxh3
 
 
 def _shrinks(raw: bytes) -> bool:

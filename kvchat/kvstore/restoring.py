@@ -15,7 +15,7 @@ from kvchat.kvstore.index import IndexFailed, IndexLost
 from kvchat.kvstore.index_check import Nonsense
 from kvchat.kvstore.index_usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts
-from kvchat.kvstore.rebuild import Unusable, bad_blocks, rebuild
+from kvchat.kvstore.rebuild import Hashes, Unusable, bad_blocks, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.residue import DamagedBlock
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
@@ -25,6 +25,7 @@ from kvchat.kvstore.store import NotWanted, Wanted, always
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
+_HEADERS = 1 << 16  # bytes; a part of a file is a little larger than its share
 NOTHING_SAVED = "nothing saved yet for this chat"
 CANNOT_GO_BACK = "the chat was changed before its save point, and this model cannot go back"
 
@@ -34,6 +35,7 @@ class Restoring:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._learned: list[Hashes] = []
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
@@ -58,12 +60,11 @@ class Restoring:
         try:
             if not wanted():
                 raise NotWanted
-            n_tokens, tier = self._put(plan, target, older_window_rows)
+            n_tokens, tier = self._put(plan, target, older_window_rows, wanted)
             _prove(target, plan.save_point.tokens[:n_tokens])
             self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
-            with contextlib.suppress(OSError):
-                target.unlink(missing_ok=True)
+            self._parts.staging.unstage(target)
             return Miss(self._why_not(plan, error))
         return StagedFile(plan.save_point, target, n_tokens, tier)
 
@@ -99,7 +100,7 @@ class Restoring:
         size = point.size if warm else point.size * shared // point.n_tokens
         return RestorePlan(point, shared, Tier.WARM if warm else Tier.DISK, size)
 
-    def _put(self, plan: RestorePlan, target: Path, older_window_rows: int) -> tuple[int, Tier]:
+    def _put(self, plan: RestorePlan, target: Path, older_window_rows: int, wanted: Wanted) -> tuple[int, Tier]:
         """Make the file at `target`; returns how many tokens it holds and where it came from."""
         parts, point = self._parts, plan.save_point
         if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, older_window_rows, target):
@@ -111,75 +112,87 @@ class Restoring:
             if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
                 return point.n_tokens, Tier.WARM
             raise _Gone
-        return self._make(plan, recipe, older, older_window_rows, target), Tier.DISK
+        return self._make(plan, recipe, older, older_window_rows, target, wanted), Tier.DISK
 
-    def complete_window(self, window: Window) -> None:
+    def complete_window(self, window: Window, wanted: Wanted = always) -> None:
         """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
 
         Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
         """
-        staging = self._parts.staging
-        if not staging.in_memory:
+        if not self._parts.staging.in_memory:
             return
-        made = staging.place(f"{window.point_id}-completed")
-        try:
+        with contextlib.suppress(Unusable, RecipeError, OSError, NotWanted):
             with self._parts.index.read() as db:
                 point = index_points.load(db, int(window.point_id))
                 recipe = index_recipes.load_recipe(db, int(window.point_id))
                 older = _older(db, point) if point else []
             if recipe is not None:
-                self._make_whole(window.point_id, recipe, older, window.older_rows, made)
-                staging.hash_all()
-        except (Unusable, RecipeError, OSError):
-            pass
-        finally:
-            with contextlib.suppress(OSError):
-                made.unlink(missing_ok=True)
+                self._make_whole(window.point_id, recipe, older, window.older_rows, None, wanted)
+
+    def remember_hashes(self) -> None:
+        """Write down what restores have learned of blocks that an earlier version wrote. For a background thread."""
+        with self._parts.index.write() as db:
+            while self._learned:
+                index_recipes.learn_hashes(db, self._learned.pop())
 
     def _make(
-        self, plan: RestorePlan, recipe: Recipe, older: list[OlderRecipe], older_window_rows: int, target: Path
+        self,
+        plan: RestorePlan,
+        recipe: Recipe,
+        older: list[OlderRecipe],
+        older_window_rows: int,
+        target: Path,
+        wanted: Wanted,
     ) -> int:
         """Put the file together; returns how many tokens it holds. What cannot be composed is given as it was saved."""
-        blocks = self._parts.blocks
-        if not plan.whole and self._composed(
-            [recipe], lambda: compose_prefix(recipe, plan.tokens_used, blocks, target)
-        ):
-            return plan.tokens_used
-        self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target)
+        staging, n_tokens = self._parts.staging, plan.tokens_used
+        if not plan.whole:
+            size = recipe.file_size * n_tokens // plan.save_point.n_tokens + _HEADERS
+            file = staging.blank(size, target, self._parts.unabsorbed())
+            if self._composed(
+                [recipe], lambda: compose_prefix(recipe, n_tokens, self._parts.blocks, file, wanted), file
+            ):
+                staging.hand(file, target)
+                return n_tokens
+        self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target, wanted)
         return plan.save_point.n_tokens
 
     def _make_whole(
-        self, point_id: str, recipe: Recipe, older: list[OlderRecipe], older_window_rows: int, target: Path
+        self,
+        point_id: str,
+        recipe: Recipe,
+        older: list[OlderRecipe],
+        older_window_rows: int,
+        target: Path | None,
+        wanted: Wanted,
     ) -> None:
-        """The whole file, with older window rows where it needs some; it then stays warm if there is memory for it."""
+        """The whole file, with older window rows where it needs some, at `target` if any; it stays warm, if it can."""
         staging, blocks = self._parts.staging, self._parts.blocks
-        staging.trim(self._unabsorbed(), recipe.file_size)
-        file_hash: str | None = None
+        unabsorbed = self._parts.unabsorbed()
+        file = staging.blank(recipe.file_size, target, unabsorbed)
         if not older_window_rows or not self._composed(
             [recipe, *(one.recipe for one in older)],
-            lambda: compose_windows(recipe, older, older_window_rows, blocks, target),
+            lambda: compose_windows(recipe, older, older_window_rows, blocks, file, wanted),
+            file,
         ):
-            rebuild(recipe, blocks, target)
-            file_hash = recipe.file_hash.hex()
-        if staging.in_memory:
-            with contextlib.suppress(OSError):
-                staging.keep_as_well(target, point_id, file_hash, older_window_rows)
-                staging.trim(self._unabsorbed())
+            self._learned.append(rebuild(recipe, blocks, file, wanted))
+        if target is not None:
+            staging.hand(file, target)
+        if file != target:
+            staging.keep(point_id, file, older_window_rows, waits=False)
+            staging.trim(unabsorbed)
 
-    def _composed(self, sources: Sequence[Recipe], compose: Callable[[], object]) -> bool:
+    def _composed(self, sources: Sequence[Recipe], compose: Callable[[], Hashes], file: Path) -> bool:
         """Whether the file could be composed; if not, the engine cuts it back itself, or reads what it misses."""
         try:
-            compose()
+            self._learned.append(compose())
         except CannotCompose:
+            self._parts.staging.give_back(file)
             return False
         except DamagedBlock as damage:
             uses = [use for recipe in sources for use in recipe.uses]
             raise Unusable(bad_blocks(uses, self._parts.blocks)) from damage
         return True
-
-    def _unabsorbed(self) -> frozenset[str]:
-        with self._parts.index.read() as db:
-            return frozenset(str(one) for one in index_points.staged_by(db, self._parts.staging.owner))
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> str:
         """Why the plan came to nothing; what is bad is set aside."""

@@ -59,6 +59,14 @@ class SavePoint:
         return len(self.tokens)
 
 
+@dataclass(frozen=True)
+class Grown:
+    """What an engine's slot has held, row by row, ever since a save point was saved from it or restored into it."""
+
+    point_id: str
+    unchanged: int  # leading tokens of it whose rows the engine has kept and not computed anew
+
+
 class Tier(Enum):
     """Where a save point's slot file comes from."""
 
@@ -129,6 +137,7 @@ class StoreUsage:
     bytes_written: int = 0  # ever
     bytes_written_today: int = 0
     warm_bytes: int = 0  # slot files kept in memory
+    staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
 
 
 @dataclass(frozen=True)

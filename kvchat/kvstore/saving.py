@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kvchat.kvstore import budget, disk, index_points, index_recipes, token_tree
-from kvchat.kvstore.absorb import Absorbed, take_apart
+from kvchat.kvstore import budget, index_points, index_recipes, token_tree
+from kvchat.kvstore.absorb import Absorbed, Before, take_apart
 from kvchat.kvstore.blocks import Changed
 from kvchat.kvstore.index import IndexFailed, IndexLost
 from kvchat.kvstore.index_points import NewPoint
 from kvchat.kvstore.intake import check_saved, not_written
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.recipe import Recipe, RecipeError
-from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, SavePoint, Tokens
-from kvchat.kvstore.store import StoreRefused, Wanted, always
-from kvchat.wording import size as size_in_words
+from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, Grown, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.store import NotWanted, StoreRefused, Wanted, always
 
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
 
@@ -41,26 +40,28 @@ class Saving:
         self._parts = parts
         self._absorbing = threading.Lock()
         self._windows: dict[str, list[Window]] = {}  # taken since `windows` was last asked, by conversation
+        self._grown: dict[str, Grown] = {}  # of save points that wait
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
+    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
         """Raise StoreRefused if saving about that much would pass a bound, or the conversation is never to be saved.
 
-        Makes room among the warm files if need be.
+        Has a file that the engine saves at `place` go to memory, where there is room for it.
         """
         parts, bounds = self._parts, self._parts.bounds
         with _in_words(), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
                 raise StoreRefused("Not saved: you chose never to save this chat.")
-        budget.check_room(expected_bytes, expected_bytes, parts.free_bytes(), bounds.quota, bounds.free_floor)
-        if not parts.staging.in_memory:
-            return
-        parts.staging.trim(self._staged(), expected_bytes)
-        if parts.staging.free() < expected_bytes:
-            self.absorb_pending()
-            parts.staging.trim(self._staged(), parts.staging.budget)
-            if parts.staging.free() < expected_bytes:
-                size = size_in_words(expected_bytes)
-                raise StoreRefused("Not saved: too little memory is free.", f"The engine's file takes {size}.")
+        staged = self._staged()
+        in_memory = place is not None and parts.staging.expect(place, expected_bytes, staged)
+        to_write = expected_bytes * (1 if in_memory else 2)  # as it is saved, and as blocks
+        if parts.free_bytes() - to_write < bounds.free_floor:
+            parts.staging.trim(staged, disk_too=True)
+        try:
+            budget.check_room(expected_bytes, to_write, parts.free_bytes(), bounds.quota, bounds.free_floor)
+        except StoreRefused:
+            if place is not None:
+                parts.staging.forget(place)
+            raise
 
     def take(
         self,
@@ -72,28 +73,30 @@ class Saving:
         prefill_ms: float,
         older_window_rows: int,
         message_id: str | None,
+        grown: Grown | None = None,
     ) -> SavePoint:
         """Check the file, and make it a save point that is warm, and nothing but warm until it is absorbed."""
-        parts, waiting = self._parts, self._parts.staging.place(disk.temporary_name())
+        parts, waiting = self._parts, slot_file
         try:
             size = check_saved(slot_file, expected, expected_size)
             budget.check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
             new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
-            disk.move(slot_file, waiting)  # between file systems it is a copy, and others wait for the index
+            waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
             with _in_words(), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
                     raise StoreRefused("Not saved: you chose never to save this chat.")
                 point = index_points.add_staged(db, new, parts.staging.owner)
-                waiting.rename(parts.staging.place(point.id))
-                parts.staging.keep(point.id)
-                if not parts.staging.in_memory:
+                parts.staging.keep(point.id, waiting)
+                if parts.staging.on_disk(point.id):
                     index_points.count_written(db, parts.today(), size)
         except OSError as error:
             raise not_written(error) from error
         finally:
-            for left in (slot_file, waiting):
-                with contextlib.suppress(OSError):
-                    left.unlink(missing_ok=True)
+            parts.staging.forget(slot_file)
+            with contextlib.suppress(OSError):
+                waiting.unlink(missing_ok=True)
+        if grown is not None:
+            self._grown[point.id] = grown
         if older_window_rows:
             self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
         parts.staging.trim(self._staged())
@@ -115,8 +118,8 @@ class Saving:
         """The last save point that waits to be absorbed."""
         return max(self._staged(), key=int, default=None)
 
-    def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
-        """Take apart every file that waits, as long as that is wanted.
+    def absorb_pending(self, wanted: Wanted = always, *, gives_way: bool = False) -> AbsorbReport:
+        """Take apart every file that waits, as long as that is wanted. `gives_way`: what else is to be done goes first.
 
         Save points that cannot be kept are lost, with the reason in the report.
         """
@@ -127,7 +130,9 @@ class Saving:
                 if not wanted():
                     break
                 try:
-                    new = self._absorb(point_id)
+                    new = self._absorb(point_id, wanted, gives_way)
+                except NotWanted:
+                    break
                 except (StoreRefused, OSError, Changed) as error:
                     refusal = not_written(error) if isinstance(error, OSError) else error
                     refused.append(str(refusal))
@@ -141,13 +146,16 @@ class Saving:
             self._parts.staging.trim(self._staged())
         return AbsorbReport(absorbed, written, tuple(refused))
 
-    def _absorb(self, point_id: str) -> int | None:
-        """Absorb one; the bytes written, None if it was deleted meanwhile. Raises StoreRefused, OSError, Changed."""
+    def _absorb(self, point_id: str, wanted: Wanted, gives_way: bool) -> int | None:
+        """Absorb one; the bytes written, None if it was deleted meanwhile.
+
+        Raises StoreRefused, OSError, Changed and NotWanted.
+        """
         parts = self._parts
         slot_file = parts.staging.warm(point_id)
         with _in_words(), parts.index.read() as db:
             point = index_points.load(db, int(point_id))
-            before = _predecessor(db, point) if point else None
+            before = _before(db, point, self._grown.get(point_id)) if point else None
         if point is None:
             parts.staging.drop(point_id)
             return None
@@ -157,14 +165,11 @@ class Saving:
         row_map = parts.read_row_map(slot_file)
         written = 0
         for _ in range(_TRIES):
-            result = take_apart(
-                slot_file, row_map, before.recipe if before else None, before.shared if before else 0, parts.blocks
-            )
+            result = take_apart(slot_file, row_map, before, parts.blocks, wanted, gives_way=gives_way)
             written += result.written
             outcome = self._commit(point, result, written)
-            if outcome is _Outcome.DONE:
-                parts.staging.vouch(point_id, result.recipe.file_hash.hex())
             if outcome is not _Outcome.BLOCK_GONE:
+                self._grown.pop(point_id, None)
                 return written if outcome is _Outcome.DONE else None
         raise StoreRefused("Not saved: its blocks were deleted again and again while they were written.")
 
@@ -191,8 +196,8 @@ class Saving:
         budget.check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
 
     def _staged(self) -> frozenset[str]:
-        with _in_words(), self._parts.index.read() as db:
-            return frozenset(str(one) for one in index_points.staged_by(db, self._parts.staging.owner))
+        with _in_words():
+            return self._parts.unabsorbed()
 
 
 class _Outcome(Enum):
@@ -203,29 +208,28 @@ class _Outcome(Enum):
     BLOCK_GONE = auto()
 
 
-@dataclass(frozen=True)
-class _Predecessor:
-    """An absorbed save point that begins with the same tokens."""
-
-    recipe: Recipe
-    shared: int
-
-
-def _predecessor(db: sqlite3.Connection, point: SavePoint) -> _Predecessor | None:
-    """The absorbed save point that shares most leading tokens, None if there is none of use."""
+def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Before | None:
+    """The absorbed save point that the file has grown from, or shares most leading tokens with; None without."""
+    if grown is not None:
+        origin = index_points.load(db, int(grown.point_id))
+        recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
+        if origin is not None and recipe is not None:
+            shared = common_prefix(origin.tokens, point.tokens)
+            return Before(recipe, shared, min(shared, grown.unchanged))
     kind = index_points.fingerprint_id(db, point.fingerprint)
     assert kind is not None
     barren: set[int] = set()
     for place in token_tree.places(db, kind, point.tokens):
-        before = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
-        if before is None:
-            continue
-        try:
-            recipe = index_recipes.load_recipe(db, before)
-        except RecipeError:
-            continue
+        found = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
+        recipe = _recipe(db, found) if found is not None else None
         if recipe is not None:
-            return _Predecessor(recipe, place.shared)
+            return Before(recipe, place.shared)
+    return None
+
+
+def _recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
+    with contextlib.suppress(RecipeError):
+        return index_recipes.load_recipe(db, point_id)
     return None
 
 

@@ -6,10 +6,11 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from kvchat.kvstore import disk, index_points, index_recipes
-from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.parts import STAGING, Parts
 from kvchat.kvstore.rebuild import Unusable, rebuild
 from kvchat.kvstore.recipe import Recipe, RecipeError
 
@@ -37,23 +38,25 @@ def measure_rebuild(parts: Parts, rounds: int) -> RebuildSpeed | None:
     recipe = _largest(parts)
     if recipe is None:
         return None
-    original = parts.staging.roots[0] / disk.temporary_name()
-    target = parts.staging.slot_folder() / "measured.slot"
+    staging, size, unabsorbed = parts.staging, recipe.file_size, parts.unabsorbed()
+    original = parts.folder / STAGING / disk.temporary_name()
     rebuilds: list[float] = []
     copies: list[float] = []
     try:
         rebuild(recipe, parts.blocks, original)
         for number in range(2 * rounds):
+            target = staging.blank(size, None, unabsorbed)
             if number % 2:
-                copies.append(_ms(lambda: shutil.copyfile(original, target)))
+                copy = target.with_name(disk.temporary_name())  # a new file, as every copy is
+                copies.append(_ms(partial(shutil.copyfile, original, copy)))
+                copy.unlink()
             else:
-                rebuilds.append(_ms(lambda: rebuild(recipe, parts.blocks, target)))
-            target.unlink()
+                rebuilds.append(_ms(partial(rebuild, recipe, parts.blocks, target)))
+            staging.give_back(target)
     except Unusable:
         return None
     finally:
         original.unlink(missing_ok=True)
-        shutil.rmtree(target.parent, ignore_errors=True)
     return RebuildSpeed(recipe.file_size, median(rebuilds), median(copies))
 
 

@@ -15,6 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,
+    Grown,
     Loss,
     Miss,
     PrunePlan,
@@ -90,8 +91,15 @@ class SavePointStore(Protocol):
         """The engine is done with the staged file."""
         ...
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None) -> None:
-        """Raise StoreRefused if a slot file of about that size cannot be kept, or the conversation never is."""
+    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
+        """Raise StoreRefused if a slot file of about that size cannot be kept, or the conversation never is.
+
+        `place` is where the engine is going to save it: in memory or on disk, as there is room. `take` it, or `forget`.
+        """
+        ...
+
+    def forget(self, place: Path) -> None:
+        """Nothing is to be left of what was, or was to be, saved at `place`."""
         ...
 
     def take(
@@ -104,12 +112,14 @@ class SavePointStore(Protocol):
         prefill_ms: float = 0.0,
         older_window_rows: int = 0,
         message_id: str | None = None,
+        grown: Grown | None = None,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
 
         `expected_size` is what the engine says it wrote (bytes); `prefill_ms` estimates reading these tokens again.
         `older_window_rows` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
         `message_id` names the last message that the tokens hold: the save point goes with that.
+        `grown`: the slot is known to have grown from a save point; what is unchanged need not be read again.
         The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
         tokens than `expected`, does not fit the bounds, or the conversation is never to be saved.
         """

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+_STAYS_FREE = 4 << 30  # bytes
+
 
 @dataclass(frozen=True)
 class DeviceMemory:
@@ -60,6 +62,20 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
     if allowed is None or allowed >= free:
         return MemoryFacts(free, False, tuple(devices))
     return MemoryFacts(allowed, True, tuple(devices))
+
+
+def staging_room(held: int, root: Path = Path("/")) -> int:
+    """How many bytes of slot files may lie in memory now, where `held` lie there already.
+
+    It is the store's part of the plan: weights, KV cache and buffers are planned with what is free when a model loads,
+    which counts what is staged as taken; what is staged then gets a quarter of the memory, as long as a sixteenth, or
+    4 GB where that is less, stays free beside it. So a load comes first, nothing is ever swapped out for a slot file,
+    and what does not fit goes by way of the disk.
+    """
+    memory, all_there_is = available_memory(root=root), psutil.virtual_memory().total
+    if memory.limited:
+        all_there_is = min(all_there_is, memory.available + held)
+    return max(0, min(all_there_is // 4, held + memory.available - min(all_there_is // 16, _STAYS_FREE)))
 
 
 def cgroup_room(root: Path = Path("/")) -> int | None:

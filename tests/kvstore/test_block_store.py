@@ -120,7 +120,8 @@ def test_twenty_chats_share_a_system_prompt(tmp_path: Path) -> None:
     shared = usage.conversations[0]
     assert shared.exclusive_bytes >= 200 * bench.model.row_bytes
     assert shared.shared_bytes >= 1800 * bench.model.row_bytes
-    # And a new chat starts with exactly the shared prompt.
+    # And a new chat starts with exactly the shared prompt, put together where nothing is warm.
+    bench.reopen()
     assert bench.restored(text(1800) + (7,) * 50) == bench.model.slot_file(text(1800))
 
 
@@ -167,6 +168,7 @@ def test_what_cannot_be_cut_restores_the_longest_whole_save_point(tmp_path: Path
 def test_a_part_is_composed_for_exactly_the_shared_prefix(bench: Bench, length: int) -> None:
     for turn in (100, 300, 500):
         bench.save("thesis", text(turn))
+    bench.reopen()  # nothing is warm now
     plan = plan_of(bench.find(text(length) + (7777,) * 40))
     staged = bench.store.stage(plan, bench.slots)
     assert isinstance(staged, StagedFile)

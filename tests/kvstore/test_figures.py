@@ -64,7 +64,7 @@ def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(tmp_path: Path) -
                 point = index_points.add_staged(db, new, "nobody")
                 there = names[: BLOCKS_EACH + turn + 1 - TURNS]
                 uses = tuple(BlockUse(name, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, name in enumerate(there))
-                recipe = Recipe(10**6, bytes(32), row_map, uses)
+                recipe = Recipe(10**6, row_map, uses)
                 index_recipes.store_recipe(db, int(point.id), recipe, dict.fromkeys(there, 16_384))
     prompt = system + tuple(range(10_000 + 300 * 777, 10_200 + 300 * 777)) + (5,) * 100
     times: dict[str, float] = {}

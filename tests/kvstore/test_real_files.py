@@ -104,7 +104,7 @@ def mutate(data: bytes, layout: Layout, dice: random.Random, folder: Path) -> No
         changed = mutated(data, layout, dice)
         parse_watched(changed)
         original.write_bytes(changed)
-        recipe = take_apart(original, read_row_map(original), None, 0, blocks).recipe
+        recipe = take_apart(original, read_row_map(original), None, blocks).recipe
         rebuild(recipe, blocks, rebuilt)
         assert rebuilt.read_bytes() == changed
         rebuilt.unlink()

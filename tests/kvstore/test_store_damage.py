@@ -138,7 +138,10 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
             plan = bench.find((*tokens, 99))
             staged = bench.store.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
             if isinstance(staged, StagedFile):
-                assert bench.read(staged) == model.slot_file(tokens[: staged.n_tokens])
+                held = staged.save_point.tokens[: staged.n_tokens]
+                assert bench.read(staged) == model.slot_file(held)
+                assert isinstance(plan, RestorePlan)
+                assert held[: plan.tokens_used] == tokens[: plan.tokens_used]
             else:
                 misses += 1
                 assert list(bench.slots.iterdir()) == []

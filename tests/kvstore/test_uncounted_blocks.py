@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvchat.kvstore import disk
-from kvchat.kvstore.blocks import BlockFiles
+from kvchat.kvstore import absorb, disk, positioned
+from kvchat.kvstore.blocks import BlockFiles, Written
 from tests.kvstore.true_files import FULL, Bench, Model, die
 
 BIG = Model(layers=4, row_size=384)
@@ -25,12 +27,30 @@ def at_the_third_block(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], No
     """Have something happen once, in the middle of an absorb."""
     put, puts = BlockFiles.put, iter(range(1_000_000))
 
-    def put_and_see(self: BlockFiles, block: bytes, content: Iterable[bytes | memoryview]) -> int:
+    def put_and_see(self: BlockFiles, written: Written) -> int:
         if next(puts) == 2:
             happens()
-        return put(self, block, content)
+        return put(self, written)
 
     monkeypatch.setattr(BlockFiles, "put", put_and_see)
+    monkeypatch.setattr(positioned, "threads", lambda: 1)  # one block after the other
+    monkeypatch.setattr(absorb, "ThreadPoolExecutor", AtOnce)
+
+
+class AtOnce(Executor):
+    """Does what it is given before anything else."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Done when this returns."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(do(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
 
 
 def fail(number: int) -> None:

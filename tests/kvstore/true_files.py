@@ -164,7 +164,9 @@ class Bench:
     ) -> SavePoint:
         """Play the engine: save these tokens, and have the file taken."""
         path = self.slots / "saved.slot"
-        size = path.write_bytes(data or self.model.slot_file(tokens))
+        content = data or self.model.slot_file(tokens)
+        self.store.check_room(len(content), conversation, path)
+        size = path.write_bytes(content)
         return self.store.take(
             path, conversation, fingerprint, tokens, size, float(len(tokens)), self.older_window_rows, message
         )
@@ -210,5 +212,6 @@ class Bench:
         return sum(map(disk.tree_size, self.block_files()))
 
     def besides(self) -> int:
-        """Bytes that everything else of the store takes on disk: the index, the folders."""
-        return disk.tree_size(self.folder) - self.on_disk()
+        """Bytes that everything else of the store takes on disk for long: the index, the folders."""
+        warm = sum(disk.tree_size(path) for path in (self.folder / "staging").glob("*/*.slot"))
+        return disk.tree_size(self.folder) - self.on_disk() - warm

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +20,8 @@ from kvchat.cli.bench.home import BenchFailed, say
 from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
 from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.savepoint import Fingerprint, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.savepoint import Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.staging import MEMORY_FOLDER
 from kvchat.kvstore.store import Bounds
 from kvchat.paths import resolve_paths
 from kvchat.wording import size
@@ -73,6 +75,8 @@ class _Made:
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
         self._slots = self._store.staging_folder()
+        in_memory = MEMORY_FOLDER if self._store.in_memory else self._slots
+        self._copy = in_memory / f"kvchat-bench-{disk.temporary_name()}"
 
     def measure(self) -> StoreAlone:
         """Once through everything."""
@@ -91,10 +95,12 @@ class _Made:
         _run("cat", original)
         cat_ms = _timed(lambda: _run("cat", original))
         copied_ms = _timed(lambda: self._copied_to_disk(original))
-        first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, lambda path: _run("cp", original, path))
+        write = partial(_run, "cp", original)
+        first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, write, None)
         say("The next turn …")
         longer = (*self._tokens, *range(1, TURN + 1))
-        second, _, next_cpu_ms, written = self._absorbed(longer, lambda path: write_slot_file(path, longer))
+        grown = Grown(first.id, len(self._tokens))  # as the engine says that it kept all rows
+        second, _, next_cpu_ms, written = self._absorbed(longer, lambda path: write_slot_file(path, longer), grown)
         warm_ms = max(self._warm_ms)
         say("Putting it together again, beside a plain copy …")
         self._store.close()
@@ -129,11 +135,15 @@ class _Made:
             peak_memory_growth_bytes=None,
         )
 
-    def _absorbed(self, tokens: Tokens, write: Callable[[Path], object]) -> tuple[SavePoint, float, float, int]:
+    def _absorbed(
+        self, tokens: Tokens, write: Callable[[Path], object], grown: Grown | None
+    ) -> tuple[SavePoint, float, float, int]:
         """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
         saved = self._slots / f"{disk.name_for_engine()}.slot"
+        self._store.check_room(len(tokens) * TOKEN_BYTES, "bench", saved)
         write(saved)
-        point = self._store.take(saved, "bench", _FINGERPRINT, tokens, saved.stat().st_size, float(len(tokens)))
+        size = saved.stat().st_size
+        point = self._store.take(saved, "bench", _FINGERPRINT, tokens, size, float(len(tokens)), grown=grown)
         before_ms = self._staged(point)
         cpu, started = time.process_time(), time.perf_counter()
         report = self._store.absorb_pending()
@@ -162,7 +172,7 @@ class _Made:
 
     def _copied_to_staging(self, original: Path) -> float:
         """The ms a plain copy takes to where engines restore from."""
-        copy = self._slots / "copy.slot"
+        copy = self._copy
         try:
             return _timed(lambda: _run("cp", original, copy))
         finally:
@@ -184,8 +194,7 @@ class _Made:
 
         def look() -> None:
             while not ended.wait(_LOOK_S):
-                copy = disk.tree_size(self._slots / "copy.slot")
-                most[0] = max(most[0], disk.tree_size(self._slots.parent) - copy)
+                most[0] = max(most[0], self._store.staged_bytes())
 
         watcher = threading.Thread(target=look)
         watcher.start()
