@@ -218,6 +218,7 @@ class Runtime:
             findings,
             EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify),
             lambda status: self._engine_changed(status) if self.room.is_current(own) else None,
+            lambda: self.chat.tokens_needed(self.settings.model_path),
         )
         attached = AttachedRoom(
             lambda: self.settings,

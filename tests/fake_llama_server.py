@@ -16,6 +16,7 @@ At the start
   FAKE_MOST_CONTEXT=TOKENS          a larger --ctx-size runs out of memory, in llama.cpp's words
   FAKE_MOST_LAYERS=N                so does a larger --n-gpu-layers
   FAKE_KV_MIB_PER_1K=N              log a KV buffer of so much for each 1024 tokens, and other buffers
+  FAKE_NO_GPU=1                     --list-devices tells of none
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
   FAKE_LACKS="--cors-origins …"     options it does not know
 While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, save, restore (and
@@ -343,10 +344,11 @@ class Handler(socketserver.StreamRequestHandler):
         prompt_ms = 1000 * (time.monotonic() - start)
         asked = [m["content"] for m in messages if m["role"] == "user"]
         reply = (switch("FAKE_REPLY") or f"You said: {asked[-1] if asked else ''}").encode()
-        limit = body.get("max_tokens", -1)
+        room = slot.context_size - len(prompt)
+        limit = min(body.get("max_tokens", room), room)
         begun = messages[-1]["content"].encode() if messages[-1]["role"] == "assistant" else b""
         reply = reply.removeprefix(begun)
-        wanted = reply if limit < 0 else reply[:limit]
+        wanted = reply[:limit]
         if switch("FAKE_THINKING"):
             yield {"choices": [{"delta": {"reasoning_content": switch("FAKE_THINKING")}, "finish_reason": None}]}
         said, start = 0, time.monotonic()
@@ -513,7 +515,8 @@ def main(arguments: list[str]) -> int:
     flags = parse_flags(arguments)
     if flags.version or flags.list_devices:
         version = f"version: {switch('FAKE_VERSION') or 0} (fake)"
-        say(version if flags.version else "Available devices:\n  FAKE0: Fake GPU (1024 MiB, 512 MiB free)")
+        devices = "" if switch("FAKE_NO_GPU") else "\n  FAKE0: Fake GPU (1024 MiB, 512 MiB free)"
+        say(version if flags.version else f"Available devices:{devices}")
         return 0
     if hasattr(os, "setsid"):
         import resource

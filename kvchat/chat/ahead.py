@@ -75,4 +75,5 @@ class RestoreAhead:
         engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
         if ends_with_reply(branch) or begins_empty(branch):
             boundary = await parts.slot.boundary(engine, messages)
-            await parts.slot.load_boundary(engine, conversation_id, boundary)
+            if len(boundary) < engine.context_size:  # else room is made for it when it is answered
+                await parts.slot.load_boundary(engine, conversation_id, boundary)

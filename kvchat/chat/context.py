@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.messages import Message, Role
+from kvchat.chat.pictures import TOKENS_GUESSED
 from kvchat.errors import KvchatError
 
 RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
+BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
 
 
@@ -91,6 +94,19 @@ def beginning_of(text: str, share: float) -> str:
     cut = text[: min(int(len(text) * share), len(text) - 1)]
     line = cut.rfind("\n")
     return cut[:line] if line > len(cut) * 0.8 else cut
+
+
+def tokens_guessed(branch: Sequence[Message]) -> int:
+    """How many tokens a branch has, without an engine to count: by its last receipt, and by the bytes after that."""
+    counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
+    receipt = branch[counted].receipt if counted >= 0 else None
+    known = receipt.prompt_tokens + receipt.predicted_tokens if receipt else 0
+    return known + sum(
+        len(prompt_content(message).encode()) // BYTES_PER_TOKEN
+        + TEMPLATE_TOKENS
+        + TOKENS_GUESSED * len(pictures_of(message))
+        for message in branch[counted + 1 :]
+    )
 
 
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.branching import branch_of_copies, words_of_nobody_yet
 from kvchat.chat.context import (
+    BYTES_PER_TOKEN,
     TEMPLATE_TOKENS,
     ContextUse,
     DocumentsTooLong,
@@ -21,6 +23,7 @@ from kvchat.chat.context import (
 )
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
+from kvchat.chat.growing import grow_ahead, grown, too_small
 from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
 from kvchat.chat.pictures import TOKENS_GUESSED
@@ -35,7 +38,6 @@ from kvchat.kvstore.savepoint import Tokens
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
 PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
-BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
 
@@ -64,7 +66,7 @@ class _Case:
     @property
     def reserve(self) -> int:
         """Tokens kept for a reply."""
-        return reply_reserve(self.engine.context_size, self.sampling.max_tokens)
+        return reply_reserve(self.engine.limit, self.sampling.max_tokens)
 
     async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
         """The prompt that these messages make."""
@@ -72,7 +74,7 @@ class _Case:
 
     def fits(self, prompt: Tokens) -> bool:
         """Whether there is room for a reply after it."""
-        return len(prompt) + self.reserve <= self.engine.context_size
+        return len(prompt) + self.reserve <= self.engine.limit
 
     async def sizes(self) -> list[int]:
         """Each message's tokens, roughly."""
@@ -86,8 +88,14 @@ class _Case:
 class ContextDesk:
     """Counts with the engine's own tokenizer, and makes the branches that need less context."""
 
-    def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        parts: TurnParts,
+        is_answering: Callable[[str], bool],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`begin` does something in the background."""
+        self._parts, self._begin_work = parts, begin
         self._is_answering = is_answering
         self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
         self._documents: dict[tuple[str, str], int] = {}  # tokens, by model and the file's hash
@@ -107,8 +115,10 @@ class ContextDesk:
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
         for attachment in attachments:
             waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
-        reserve = reply_reserve(engine.context_size, self._parts.drawn(None, manner.options).max_tokens)
-        return ContextUse(used, waiting, reserve, engine.context_size)
+        reserve = reply_reserve(engine.limit, self._parts.drawn(None, manner.options).max_tokens)
+        if too_small(engine, tokens := used + waiting + reserve):
+            self._begin_work(grow_ahead(self._parts, engine, conversation_id, manner.model, tokens))
+        return ContextUse(used, waiting, reserve, engine.limit)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
         """Its tokens, and whether they were counted: without an engine that is ready for it they are estimated."""
@@ -163,7 +173,7 @@ class ContextDesk:
             case = await self._begin(conversation_id)
             sizes = await case.sizes()
             for share in BUDGET_SHARES:
-                split = split_branch(case.branch, sizes, case.engine.context_size // share if share else 0)
+                split = split_branch(case.branch, sizes, case.engine.limit // share if share else 0)
                 if case.fits(await case.tokens(prompt_messages([*split.opening, *split.recent]))):
                     await self._branch_off(split, ())
                     return len(split.middle)
@@ -177,9 +187,10 @@ class ContextDesk:
         """
         async with self._parts.slot.lock:
             case = await self._begin(conversation_id)
-            split = split_branch(case.branch, await case.sizes(), case.engine.context_size // 4)
+            split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
             split, messages = await self._summarisable(case, split)
             try:
+                case = await self._roomier(case, conversation_id, messages)
                 summary = await self._say(case, conversation_id, messages)
             except EngineGone as loss:
                 self._parts.slot.forget()
@@ -189,6 +200,14 @@ class ContextDesk:
             asked = words_of_nobody_yet(case.branch[0], Role.USER, SUMMARY_REQUEST)
             await self._branch_off(split, (asked, words_of_nobody_yet(case.branch[0], Role.ASSISTANT, summary)))
             return len(split.middle)
+
+    async def _roomier(self, case: _Case, conversation_id: str, messages: list[ChatMessage]) -> _Case:
+        """The case, with an engine that has room for these messages and an answer."""
+        tokens, manner = len(await case.tokens(messages)) + case.reserve, await self._manner(conversation_id)
+        if not too_small(case.engine, tokens):
+            return case
+        engine = await grown(self._parts, case.engine, conversation_id, manner.model, tokens)
+        return replace(case, engine=engine.rendering(manner.options.template))
 
     async def _begin(self, conversation_id: str) -> _Case:
         if self._is_answering(conversation_id):

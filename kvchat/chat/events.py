@@ -50,6 +50,15 @@ class WaitingForWriter:
 
 
 @dataclass(frozen=True)
+class MakingRoom:
+    """The engine is started again with a larger context, which this conversation needs."""
+
+    conversation_id: str
+    tokens: int  # there is to be room for
+    done: bool = False  # there is, or there will not be
+
+
+@dataclass(frozen=True)
 class Restoring:
     """A save point is being verified and loaded into the slot."""
 
@@ -188,6 +197,7 @@ class Notice:
 TurnEvent = (
     WaitingForEngine
     | WaitingForWriter
+    | MakingRoom
     | Restoring
     | Restored
     | RestoreFailed

@@ -36,6 +36,11 @@ class Draft:
     finish_reason: str | None = None
 
     @property
+    def context_used(self) -> int:
+        """How many tokens the engine's context held when it last told."""
+        return self.timings.prompt_tokens + self.timings.predicted_n if self.timings else 0
+
+    @property
     def empty(self) -> bool:
         """Whether nothing of the reply has come yet."""
         return not self.text and not self.thinking
@@ -74,12 +79,34 @@ class ReplyWriter:
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
         self.read_ahead: Timings | None = None  # of what this turn read before the request itself
+        self._earlier: tuple[Timings, int] | None = None  # of a reply that took several requests: and `cached_tokens`
         self._sent_at = sent_at  # time.perf_counter() at Send
         self._database = database
         self._worker = worker
         self._events = events
         self._unwritten = False
         self._speed_told_at = 0.0
+
+    @property
+    def predicted_before(self) -> int:
+        """Tokens of the reply that earlier requests brought."""
+        return self._earlier[0].predicted_n if self._earlier else 0
+
+    def goes_on(self) -> None:
+        """Another request is about to go on with the reply: the receipt is of all of them."""
+        if (timings := self._timings) is not None:
+            self._earlier = timings, self._earlier[1] if self._earlier else self.cached_tokens
+        self.read_ahead, self.draft.finish_reason, self.draft.timings = None, None, None
+
+    @property
+    def _timings(self) -> Timings | None:
+        """Of the whole reply: what was read for it at first, and what all requests brought."""
+        now = self.draft.timings
+        if self._earlier is None or now is None:
+            return now
+        first, _ = self._earlier
+        spent = first.predicted_ms + now.predicted_ms
+        return replace(first, predicted_n=first.predicted_n + now.predicted_n, predicted_ms=spent)
 
     @property
     def cached_tokens(self) -> int:
@@ -117,22 +144,22 @@ class ReplyWriter:
 
     def receipt(self, loaded: Loaded, verdict: Verdict, model: str, prefill_rate: float | None) -> Receipt | None:
         """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown."""
-        draft = self.draft
-        if draft.ttft_ms is None or draft.timings is None:
+        draft, timings = self.draft, self._timings
+        if draft.ttft_ms is None or timings is None:
             return None
         restore = loaded.restore
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
-        cached = self.cached_tokens
+        cached = self._earlier[1] if self._earlier else self.cached_tokens
         return Receipt(
             ttft_ms=draft.ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
             prefill_ms=draft.prefill_ms,
             first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms),
-            prompt_tokens=draft.timings.prompt_tokens,
+            prompt_tokens=timings.prompt_tokens,
             cached_tokens=cached,
-            predicted_tokens=draft.timings.predicted_n,
-            tokens_per_second=draft.timings.tokens_per_second,
+            predicted_tokens=timings.predicted_n,
+            tokens_per_second=timings.tokens_per_second,
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,

@@ -15,6 +15,7 @@ from kvchat.engine.interface import EngineGone, EngineRefused
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile
 from kvchat.kvstore.store import NotWanted, SavePointStore, StoreRefused
 
+TOO_LARGE_NOW = "its save point is larger than the context is now"
 DIED_OVER_RESTORE = "the engine died while it loaded the save point"
 
 
@@ -37,6 +38,8 @@ class Restorer:
         async with self._staged(room, plan) as staged:
             if isinstance(staged, Miss):
                 return staged
+            if staged.n_tokens > room.context_size:  # the engine would refuse a good state
+                return Miss(TOO_LARGE_NOW)
             touched()
             try:
                 answer = await room.engine.restore_slot(staged.path.name)

@@ -24,6 +24,12 @@ class ReadyEngine:
     kv_bytes_per_token: float
     finding: Finding  # what restoring can do here
     sees: bool = False  # it can be shown pictures
+    most_context: int = 0  # tokens it may grow to by being started again; 0: it is as large as it will be
+
+    @property
+    def limit(self) -> int:
+        """How many tokens a chat may have: what is laid out now may be less."""
+        return max(self.context_size, self.most_context)
 
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
         """The same engine, rendering prompts with these options of the model's chat template."""
@@ -48,10 +54,11 @@ class ReadyEngine:
 class EngineRoom(Protocol):
     """Where ready engines come from."""
 
-    async def ready(self, model: str | None = None, *, sees: bool = False) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
 
-        `sees`: one that can be shown pictures.
+        `sees`: one that can be shown pictures. `tokens`: one with room for so many, as far as it can have it; what was
+        in the slot of a smaller one is gone.
 
         Call it between turns. Raises KvchatError when there will be none.
         """

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from kvchat.chat import opening, tree
+from kvchat.chat import growing, opening, tree
 from kvchat.chat.ahead import RestoreAhead
 from kvchat.chat.background import Background
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
@@ -70,7 +70,7 @@ class ChatService:
         self._background = Background(self.titles.hear)
         self._ahead = RestoreAhead(self._parts, self._background)
         self.drafts = Drafts(database, worker)
-        self.context = ContextDesk(self._parts, self.is_answering)
+        self.context = ContextDesk(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsDesk(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
         self._forgetting = Forgetting(database, worker, self.slot, self.finder)
@@ -163,6 +163,10 @@ class ChatService:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
         self.following.open(conversation_id)
         self._ahead.select(conversation_id)
+
+    async def tokens_needed(self, model: str | None) -> int:
+        """How large a context the chats used last need with a model."""
+        return await growing.tokens_needed(self._parts, model)
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""

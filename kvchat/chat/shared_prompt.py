@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from kvchat.chat.interruption import to_its_end
 from kvchat.chat.messages import Message, Role
 from kvchat.chat.rates import LEAST_GAIN
+from kvchat.chat.reply import ReplyWriter
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot import SlotKeeper
+from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
 
@@ -22,6 +24,29 @@ LONG_MS = 2000.0  # a system prompt that takes so long to read is saved at once
 def system_prompt(messages: Sequence[ChatMessage]) -> str | None:
     """The text the conversation begins with, if that is a system prompt."""
     return messages[0].content if messages and messages[0].role == Role.SYSTEM.value else None
+
+
+async def save_where_shared(
+    parts: TurnParts, engine: ReadyEngine, messages: Sequence[ChatMessage], prompt: Tokens, reply: ReplyWriter
+) -> Timings | None:
+    """Before all is read: stop at the end of a system prompt that is long or that others have too, and save there.
+
+    What was read to get there; None if nothing was.
+    """
+    text = system_prompt(messages)
+    path = await parts.path(reply.message.id)
+    if text is None or not path:
+        return None
+    parts.slot.recall_prefill(await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model))
+    return await save_on_the_way(
+        parts.slot,
+        engine,
+        path[0],
+        messages,
+        prompt,
+        lambda progress: reply.tell_progress(progress, len(prompt)),
+        shared=await parts.worker.run(parts.database.shares_system_prompt, text, reply.message.id),
+    )
 
 
 async def save_on_the_way(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from kvchat.chat.context import reply_reserve
 from kvchat.chat.continuation import Echo
 from kvchat.chat.database import ConversationGone
 from kvchat.chat.database_file import StorageFailed
@@ -18,6 +19,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
+from kvchat.chat.growing import making_room, outgrown, save_what_fits, too_small
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
@@ -29,8 +31,8 @@ from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.restorer import DIED_OVER_RESTORE
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.settling import Settling
-from kvchat.chat.shared_prompt import save_on_the_way, system_prompt
-from kvchat.chat.slot_state import Loaded
+from kvchat.chat.shared_prompt import save_where_shared
+from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
 from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
@@ -66,6 +68,7 @@ class Turn:
         self._prompt: Tokens = ()
         self._sees = False  # the model is shown pictures
         self._loaded = Loaded(0, None, miss_reason=None)
+        self._first: tuple[Verdict, Loaded] | None = None  # of a reply that went on in a larger context
 
     def stop(self) -> None:
         """End the reply now, or before it begins; what has come of it is kept."""
@@ -135,6 +138,8 @@ class Turn:
                 raise
             reply.draft = Draft()
             await self._say(messages, reply)  # nothing was said yet: the next engine says it
+        while (engine := self._engine) and (timings := reply.draft.timings) and outgrown(engine, reply.draft):
+            await self._say_on(engine, timings, path, reply)
         limited = reply.draft.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
@@ -143,7 +148,21 @@ class Turn:
         self._parts.slot.note_request(engine, self.conversation_id, self._prompt, self._loaded)
         last = messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        await reply.consume(engine.engine.chat(messages, self._drawn), echo)
+        drawn, said = self._drawn, reply.predicted_before
+        if drawn.max_tokens is not None and said:
+            drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
+        await reply.consume(engine.engine.chat(messages, drawn), echo)
+
+    async def _say_on(self, engine: ReadyEngine, timings: Timings, path: list[Message], reply: ReplyWriter) -> None:
+        """Go on with the reply in a larger context."""
+        proved = await self._prove(reply, timings), self._loaded
+        self._first = self._first or proved
+        written = reply.draft.written_into(reply.before, MessageState.STREAMING)
+        messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
+        if self._keeps:
+            await save_what_fits(self._parts, engine, written, messages)
+        reply.goes_on()
+        await self._say(messages, reply)
 
     async def _recovers(self, loss: EngineGone) -> bool:
         """Whether another engine is coming up, now that this one is lost."""
@@ -167,8 +186,12 @@ class Turn:
         """A ready engine whose slot holds the best state for these messages."""
         engine = await self._ready()
         self._prompt = await engine.engine.prompt_tokens(messages)
+        wanted = len(self._prompt) + reply_reserve(engine.limit, self._drawn.max_tokens)
+        if too_small(engine, wanted):
+            with making_room(self._parts, self.conversation_id, wanted):
+                engine = await self._ready(wanted)
         if len(self._prompt) >= engine.context_size:
-            raise ConversationTooLong(len(self._prompt), engine.context_size)
+            raise ConversationTooLong(len(self._prompt), engine.limit)
         try:
             self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
             reply.note_load(self._loaded)
@@ -181,7 +204,7 @@ class Turn:
             return engine
         try:
             if self._keeps and engine.saves and not engine.can_cut and not self._loaded.expected_cached:
-                reply.read_ahead = await self._save_shared_prompt(engine, messages, reply)
+                reply.read_ahead = await save_where_shared(self._parts, engine, messages, self._prompt, reply)
         except EngineGone as loss:
             engine = await self._next_engine(loss)
             self._parts.events.publish(SaveSkipped(self.conversation_id, DIED_OVER_SAVE))
@@ -193,35 +216,13 @@ class Turn:
         await self._parts.room.explain_loss(loss)
         return await self._ready()
 
-    async def _save_shared_prompt(
-        self, engine: ReadyEngine, messages: list[ChatMessage], reply: ReplyWriter
-    ) -> Timings | None:
-        """Before all is read: stop at the end of a system prompt that is long or that others have too, and save there.
-
-        What was read to get there; None if nothing was.
-        """
-        parts, text = self._parts, system_prompt(messages)
-        path = await parts.path(reply.message.id)
-        if text is None or not path:
-            return None
-        parts.slot.recall_prefill(await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model))
-        return await save_on_the_way(
-            parts.slot,
-            engine,
-            path[0],
-            messages,
-            self._prompt,
-            lambda progress: reply.tell_progress(progress, len(self._prompt)),
-            shared=await parts.worker.run(parts.database.shares_system_prompt, text, reply.message.id),
-        )
-
-    async def _ready(self) -> ReadyEngine:
+    async def _ready(self, tokens: int = 0) -> ReadyEngine:
         parts = self._parts
         manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
         if not parts.room.is_ready(manner.model, sees=self._sees):
             parts.events.publish(WaitingForEngine(self.conversation_id))
         asked_at = time.perf_counter()
-        engine = await parts.room.ready(manner.model, sees=self._sees)
+        engine = await parts.room.ready(manner.model, sees=self._sees, tokens=tokens)
         self._engine = engine.rendering(manner.options.template)
         self._drawn = parts.drawn(self._sampling, manner.options)
         if self._reply:
@@ -251,7 +252,7 @@ class Turn:
         """A reply that ended because the context was full is never passed off as a whole one."""
         if receipt is None or self._engine is None or reply.draft.finish_reason != "length":
             return
-        limit, used = self._engine.context_size, receipt.prompt_tokens + receipt.predicted_tokens
+        limit, used = self._engine.context_size, reply.draft.context_used
         if used >= limit - 1:  # the engine keeps one back
             words = f"All {limit:,} tokens of it are taken. Choose a larger one, or go on in a shorter branch."
             self._parts.events.publish(Notice("The reply was cut off: the context is full", words))
@@ -270,22 +271,26 @@ class Turn:
             self._parts.slot.note(self._engine, self.conversation_id, known)
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
-        timings = reply.draft.timings
-        if timings is None or self._engine is None:
+        if (timings := reply.draft.timings) is None or self._engine is None:
             return None
         parts, model = self._parts, self._engine.fingerprint.model
-        for read in filter(None, (reply.read_ahead, timings)):
-            parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
-        verdict = await parts.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
+        last = await self._prove(reply, timings), self._loaded
+        verdict, loaded = self._first or last
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
         parts.slot.recall_prefill(rate)
-        return reply.receipt(self._loaded, verdict, model, rate)
+        return reply.receipt(loaded, verdict, model, rate)
+
+    async def _prove(self, reply: ReplyWriter, timings: Timings) -> Verdict:
+        """What the engine's numbers say of what was loaded for the request that has just ended."""
+        for read in filter(None, (reply.read_ahead, timings)):
+            self._parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
+        return await self._parts.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
             return FormatRefused(refusal.message)
         if refusal.kind == "exceed_context_size_error" and self._engine:
-            return ConversationTooLong(len(self._prompt), self._engine.context_size)
+            return ConversationTooLong(len(self._prompt), self._engine.limit)
         return EngineError(
             "The engine would not answer",
             refusal.message,

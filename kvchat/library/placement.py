@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.engine.plan import CONTEXT_CHECKPOINTS
-from kvchat.library.corrections import Corrections
+from kvchat.library.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.kv_cache import MICRO_BATCH, kv_estimate, layer_bytes, padded
 
@@ -72,8 +72,8 @@ class Demand:
 
     facts: GgufFacts
     kv_type: str
-    swa_full: bool
-    corrections: Corrections
+    swa_full: bool = False
+    corrections: Corrections = NOTHING_LEARNED
     projector: int = 0  # bytes of the projector that gives it sight
 
     def needs(self, tokens: int, placement: Placement) -> Needs:

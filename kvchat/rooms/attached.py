@@ -21,12 +21,11 @@ from kvchat.engine.wire import ServerFacts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.rooms.attached_states import ServerStates, states_of
-from kvchat.rooms.meeting import tell_bug
+from kvchat.rooms.meeting import loss_noticed, tell_bug
 from kvchat.rooms.sight import server_cannot_see
 from kvchat.secret_store import SecretStore
 from kvchat.settings import Settings
 
-LOSS_NOTICED_S = 3.0
 _OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
 _IN_USE = "it was not tried out beforehand, because another program may be using the server"
 
@@ -144,10 +143,10 @@ class AttachedRoom:
         if self.is_ready() and not self.sees:
             raise server_cannot_see()
 
-    async def ready(self, *, sees: bool = False) -> ReadyEngine:
+    async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until the server can be used. Raises KvchatError when it cannot.
 
-        `sees`: to be shown pictures.
+        `sees`: to be shown pictures. It has room for as many `tokens` as it was started with.
         """
         while True:
             if self.status.state in (EngineState.STOPPED, EngineState.FAILED):
@@ -182,12 +181,7 @@ class AttachedRoom:
 
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: what has become of the server, once that is known."""
-        try:
-            async with asyncio.timeout(LOSS_NOTICED_S):
-                while self._engine.status.state is EngineState.READY:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
+        if not await loss_noticed(self._engine, self._changed):
             return error
         return _error(self.status.failure) if self.status.failure else error
 

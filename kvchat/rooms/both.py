@@ -133,16 +133,16 @@ class EngineRooms:
         await self.attached.stop()
         await self.own.close()
 
-    async def ready(self, model: str | None = None, *, sees: bool = False) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
 
-        `sees`: one that can be shown pictures. A server of the user's has the model it has. Raises KvchatError when
-        there will be none.
+        `sees`: one that can be shown pictures. `tokens`: one with room for so many. A server of the user's has the
+        model and the room it has. Raises KvchatError when there will be none.
         """
         await self._change_rooms()
         if model is not None and not self.is_attached:
             await self._change_models(model, restarts=sees and not self._now.sees)
-        return await self._now.ready(sees=sees)
+        return await self._now.ready(sees=sees, tokens=tokens)
 
     async def forget_finding(self) -> None:
         """Try restoring out again when the engine that runs, or ran last, starts next."""

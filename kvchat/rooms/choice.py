@@ -15,12 +15,19 @@ from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, build_identity, usable_engine
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.context_size import ContextChoice, choose_context_size, larger_choice, smaller_choices
+from kvchat.library.context_size import (
+    ContextChoice,
+    begin_with,
+    choose_context_size,
+    larger_choice,
+    smaller_choices,
+)
 from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts
 from kvchat.library.model_identity import file_identity, model_identity
+from kvchat.library.placement import Demand
 from kvchat.library.proposals import FULL_WINDOW, Proposal, Situation, proposals
 from kvchat.rooms.capacity import memory_for
 from kvchat.rooms.sight import CannotSee, find_projector
@@ -55,7 +62,8 @@ class EngineChoice:
     location: EngineLocation
     plan: LaunchPlan
     facts: GgufFacts
-    context: ContextChoice
+    context: ContextChoice  # what is laid out
+    most: ContextChoice  # and what may be, as chats grow
     fingerprint: Fingerprint
     kv_bytes_per_token: float
     model_stamp: FileStamps  # of the weights when they were fingerprinted
@@ -88,15 +96,7 @@ class EngineChoice:
 
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
-        contexts = smaller_choices(
-            self.context,
-            self.facts,
-            self.memory,
-            self.plan.kv_type_k,
-            corrections=self.corrections,
-            swa_full=is_swa_full(self.plan.extra),
-            projector=self.projector_bytes,
-        )
+        contexts = smaller_choices(self.context, self._demand(self.corrections), self.memory)
         return tuple(self._with(context) for context in contexts)
 
     def larger(self, tokens: int, memory: MemoryFacts, corrections: Corrections) -> ContextChoice | None:
@@ -104,21 +104,12 @@ class EngineChoice:
 
         `corrections`: what is known since the engine was loaded.
         """
-        return larger_choice(
-            tokens,
-            self.context.placement,
-            self.facts,
-            memory,
-            self.plan.kv_type_k,
-            corrections=corrections,
-            swa_full=is_swa_full(self.plan.extra),
-            projector=self.projector_bytes,
-        )
+        return larger_choice(tokens, self.context.placement, self._demand(corrections), memory)
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
         """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
         situation = Situation(
-            self.context,
+            self.most,
             self.facts,
             self.memory,
             self.plan.kv_type_k,
@@ -129,21 +120,27 @@ class EngineChoice:
         )
         return proposals(situation)
 
+    def _demand(self, corrections: Corrections) -> Demand:
+        plan = self.plan
+        return Demand(self.facts, plan.kv_type_k, is_swa_full(plan.extra), corrections, self.projector_bytes)
+
     def _with(self, context: ContextChoice) -> EngineChoice:
         return dataclasses.replace(
             self,
             plan=placed(self.plan, context),
             context=context,
+            most=context,
             fingerprint=dataclasses.replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)),
         )
 
 
 def choose_engine(
-    settings: Settings, slot_path: Path, book: CorrectionBook | None = None, *, sees: bool = False
+    settings: Settings, slot_path: Path, book: CorrectionBook | None = None, *, sees: bool = False, needed: int = 0
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    `book`: what earlier loads taught. `sees`: with the model's projector. Call it off the event loop.
+    `book`: what earlier loads taught. `sees`: with the model's projector. `needed`: how many tokens the chats have that
+    are likely to be answered, the reply included; it grows when one needs more. Call it off the event loop.
     Raises KvchatError.
     """
     if not settings.model_path:
@@ -160,15 +157,18 @@ def choose_engine(
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
-    context = choose_context_size(
+    swa_full = is_swa_full(extra)
+    most = choose_context_size(
         facts,
         memory,
         settings.kv_type,
         settings.context_size,
         corrections=corrections,
-        swa_full=is_swa_full(extra),
+        swa_full=swa_full,
         projector=projector_bytes,
     )
+    demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
+    context = begin_with(most, needed, demand, memory)
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,
@@ -186,9 +186,9 @@ def choose_engine(
         kv_type_v=plan.kv_type_v,
         flash_attention="auto",
         streams=1,
-        rope=rope_factors(facts, plan.context_size),
+        rope=rope_factors(facts, most.tokens),
         options=with_file_stamps(extra_arguments.meaning(extra), Path()),
-        build="" if promised_strategy(facts, swa_full=is_swa_full(extra)) is Strategy.PLAIN else build,
+        build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else build,
     )
     per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(
@@ -196,6 +196,7 @@ def choose_engine(
         placed(plan, context),
         facts,
         context,
+        most,
         fingerprint,
         per_token,
         stamp,

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
+from kvchat.engine.board import EngineBoard
+from kvchat.engine.status import EngineState
 from kvchat.errors import KvchatError
+
+LOSS_NOTICED_S = 3.0  # how long it may take to be seen that a process died
+
+
+async def loss_noticed(board: EngineBoard, changed: asyncio.Event) -> bool:
+    """After EngineGone: whether the board says before long that its engine is not ready. `changed`: it may."""
+    try:
+        async with asyncio.timeout(LOSS_NOTICED_S):
+            while board.status.state is EngineState.READY:
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def tell_bug(meeting: asyncio.Task[None]) -> None:

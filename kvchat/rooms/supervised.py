@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,10 @@ from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.rooms.choice import EngineChoice, choose_engine
-from kvchat.rooms.meeting import tell_bug
+from kvchat.rooms.meeting import loss_noticed, tell_bug
 from kvchat.rooms.memory import EngineMemory
 from kvchat.rooms.sight import CannotSee, find_projector
 from kvchat.settings import Settings
-
-LOSS_NOTICED_S = 3.0  # how long the supervisor may take to see that a process died
 
 
 class SupervisedRoom:
@@ -38,7 +36,9 @@ class SupervisedRoom:
         findings: Findings,
         memory: EngineMemory,
         publish: Callable[[EngineStatus], None],
+        needed: Callable[[], Awaitable[int]],
     ) -> None:
+        """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
         self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
         self.memory = memory
         self.started_with: Settings | None = None  # the settings it was chosen by
@@ -47,9 +47,11 @@ class SupervisedRoom:
         self._supervisor = supervisor
         self._findings = findings
         self._publish = publish
+        self._needed = needed
         self._preparing: EngineStatus | None = None  # overrides the supervisor's status before there is a process
         self._changed = asyncio.Event()
         self._ready: ReadyEngine | None = None
+        self._starter: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None  # with an engine that has just come up
         self._checking = False
         self._meant_to_see = False  # the engine was started to be shown pictures
@@ -85,7 +87,7 @@ class SupervisedRoom:
     async def vitals(self) -> Vitals | None:
         """How the running engine is doing; None without a ready one."""
         client = self._supervisor.client
-        return await take_vitals(self._supervisor.pid, client) if client is not None else None
+        return await take_vitals(self.engine_pid, client) if client else None
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ class SupervisedRoom:
         """After a loss: whether an engine is there or coming up by itself."""
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 
-    async def start(self, *, sees: bool = False) -> None:
+    async def start(self, *, sees: bool = False, tokens: int = 0) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
         async with self._starting:
             if self.status.state not in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED):
@@ -122,7 +124,10 @@ class SupervisedRoom:
             self.started_with = settings = self._settings()
             self._meant_to_see = sees
             try:
-                choice = await asyncio.to_thread(choose_engine, settings, self._slot_path, self.memory.book, sees=sees)
+                needed = max(tokens, await self._needed())
+                choice = await asyncio.to_thread(
+                    choose_engine, settings, self._slot_path, self.memory.book, sees=sees, needed=needed
+                )
             except KvchatError as error:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=refusal.explain(error)))
                 return
@@ -155,25 +160,28 @@ class SupervisedRoom:
         if self._meeting is not None:
             await asyncio.wait([self._meeting])  # it ends with its engine
 
-    async def ready(self, *, sees: bool = False) -> ReadyEngine:
+    async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none.
 
         `sees`: one with a projector. It is loaded only when it is asked for, and then stays as long as the engine.
+        `tokens`: one with room for so many, as far as it may grow.
         """
         if sees and not self.sees:
             await self.check_sight(None)
         while True:
             if self._preparing or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
-                await self.start(sees=sees)
+                await self.start(sees=sees, tokens=tokens)
             if self._preparing and self._preparing.failure:
                 raise refusal.raised(self._preparing.failure)
             await self._supervisor.ready()
             if known := self._known():
                 if known.sees or not sees:
-                    return known
-                if self._meant_to_see:
+                    if known.context_size >= min(tokens, known.limit):
+                        return known
+                    sees = known.sees
+                elif self._meant_to_see:
                     raise CannotSee("This model", "Its projector is not for pictures.")
-                await self.stop()
+                await self._start(sees=sees, tokens=tokens)
                 continue
             meeting = self._meeting if self._meeting and not self._meeting.done() else self._meet()
             await asyncio.shield(meeting)  # a caller that is cancelled does not end it for the others
@@ -181,10 +189,8 @@ class SupervisedRoom:
     async def note_restore(self, *, hollow: bool) -> None:
         """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
         ready, choice = self._known(), self.choice
-        if ready is None or choice is None:
-            return
-        finding = ready.finding.after_restore(hollow=hollow)
-        if finding != ready.finding:
+        finding = ready.finding.after_restore(hollow=hollow) if ready else None
+        if ready and choice and finding and finding != ready.finding:
             self._ready = replace(ready, finding=finding)
             await self._findings.learn(choice.subject, finding, ready.finding)
 
@@ -195,18 +201,24 @@ class SupervisedRoom:
 
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: the reason in the supervisor's words, once it has seen the process go."""
-        try:
-            async with asyncio.timeout(LOSS_NOTICED_S):
-                while self._supervisor.status.state is EngineState.READY:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
+        if not await loss_noticed(self._supervisor, self._changed):
             return error
         failure = self.status.failure
         if failure:
             return refusal.raised(failure)
         stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
         return refusal.stopped_on_purpose() if stopped else error
+
+    async def _start(self, *, sees: bool, tokens: int) -> None:
+        """Start an engine, in place of one that runs. Whoever waits for it may go away: it is finished all the same."""
+
+        async def start() -> None:
+            await self.stop()
+            await self.start(sees=sees, tokens=tokens)
+
+        self._starter = asyncio.create_task(start(), name="starting the engine")
+        self._starter.add_done_callback(tell_bug)
+        await asyncio.shield(self._starter)
 
     def _known(self) -> ReadyEngine | None:
         """The engine that runs, if it has been met."""
@@ -239,6 +251,7 @@ class SupervisedRoom:
             kv_bytes_per_token=choice.kv_bytes_per_token,
             finding=Finding(choice.promised, proved=False),
             sees=facts.sees,
+            most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
         )
         finding = await self._findings.known(choice.subject) or await self._find_out(met, choice)
         if finding is not None:

@@ -73,10 +73,13 @@ class EngineView:
 
     @property
     def context_size(self) -> int | None:
-        """The context size in tokens, None before the engine is ready."""
+        """How many tokens a chat may have, None before the engine is ready. Perhaps not all of it is laid out yet."""
         if self.status.state is not EngineState.READY:
             return None
-        return self._room.context_size or (self._room.choice.context.tokens if self._room.choice else None)
+        choice = self._room.choice
+        if choice is not None and choice.context.tokens < choice.most.tokens:
+            return choice.most.tokens
+        return self._room.context_size or (choice.context.tokens if choice else None)
 
     @property
     def context_reason(self) -> str:

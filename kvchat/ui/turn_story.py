@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import (
     FirstToken,
+    MakingRoom,
     Prefilling,
     ReplyDelta,
     ReplyFinished,
@@ -69,6 +70,12 @@ class TurnStory:
             case WaitingForWriter():
                 self._fresh()
                 self.pending = "This chat is being answered by another kvchat; waiting…"
+            case MakingRoom(done=True):
+                self._pieces.pop("wait", None)
+            case MakingRoom():
+                self._fresh()
+                self._say("wait", "making room for a longer chat", "live")
+                self.pending = "Making room for a longer chat…"
             case Restoring() | Restored() | RestoreFailed():
                 self._tell_restore(event)
             case Prefilling(done=done, total=total):

@@ -9,6 +9,7 @@ from kvchat.library.corrections import Corrections
 from kvchat.library.fitting import ENOUGH_ON_DEVICE, MINIMUM, STEP, margin
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.memory import DeviceMemory, MemoryFacts
+from kvchat.library.placement import Demand
 from kvchat.wording import size
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
 
@@ -172,19 +173,19 @@ def test_what_was_learned_is_used(large: GgufFacts) -> None:
 def test_steps_down_halve_the_context_to_the_floor(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
     choice = choose_context_size(large, memory)
-    steps = smaller_choices(choice, large, memory, "f16")
+    steps = smaller_choices(choice, Demand(large, "f16"), memory)
     assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
     assert steps[-1].tokens == MINIMUM
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
     assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: memory ran out with {choice.tokens:,}.")
-    assert smaller_choices(steps[-1], large, memory, "f16") == ()
+    assert smaller_choices(steps[-1], Demand(large, "f16"), memory) == ()
 
 
 def test_steps_down_take_layers_off_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
     choice = choose_context_size(large, memory)
-    steps = smaller_choices(choice, large, memory, "f16")
+    steps = smaller_choices(choice, Demand(large, "f16"), memory)
     kept = [(step.tokens, step.placement.gpu_layers) for step in steps if step.placement]
     assert kept[0] == (choice.tokens // 2 // STEP * STEP, 33) or kept[0] == (ENOUGH_ON_DEVICE, 33)
     layers = [gpu_layers for tokens, gpu_layers in kept if tokens == ENOUGH_ON_DEVICE]
@@ -193,28 +194,28 @@ def test_steps_down_take_layers_off_the_gpu_before_the_context_gets_short(large:
 
 
 def test_a_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
-    larger = larger_choice(16_384, None, large, MemoryFacts(64 * GB), "f16")
+    larger = larger_choice(16_384, None, Demand(large, "f16"), MemoryFacts(64 * GB))
     assert larger is not None
     assert larger.tokens == 32_768
     assert (
         larger.reason
         == f"32,768 tokens take about {size(larger.needed)} of the 64 GB free once the engine has stopped."
     )
-    most = larger_choice(16_384, None, large, MemoryFacts(10 * GB), "f16")
+    most = larger_choice(16_384, None, Demand(large, "f16"), MemoryFacts(10 * GB))
     assert most is not None
     assert 16_384 < most.tokens < 32_768
     assert most.fits
-    assert larger_choice(16_384, None, large, MemoryFacts(8 * GB), "f16") is None
-    assert larger_choice(131_072, None, large, PLENTY, "f16") is None
+    assert larger_choice(16_384, None, Demand(large, "f16"), MemoryFacts(8 * GB)) is None
+    assert larger_choice(131_072, None, Demand(large, "f16"), PLENTY) is None
     ran_out = Corrections().after_running_out(0.4, 0.0)
-    assert larger_choice(16_384, None, large, MemoryFacts(16 * GB), "f16", corrections=ran_out) is None
+    assert larger_choice(16_384, None, Demand(large, "f16", corrections=ran_out), MemoryFacts(16 * GB)) is None
 
 
 def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(large: GgufFacts) -> None:
     def offered(gpu: float) -> ContextChoice | None:
         memory = MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", round(gpu * GB)),))
         whole = choose_context_size(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
-        return larger_choice(16_384, whole, large, memory, "f16")
+        return larger_choice(16_384, whole, Demand(large, "f16"), memory)
 
     roomy, narrow = offered(10), offered(7.8)
     assert roomy is not None
@@ -227,7 +228,9 @@ def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(la
 def test_a_larger_context_is_reckoned_without_a_gpu_that_is_gone(large: GgufFacts) -> None:
     whole = choose_context_size(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
     without = MemoryFacts(64 * GB)
-    assert larger_choice(16_384, whole, large, without, "f16") == larger_choice(16_384, None, large, without, "f16")
+    assert larger_choice(16_384, whole, Demand(large, "f16"), without) == larger_choice(
+        16_384, None, Demand(large, "f16"), without
+    )
 
 
 def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:

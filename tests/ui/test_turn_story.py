@@ -6,6 +6,7 @@ import pytest
 
 from kvchat.chat.events import (
     FirstToken,
+    MakingRoom,
     Prefilling,
     ReplyDelta,
     ReplyFinished,
@@ -155,4 +156,12 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
 def test_send_forgets_the_turn_before() -> None:
     story = told(Saved("c", 137_000_000, 6100, 310))
     story.begin()
+    assert words(story) == []
+
+
+def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
+    story = told(MakingRoom("c", 20_000))
+    assert words(story) == ["making room for a longer chat"]
+    assert story.pending == "Making room for a longer chat…"
+    story.tell(MakingRoom("c", 20_000, done=True))
     assert words(story) == []
