@@ -67,15 +67,16 @@ def receipt_sentence(receipt: Receipt) -> str:
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
-    source = f"hollow restore: {UNUSED}" if receipt.hollow else _IN_FULL[receipt.source]
+    where = where_from(receipt.source, cached, receipt.prompt_tokens, receipt.miss_reason)
+    source = f"{where}; {f'hollow restore: {UNUSED}' if receipt.hollow else _IN_FULL[receipt.source]}"
     lines = [
         ("Time to first token", duration(receipt.ttft_ms)),
         ("  Loading (restore)", _restore(receipt)),
         ("  Reading (prefill)", f"{duration(receipt.prefill_ms)} for {several(read, 'token')}"),
         ("  First token and the rest", duration(receipt.first_token_ms)),
-        ("Prompt", f"{several(receipt.prompt_tokens, 'token')}: {read:,} read, {cached:,} cached"),
+        ("Prompt", f"{several(receipt.prompt_tokens, 'token')}: read {read:,} new, remembered {cached:,}"),
         ("Reply", f"{several(receipt.predicted_tokens, 'token')} at {receipt.tokens_per_second:.1f} tokens/s"),
-        ("Source", source),
+        ("Where from", source),
     ]
     for words, waited in ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms)):
         if waited >= _LEAST_WAIT_MS:

@@ -15,8 +15,8 @@ from kvchat.engine.interface import EngineGone, EngineRefused
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile
 from kvchat.kvstore.store import NotWanted, SavePointStore, StoreRefused
 
-TOO_LARGE_NOW = "its save point is larger than the context is now"
-DIED_OVER_RESTORE = "the engine died while it loaded the save point"
+TOO_LARGE_NOW = "what is kept of it is larger than the context is now"
+DIED_OVER_RESTORE = "the engine died while it loaded its memory"
 
 
 class Restorer:
@@ -44,14 +44,14 @@ class Restorer:
             try:
                 answer = await room.engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
-                reason = f"the engine refused the save point: {refusal.message}"
+                reason = f"the engine refused its memory: {refusal.message}"
                 await self.set_aside(point, reason)
                 return Miss(reason)
             except EngineGone:
                 await self.set_aside(point, DIED_OVER_RESTORE)
                 raise
         if answer.n_restored != staged.n_tokens:
-            reason = f"the engine restored {answer.n_restored:,} of {staged.n_tokens:,} tokens"
+            reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
             await self.set_aside(point, reason)
             await room.engine.erase_slot()
             return Miss(reason)

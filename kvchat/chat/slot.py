@@ -132,7 +132,7 @@ class SlotKeeper:
     async def _disproved(self, conversation_id: str, loaded: Loaded, cached: int) -> Verdict:
         """The engine read (nearly) everything again."""
         if loaded.restore is None:
-            reason = loaded.miss_reason or "the engine did not reuse what was in its slot"
+            reason = loaded.miss_reason or "the engine did not reuse what it held"
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
         point = loaded.restore.save_point
         hollow = f"hollow restore: the engine accepted {point.n_tokens:,} tokens and then reused {cached:,} of them"
@@ -214,7 +214,7 @@ class SlotKeeper:
             await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id, path)
             answer = await self._saved(room, path)
             if answer.n_saved != len(boundary):
-                raise StoreRefused(f"the slot held {answer.n_saved:,} tokens instead of {len(boundary):,}")
+                raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
             point = await asyncio.to_thread(
                 self._store.take,
                 path,

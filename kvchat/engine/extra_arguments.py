@@ -33,7 +33,7 @@ class BadWorkers(KvchatError):
 
 _LOCAL = "kvchat keeps the engine reachable from this computer alone"
 _SETTING = "it has a setting of its own"
-_SAVE_POINTS = "save points depend on it"
+_SAVE_POINTS = "the memory of chats depends on it"
 _MODEL = "the model is chosen in the window"
 _FOREIGN = "kvchat uses the engine for chatting alone"
 _WATCHES = "kvchat watches the engine through it"

@@ -129,9 +129,9 @@ def _bad_argument(line: str) -> EngineFailure:
 def _no_flash_attention(line: str) -> EngineFailure:
     return EngineFailure(
         FailureKind.INCOMPATIBLE,
-        "This KV type does not work here",
+        "This precision does not work here",
         line,
-        'The model is fine. Set the KV type in the settings to "f16", or use an engine with flash attention.',
+        "The model is fine. Set the precision in the settings to exact (f16), or use an engine with flash attention.",
     )
 
 

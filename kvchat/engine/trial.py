@@ -51,8 +51,8 @@ class SlotMismatch(KvchatError):
 
     def __init__(self, saved: int, restored: int) -> None:
         super().__init__(
-            "Restoring does not work with this engine",
-            f"It saved {saved} tokens and restored {restored}.",
+            "Chats cannot be remembered with this engine",
+            f"It kept {saved} tokens and loaded {restored}.",
             "Chats work; each one is read again when it is opened. Try another version of llama-server.",
         )
 
@@ -103,7 +103,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             restored = (await engine.restore_slot(_SLOT_FILE)).n_restored
             if saved != restored or not saved:
                 raise SlotMismatch(saved, restored)
-            done(TrialStep("Save points", f"{saved} tokens saved and restored"))
+            done(TrialStep("Memory of chats", f"{saved} tokens kept and loaded again"))
         except EngineError as error:
             raise await _reason(supervisor, error) from error
         finally:

@@ -90,7 +90,7 @@ class BlockStore:
                 self._keeping.recover()  # there is a new one now
             self._parts.index.be_patient()
         except (OSError, IndexFailed, IndexLost) as error:
-            title = "The folder for save points cannot be used."
+            title = "The folder for the memory of chats cannot be used."
             advice = "Check that the folder is yours and the disk is not full."
             raise StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice) from error
 
@@ -259,7 +259,7 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except IndexLost as error:
-        title = "The index of save points was damaged."
-        raise StoreRefused(title, "It was set aside, and a new one begun: chats start cold once.") from error
+        title = "The list of what is kept was damaged."
+        raise StoreRefused(title, "It was set aside, and a new one begun: each chat is read again once.") from error
     except (IndexFailed, OSError) as error:
-        raise StoreRefused("The save points could not be read or written.", f"{error}.") from error
+        raise StoreRefused("The memory of chats could not be read or written.", f"{error}.") from error

@@ -58,9 +58,9 @@ def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int
     """
     if size > quota:
         raise StoreRefused(
-            "Not saved: larger than the disk quota.",
-            f"This save point takes {size_in_words(size)}, the quota is {size_in_words(quota)}.",
-            "Raise the disk quota in the settings.",
+            "Not saved: larger than the limit on the disk.",
+            f"The memory of this chat takes {size_in_words(size)}, the limit is {size_in_words(quota)}.",
+            "Raise the limit in the settings, under Storage.",
         )
     if free - still_to_write < floor:
         raise StoreRefused(

@@ -21,7 +21,7 @@ from kvchat.migrations import migrate
 
 LOCK_WAIT_S = 30.0  # how long a write in the background waits for another process's
 FIRST_WAIT_S = 3.0  # how long opening waits, and whoever only reads, where next to nothing can be in the way
-TOO_NEW = "Your save points were last kept by a newer kvchat"
+TOO_NEW = "The memory of your chats was last kept by a newer kvchat"
 LOST = "lost"  # the mark that says when the index before this one was lost
 _PAGE_BYTES = 8192  # a whole segment of tokens fits into a page of an index with its neighbours
 _MOST_IDLE = 4

@@ -17,7 +17,7 @@ from kvchat.kvstore.index_schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
 from kvchat.migrations import statements
 
-INDEX_LOST = "the index of save points was damaged; it was set aside and a new one begun"
+INDEX_LOST = "the list of what is kept was damaged; it was set aside and a new one begun"
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) ->
         written, there = size_in_words(expected_size), size_in_words(size)
         raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
     if not tokens:
-        raise StoreRefused("Not saved: the slot was empty.", "The engine had nothing of this chat in memory.")
+        raise StoreRefused("Not saved: the engine had nothing of this chat.")
     if not slotfile.stands_for(tokens, expected):
         detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this chat's."
-        raise StoreRefused("Not saved: the slot holds something else.", detail)
+        raise StoreRefused("Not saved: the engine holds something else.", detail)
     return size
 
 
@@ -36,4 +36,4 @@ def not_written(error: OSError) -> StoreRefused:
     """The refusal for a fault of the disk while writing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreRefused("Not saved: the disk is full.", "", "Make room on the disk.")
-    return StoreRefused("Not saved: the save point could not be written.", f"{error.strerror or error}.")
+    return StoreRefused("Not saved: it could not be written.", f"{error.strerror or error}.")

@@ -14,10 +14,10 @@ from kvchat.kvstore.recipe import RecipeError
 from kvchat.kvstore.savepoint import Loss, PrunePlan, StoreUsage, VerifyReport
 from kvchat.kvstore.store import Bounds
 
-PRUNED = "its save point was deleted to stay within the disk quota"
-PRUNED_BY_USER = "its save point was deleted to make room"
-EXPIRED = "its save point was deleted because it had not been used for long"
-NOT_FINISHED = "kvchat ended before its save point was stored"
+PRUNED = "its memory was deleted to stay within the limit on the disk"
+PRUNED_BY_USER = "its memory was deleted to make room"
+EXPIRED = "its memory was deleted because it had not been used for long"
+NOT_FINISHED = "kvchat ended before its memory was stored"
 
 
 class Keeping:

@@ -18,7 +18,7 @@ from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.staging import Staging
 from kvchat.kvstore.store import Bounds
 
-DELETED_MEANWHILE = "its save point was deleted meanwhile"
+DELETED_MEANWHILE = "its memory was deleted meanwhile"
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
@@ -169,7 +169,7 @@ class Parts:
                 reason = self.blocks.fault(one.block, one.size)
                 if reason is None:  # written anew meanwhile
                     continue
-                words = f"its save point was set aside: a block was damaged ({reason})"
+                words = f"its memory was set aside: a block was damaged ({reason})"
                 users = index_recipes.users_of(db, one.block)
                 index_points.lose(db, users, words, self.clock(), tell=True, block=one.block)
                 db.execute("DELETE FROM blocks WHERE name = ?", (one.block,))
@@ -179,7 +179,7 @@ class Parts:
 
     def lose(self, point_id: str, reason: str, *, tell: bool) -> str:
         """Take one save point out of use; returns the reason as the user reads it."""
-        words = f"its save point was set aside: {reason}"
+        words = f"its memory was set aside: {reason}"
         with self.index.write() as db:
             index_points.lose(db, [int(point_id)], words, self.clock(), tell=tell, block=None)
         self.staging.drop(point_id)

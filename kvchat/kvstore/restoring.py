@@ -1,4 +1,4 @@
-"""From a prompt to a verified slot file: find the best save point, and put its file into the engine's slot folder."""
+"""From a prompt to a verified slot file: find the best save point, and put its file into the engine's folder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or 
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
 _HEADERS = 1 << 16  # bytes; a part of a file is a little larger than its share
-NOTHING_SAVED = "nothing saved yet for this chat"
-CANNOT_GO_BACK = "the chat was changed before its save point, and this model cannot go back"
+NOTHING_SAVED = "nothing kept yet of this chat"
+CANNOT_GO_BACK = "the chat was changed before what was kept of it, and this model cannot go back"
 
 
 class Restoring:
@@ -50,7 +50,7 @@ class Restoring:
         except IndexLost:
             return Miss(INDEX_LOST)
         except IndexFailed as error:
-            return Miss(f"the save points could not be read ({error})")
+            return Miss(f"what is kept could not be read ({error})")
 
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
@@ -198,11 +198,11 @@ class Restoring:
         """Why the plan came to nothing; what is bad is set aside."""
         try:
             if isinstance(error, OSError):
-                return f"its file could not be put into the engine's slot folder ({error.strerror})"
+                return f"its file could not be put into the engine's folder ({error.strerror})"
             if isinstance(error, IndexLost):
                 return INDEX_LOST
             if isinstance(error, IndexFailed):
-                return f"the save points could not be read ({error})"
+                return f"what is kept could not be read ({error})"
             with self._parts.index.read() as db:
                 there = index_points.load(db, int(plan.save_point.id)) is not None
                 reason = index_points.loss_of(db, int(plan.save_point.id))
@@ -210,7 +210,7 @@ class Restoring:
                 return reason or DELETED_MEANWHILE
             return self._set_aside(plan.save_point, error)
         except (IndexLost, IndexFailed) as second:
-            return f"the save points could not be read ({second})"
+            return f"what is kept could not be read ({second})"
 
     def _set_aside(self, point: SavePoint, error: Exception) -> str:
         """Take the bad blocks of a save point out of use, or the save point itself where its recipe is wrong."""
@@ -218,7 +218,7 @@ class Restoring:
             self._parts.put_aside(error.bad)
             with self._parts.index.read() as db:
                 reason = index_points.loss_of(db, int(point.id))
-            return reason or f"a block of its save point was damaged ({error}) and has been written anew"
+            return reason or f"a part of its memory was damaged ({error}) and has been written anew"
         return self._parts.lose(point.id, str(error), tell=True)
 
 
@@ -279,4 +279,4 @@ def _why_nothing(
             return "saved with another model"
         return f"saved with other engine settings ({', '.join(differences)})"
     lost_at = index_lost_at(db)
-    return f"{NOTHING_SAVED}; the index of save points was damaged on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED
+    return f"{NOTHING_SAVED}; the list of what is kept was damaged on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED

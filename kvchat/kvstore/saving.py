@@ -239,6 +239,6 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except IndexLost as error:
-        raise StoreRefused("Not saved: the index of save points was damaged.", "A new one was begun.") from error
+        raise StoreRefused("Not saved: the list of what is kept was damaged.", "A new one was begun.") from error
     except IndexFailed as error:
-        raise StoreRefused("Not saved: the index of save points could not be written.", f"{error}.") from error
+        raise StoreRefused("Not saved: the list of what is kept could not be written.", f"{error}.") from error

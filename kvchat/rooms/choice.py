@@ -215,7 +215,7 @@ def _weighed(projector: Path) -> tuple[int, str]:
         identity = file_identity(projector)
         return projector.stat().st_size, identity
     except OSError as error:
-        why = f"Its projector {projector.name} cannot be read: {error.strerror or error}."
+        why = f"The file it sees with, {projector.name}, cannot be read: {error.strerror or error}."
         raise CannotSee("This model", why, "Check that you may read it.") from error
 
 

@@ -17,8 +17,8 @@ class CannotSee(KvchatError):
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
             f"{model} cannot see pictures",
-            why or "No projector (a file with “mmproj” in its name) lies beside it.",
-            advice or "Choose a model that can see. If this one can, download it again: its projector comes with it.",
+            why or "The file it sees with (it has “mmproj” in its name) does not lie beside it.",
+            advice or "Choose a model that can see. If this one can, download it again: that file comes with it.",
         )
 
 
@@ -26,8 +26,8 @@ def server_cannot_see() -> CannotSee:
     """The server that the user runs was started without a projector."""
     return CannotSee(
         "The model of your server",
-        "The server was started without a projector (--mmproj).",
-        "Start it with one, or attach the text that is in the picture.",
+        "The server was started without what it sees with (--mmproj).",
+        "Start it with that, or attach the text that is in the picture.",
     )
 
 

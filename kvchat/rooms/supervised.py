@@ -180,7 +180,7 @@ class SupervisedRoom:
                         return known
                     sees = known.sees
                 elif self._meant_to_see:
-                    raise CannotSee("This model", "Its projector is not for pictures.")
+                    raise CannotSee("This model", "The file beside it is not for pictures.")
                 await self._start(sees=sees, tokens=tokens)
                 continue
             meeting = self._meeting if self._meeting and not self._meeting.done() else self._meet()

@@ -145,10 +145,8 @@ class TurnStory:
     def _say_where(self, source: Source, where: str) -> None:
         loaded = f": {size(self._restored.bytes)} in {duration(self._restored.ms)}" if self._restored else ""
         good = source is not Source.COLD and not where.endswith("part")
-        after = self._pieces.pop("ttft", None)  # the time comes last, wherever the chat came from
+        self._pieces = {"restore": Piece(where)} | self._pieces  # it comes first, whenever it is known
         self._say("restore", f"{where}{loaded}", "good" if good else "")
-        if after is not None:
-            self._pieces["ttft"] = after
 
     def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
         self._over = True

@@ -41,8 +41,8 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     speed = size(1000 / pays.restore_ms_per_byte)
     rates = f"(reading {pays.prefill_ms_per_token:.2g} ms a token, loading {speed}/s)"
     if pays.tokens is None:
-        return f"Loading is never quicker than reading on this computer {rates}."
-    return f"Loading is quicker than reading from about {pays.tokens:,} tokens on, on this computer {rates}."
+        return f"On this computer loading is never quicker than reading {rates}."
+    return f"On this computer loading is quicker than reading from about {pays.tokens:,} tokens on {rates}."
 
 
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:

@@ -62,7 +62,7 @@ def test_a_hollow_restore_is_a_fault() -> None:
     assert receipt_line(hollow).fault
     assert receipt_line(hollow).text == "35 s · read again: what was loaded was not used"
     assert receipt_sentence(hollow) == "34.6 s · read 5,918 tokens again: what was loaded was not used"
-    assert ("Source", "hollow restore: what was loaded was not used") in receipt_details(hollow)
+    assert ("Where from", "read again; hollow restore: what was loaded was not used") in receipt_details(hollow)
 
 
 def test_a_restore_before_send_is_named_as_not_counted() -> None:

@@ -200,8 +200,8 @@ async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage, 
 @pytest.mark.parametrize(
     ("switches", "reason"),
     [
-        ({"FAKE_REFUSE_RESTORE": 1}, "the engine refused the save point"),
-        ({"FAKE_DIE_DURING": "restore"}, "the engine died while it loaded the save point"),
+        ({"FAKE_REFUSE_RESTORE": 1}, "the engine refused its memory"),
+        ({"FAKE_DIE_DURING": "restore"}, "the engine died while it loaded its memory"),
     ],
 )
 async def test_a_restore_that_fails_becomes_an_ordinary_prefill(

@@ -116,9 +116,9 @@ def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
 @pytest.mark.parametrize("log", [QUANTISED_V, QUANTISED_V_AUTO], ids=["off", "auto"])
 def test_a_kv_type_without_flash_attention_is_not_blamed_on_the_model(log: str) -> None:
     told = failure.explain(Outcome(1, tuple(log.splitlines())))
-    assert "KV type" in told.title
+    assert "precision" in told.title
     assert "quantized V cache" in told.detail
-    assert '"f16"' in told.advice
+    assert "f16" in told.advice
 
 
 def test_a_worker_that_is_gone_is_named() -> None:

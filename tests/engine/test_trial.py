@@ -21,7 +21,7 @@ async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
 async def test_a_good_engine_passes_every_step(fake_engine: FakeEngine) -> None:
     trial = await tried(fake_engine)
     assert trial.works
-    assert [step.name for step in trial.steps] == ["Version", "Devices", "Model", "Reply", "Save points"]
+    assert [step.name for step in trial.steps] == ["Version", "Devices", "Model", "Reply", "Memory of chats"]
     assert "--slot-save-path" in fake_engine.launches()[0]["arguments"]
 
 
@@ -39,7 +39,7 @@ async def test_without_a_model_it_is_only_asked_who_it_is(fake_engine: FakeEngin
         ({"FAKE_EXIT_AT_START": "-11:"}, "crashed"),
         ({"FAKE_DIE_DURING": "stream"}, "crashed"),
         ({"FAKE_DIE_DURING": "restore", "FAKE_DIE_HOW": "kill"}, "killed"),
-        ({"FAKE_EMPTY_SAVE": 1}, "Restoring does not work"),
+        ({"FAKE_EMPTY_SAVE": 1}, "Chats cannot be remembered"),
         ({"FAKE_REFUSE_RESTORE": 1}, "refused the request"),
     ],
 )

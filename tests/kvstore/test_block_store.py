@@ -161,7 +161,7 @@ def test_what_cannot_be_cut_restores_the_longest_whole_save_point(tmp_path: Path
     assert plan_of(bench.find(text(300), can_cut=False)).tokens_used == 100  # a token must be left to evaluate
     assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
     changed = bench.find(text(90) + (7,) * 50, can_cut=False)
-    assert changed == Miss("the chat was changed before its save point, and this model cannot go back")
+    assert changed == Miss("the chat was changed before what was kept of it, and this model cannot go back")
 
 
 @pytest.mark.parametrize("length", [33, 255, 256, 257, 400])
@@ -222,13 +222,13 @@ def test_every_miss_says_why(bench: Bench) -> None:
         assert isinstance(result, Miss)
         return result.reason
 
-    assert reason(text(100)) == "nothing saved yet for this chat"
+    assert reason(text(100)) == "nothing kept yet of this chat"
     point = bench.save("thesis", text(100))
     assert reason(text(100), model="qwen:1") == "saved with another model"
     assert reason(text(100), kv_type_k="q8_0") == "saved with other engine settings (KV type of K)"
     assert reason(text(5) + text(95, start=500)) == "what is saved begins differently (5 tokens in common)"
     bench.store.set_aside(point, "hollow restore")
-    assert reason(text(100)) == "its save point was set aside: hollow restore"
+    assert reason(text(100)) == "its memory was set aside: hollow restore"
     assert bench.block_files() == []
 
 
@@ -270,7 +270,7 @@ def test_the_quota_is_kept_and_the_newest_spared(tmp_path: Path) -> None:
         bench.save(f"chat {number}", text(300, start=1000 * (number + 1)))
     assert [one.conversation_id for one in bench.store.usage().conversations] == ["chat 3", "chat 4"]
     gone = bench.find(text(300), conversation="a")
-    assert gone == Miss("its save point was deleted to stay within the disk quota")
+    assert gone == Miss("its memory was deleted to stay within the limit on the disk")
 
 
 def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> None:
@@ -287,7 +287,7 @@ def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> Non
     left = {one.conversation_id for one in bench.store.usage().conversations}
     assert left == {"used again", "pinned", "new", "newer"}
     gone = bench.find(text(310), conversation="old")
-    assert gone == Miss("its save point was deleted because it had not been used for long")
+    assert gone == Miss("its memory was deleted because it had not been used for long")
 
 
 @pytest.mark.parametrize("length", [180, 256, 700])

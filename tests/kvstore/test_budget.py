@@ -48,5 +48,5 @@ def test_room_is_refused_at_the_floor_and_not_before() -> None:
     check_room(100, 100, free=200, quota=100, floor=100)
     with pytest.raises(StoreRefused, match="nearly full"):
         check_room(100, 101, free=200, quota=100, floor=100)
-    with pytest.raises(StoreRefused, match="larger than the disk quota"):
+    with pytest.raises(StoreRefused, match="larger than the limit on the disk"):
         check_room(101, 0, free=200, quota=100, floor=100)

@@ -235,11 +235,11 @@ async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
 ) -> None:
     panel = await opened(window)
     await slid(panel, qtbot, 0.5)
-    furnished.refuse = KvchatError("The save points could not be read or written.", "Disk error.", "")
+    furnished.refuse = KvchatError("The memory of chats could not be read or written.", "Disk error.", "")
     qtbot.mouseClick(panel.prune.button, LEFT)
     await until(lambda: panel.notices.on_show)
     assert not window.notices.on_show
-    assert panel.notices.on_show[0].words[0] == "The save points could not be read or written."
+    assert panel.notices.on_show[0].words[0] == "The memory of chats could not be read or written."
     assert not panel.prune.moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
 

@@ -65,11 +65,11 @@ def test_the_break_even() -> None:
     rates = "(reading 4.2 ms a token, loading 210 MB/s)"
     assert (
         break_even_in_words(pays)
-        == f"Loading is quicker than reading from about 1,032 tokens on, on this computer {rates}."
+        == f"On this computer loading is quicker than reading from about 1,032 tokens on {rates}."
     )
     assert (
         break_even_in_words(replace(pays, tokens=None))
-        == f"Loading is never quicker than reading on this computer {rates}."
+        == f"On this computer loading is never quicker than reading {rates}."
     )
     assert break_even_in_words(None) == ""
 
