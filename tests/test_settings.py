@@ -51,6 +51,14 @@ def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path: P
         ("model_path", "/models/\0.gguf"),
         ("model_folders", "/models"),
         ("model_folders", ["/models", 3]),
+        ("model_folders", [["/models"]]),
+        ("model_path", "/models/\ud83d.gguf"),
+        ("engine_url", "http://\udcff"),
+        ("quota_bytes", 10**400),
+        ("max_tokens", 10**30),
+        ("temperature", 10**400),
+        ("zoom", 1e308),
+        ("seed", {"a": []}),
     ],
 )
 def test_a_value_that_makes_no_sense_is_the_default_and_the_others_stay(
@@ -124,3 +132,16 @@ def test_folders_that_cannot_be_made_are_an_error_in_words(tmp_path: Path) -> No
         paths.ensure()
     assert str(paths.config) in refused.value.detail
     assert "KVCHAT_HOME" in refused.value.advice
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"a":' * 100_000, b'{"seed": ' + b"9" * 5000 + b"}", b"\xff\xfe", b" " * 5_000_000, b""],
+    ids=["lists", "objects", "digits", "bytes", "large", "empty"],
+)
+def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "settings.json"
+    file.write_bytes(content)
+    assert load_settings(file) == Settings()
+    assert (tmp_path / "settings.json.bad").read_bytes() == content
+    assert not file.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from pathlib import Path
 
@@ -22,7 +23,8 @@ _OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", 
 def read_attachment(path: Path) -> Attachment:
     """A file as text, or a picture as it is. Raises CannotAttach."""
     data = read_bytes(path)
-    return picture_of(path.name, data) if is_picture(data) else document_of_file(path.name, data)
+    name = os.fsencode(path.name).decode("utf-8", "replace")  # what is no text cannot be stored
+    return picture_of(name, data) if is_picture(data) else document_of_file(name, data)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import sys
 from pathlib import Path
 
 from kvchat import __version__
@@ -18,10 +16,14 @@ from kvchat.cli.options import (
     StoreAction,
     StoreOptions,
 )
+from kvchat.cli.values import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
 from kvchat.keeping.exporting import ExportForm
 
 SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
+_CODES = (
+    "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
+    " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvchat",
         description="Chat with your own llama-server; every chat's KV cache is kept and restored.",
+        epilog=_CODES,
     )
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     parser.add_argument(
@@ -42,7 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
     _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
     search = commands.add_parser("search", help="find words in all chats and what is attached to them")
-    search.add_argument("words", metavar="WORDS", nargs="+", help='all of them, or beginnings; "in quotes" as they are')
+    search.add_argument(
+        "words", metavar="WORDS", nargs="+", type=text, help='all of them, or beginnings; "in quotes" as they are'
+    )
     search.add_argument("--json", action="store_true", help="print one JSON object")
     _add_keeping(commands)
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
@@ -54,9 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def ask_options(namespace: argparse.Namespace) -> AskOptions:
-    """The options of `ask`; the prompt `-` is read from standard input here."""
+    """The options of `ask`; the prompt `-` is read from standard input here. Raises NoQuestion."""
+    prompt = standard_input() if namespace.prompt == "-" else namespace.prompt
+    if not prompt.strip():
+        raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
     return AskOptions(
-        prompt=sys.stdin.read() if namespace.prompt == "-" else namespace.prompt,
+        prompt=prompt,
         new=namespace.new,
         chat_id=namespace.chat,
         model=namespace.model,
@@ -132,9 +140,9 @@ def export_options(namespace: argparse.Namespace) -> ExportOptions:
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--new", action="store_true", help="begin a new chat")
-    which.add_argument("--chat", metavar="ID", help="go on with this chat (default: the newest)")
+    which.add_argument("--chat", metavar="ID", type=text, help="go on with this chat (default: the newest)")
     _add_engine(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system prompt of a new chat")
+    parser.add_argument("--system", metavar="TEXT", type=text, help="system prompt of a new chat")
     parser.add_argument(
         "--attach",
         metavar="FILE",
@@ -143,26 +151,30 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="attach text, code, a PDF or a picture; repeatable",
     )
-    parser.add_argument("--max-tokens", metavar="N", type=_positive, help="stop the reply after N tokens")
-    parser.add_argument("--temperature", metavar="T", type=float, help="0 always takes the likeliest token")
-    parser.add_argument("--seed", metavar="N", type=int, help="seed of the sampling")
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=setting("max_tokens", int), help="stop the reply after N tokens"
+    )
+    parser.add_argument(
+        "--temperature", metavar="T", type=setting("temperature", float), help="0 always takes the likeliest token"
+    )
+    parser.add_argument("--seed", metavar="N", type=setting("seed", int), help="seed of the sampling")
     # SUPPRESS: without it the subcommand's default would overrule a --starter given before `ask`.
     parser.add_argument(
         "--starter", action="store_true", default=argparse.SUPPRESS, help="without a model, fetch the starter model"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the reply")
-    parser.add_argument("prompt", metavar="PROMPT", help="the question; - reads standard input")
+    parser.add_argument("prompt", metavar="PROMPT", type=text, help="the question; - reads standard input")
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_engine(parser)
-    parser.add_argument("--tokens", metavar="N", type=_positive, help="length of the chat")
+    parser.add_argument("--tokens", metavar="N", type=positive, help="length of the chat")
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
-        "--turns", metavar="N", type=_positive, help="measure disk and bytes written over N short turns instead"
+        "--turns", metavar="N", type=positive, help="measure disk and bytes written over N short turns instead"
     )
     other.add_argument(
-        "--chats", metavar="N", type=_positive, help="measure N chats on one system prompt of that length instead"
+        "--chats", metavar="N", type=positive, help="measure N chats on one system prompt of that length instead"
     )
     other.add_argument(
         "--after-restart",
@@ -172,7 +184,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     other.add_argument(
         "--size",
         metavar="BYTES",
-        type=_byte_count,
+        type=byte_count,
         nargs="?",
         const=0,
         help="measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)",
@@ -187,7 +199,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, the store is shown)")
     prune = actions.add_parser("prune", help="delete the least valuable save points until the rest fits a size")
     prune.add_argument(
-        "--to", metavar="BYTES", type=_byte_count, required=True, help="what may remain: 500MB, 2GB or bytes"
+        "--to", metavar="BYTES", type=byte_count, required=True, help="what may remain: 500MB, 2GB or bytes"
     )
     prune.add_argument("--dry-run", action="store_true", help="only tell what would be deleted")
     verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
@@ -215,13 +227,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     )
     suggest = actions.add_parser("suggest", help="name a few models for this machine; nothing is asked of the network")
     search = actions.add_parser("search", help="search Hugging Face")
-    search.add_argument("words", metavar="WORDS", nargs="+", help="what the name must contain")
+    search.add_argument("words", metavar="WORDS", nargs="+", type=text, help="what the name must contain")
     files = actions.add_parser("files", help="list the models in a repository, with sizes and whether they fit")
     get = actions.add_parser("get", help="fetch a model; Ctrl+C pauses, the same command goes on")
     get.add_argument("--use", action="store_true", help="make it the model to chat with")
     for action in (files, get):
         action.add_argument(
-            "repository", metavar="OWNER/NAME[:QUANT]", help="such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+            "repository", metavar="OWNER/NAME[:QUANT]", type=text, help="such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
         )
     token = actions.add_parser("token", help="keep an access token for gated models, read from standard input")
     token.add_argument("--forget", action="store_true", help="forget it")
@@ -230,24 +242,12 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="PATH", type=Path, help="a GGUF file (default: the one in the settings)")
-    parser.add_argument("--engine", metavar="PATH", type=Path, help="a llama-server (default: the one kvchat finds)")
-
-
-def _positive(text: str) -> int:
-    """A whole number above zero; argparse turns the ValueError into a usage message."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return number
-
-
-def _byte_count(text: str) -> int:
-    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as 500MB or 2GB")
-    return round(float(match[1]) * _UNITS[match[2].upper()])
+    parser.add_argument(
+        "--model", metavar="PATH", type=named_path, help="a GGUF file (default: the one in the settings)"
+    )
+    parser.add_argument(
+        "--engine", metavar="PATH", type=named_path, help="a llama-server (default: the one kvchat finds)"
+    )
 
 
 def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -255,7 +255,7 @@ def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     export.add_argument(
         "target", type=Path, metavar="FILE", help="where to; its ending says in which form; - is standard output"
     )
-    export.add_argument("--chat", metavar="ID", help="only this chat")
+    export.add_argument("--chat", metavar="ID", type=text, help="only this chat")
     export.add_argument(
         "--form",
         choices=[form.value for form in ExportForm],

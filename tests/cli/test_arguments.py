@@ -9,6 +9,7 @@ import pytest
 
 from kvchat.cli.arguments import ask_options, bench_options, build_parser
 from kvchat.cli.options import AskOptions, BenchOptions
+from kvchat.cli.values import NoQuestion
 
 
 def parse_ask(*arguments: str) -> AskOptions:
@@ -39,7 +40,7 @@ def test_every_option_of_ask_arrives() -> None:
 
 
 def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("a long\nquestion"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa long\nquestion")))
     assert parse_ask("--new", "-") == AskOptions(prompt="a long\nquestion", new=True)
 
 
@@ -48,7 +49,15 @@ def test_starter_may_stand_before_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--new", "--chat", "abc", "x"], ["--max-tokens", "0", "x"], ["--max-tokens", "many", "x"], []]
+    "arguments",
+    [
+        ["--new", "--chat", "abc", "x"],
+        [],
+        *(["--max-tokens", bad, "x"] for bad in ("0", "many", "1e3", "-1", "", "9" * 5000, str(2**31))),
+        *(["--temperature", bad, "x"] for bad in ("nan", "inf", "-inf", "1e9", "-0.1", "warm", "")),
+        *(["--seed", bad, "x"] for bad in ("-5", "1.5", str(2**32), "nan")),
+        *(["--model", bad, "x"] for bad in ("caf\udce9.gguf",)),
+    ],
 )
 def test_nonsense_is_refused_with_a_usage_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -72,3 +81,45 @@ def test_bench_options() -> None:
 def test_no_command_means_the_app() -> None:
     options = build_parser().parse_args(["--hidden"])
     assert (options.command, options.hidden, options.starter) == (None, True, False)
+
+
+@pytest.mark.parametrize("size", ["", "-1", "nan", "1e9", "9" * 400 + "TB", "2 QB", "10000000TB"])
+def test_a_size_that_is_none_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["store", "prune", f"--to={size}"])
+    assert "usage: kvchat store prune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1e3", "999999999999"])
+@pytest.mark.parametrize("option", ["--tokens", "--turns", "--chats"])
+def test_a_measurement_that_would_never_end_is_refused(option: str, count: str) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["bench", option, count])
+
+
+@pytest.mark.parametrize("given", [b"", b" \n", b"\0", b"x" * 64_000_001], ids=["nothing", "space", "zero", "too much"])
+def test_a_question_that_is_none_is_refused(given: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    with pytest.raises(NoQuestion):
+        parse_ask("-")
+
+
+def test_without_a_standard_input_there_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(NoQuestion):
+        parse_ask("-")
+
+
+def test_words_are_utf_8_whatever_the_locale_took_them_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_ask("--system", "\udcc3\udca9", "caf\udce9 \udcff") == AskOptions(
+        prompt="caf\ufffd \ufffd", system="é"
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    assert parse_ask("-").prompt == "caf\ufffd"
+
+
+def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0 done; 1 not done" in told
