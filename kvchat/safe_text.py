@@ -1,8 +1,12 @@
-"""Characters that would make text look other than it is: invisible ones, control codes, bidi overrides."""
+"""Characters that would make text look other than it is: invisible ones, control codes, bidi overrides.
+
+What is shown and exported goes through here; what is stored, and what the model reads, stays as it was.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
 # Embeddings, overrides and isolates (UAX #9) reorder what stands beside them; the rest has no width at all.
 # Marks that honest text needs stay: LRM, RLM and ALM in Arabic and Hebrew, ZWJ and ZWNJ in emoji and Persian.
@@ -20,23 +24,83 @@ _HIDDEN = {
     "\u2060": "WJ",
     "\u180e": "MVS",
     "\ufeff": "BOM",
+    "\u00ad": "SHY",
+    "\u034f": "CGJ",
+    "\u115f": "HANGUL FILLER",
+    "\u1160": "HANGUL FILLER",
+    "\u3164": "HANGUL FILLER",
+    "\uffa0": "HANGUL FILLER",
+    "\u17b4": "KHMER VOWEL",
+    "\u17b5": "KHMER VOWEL",
 }
-_SUSPECT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f" + "".join(_HIDDEN) + "]")
+# Invisible operators and deprecated format controls, annotations, formats of shorthand and of music, tags and what is
+# reserved beside them, and the variation selectors.
+_RANGES = (
+    "\u2061-\u2065\u206a-\u206f\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\u180b-\u180d\u180f\ufe00-\ufe0f"
+)
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
+_SUSPECT = re.compile("[" + _CONTROLS + "".join(_HIDDEN) + _RANGES + "]")
 _DELETE, _CONTROL_PICTURES = 0x7F, 0x2400
+
+# A selector says how the character before it looks, and belongs behind one of these: emoji, ideographs, what Unicode
+# lists as standardised (mathematics, Myanmar, 'Phags-pa, fullwidth forms), Mongolian letters.
+_EMOJI = "#*0-9\u00a9\u00ae\u203c-\u3299\U0001f000-\U0001faff"
+_IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_BELONGS = re.compile(
+    f"[{_EMOJI}][\ufe0e\ufe0f]|[{_IDEOGRAPHS}\u2200-\u22ff\u2a00-\u2aff\u1000-\u109f\uaa60-\uaa7f\ua840-\ua87f"
+    f"\u3000-\u303f\uff01-\uff5e][\ufe00-\ufe0d]|[{_IDEOGRAPHS}][\U000e0100-\U000e01ef]"
+    "|[\u1820-\u18aa][\u180b-\u180d\u180f]|[\u1100-\u115e\ua960-\ua97c]\u1160"
+)
+_JUNGSEONG = re.compile("[\u1161-\u11a7\ud7b0-\ud7c6]")  # a vowel that U+115F may begin the syllable of
+_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f")  # Scotland's and the like
+_FLAG_LENGTH = 8
+_PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
 
 def calm(text: str) -> str:
     """Prose as it may be shown: hidden characters are left out, control codes (ANSI's ESC too) get their pictures."""
-    return _SUSPECT.sub(lambda found: "" if found[0] in _HIDDEN else _picture(found[0]), text)
+    return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or "", text)
 
 
 def spelled_out(text: str) -> str:
     """Code as it may be shown: every hidden character stands there by name, so that nothing in it is unseen."""
-    return _SUSPECT.sub(lambda found: f"⟦{_HIDDEN[found[0]]}⟧" if found[0] in _HIDDEN else _picture(found[0]), text)
+    return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
 
 
-def _picture(control: str) -> str:
-    code = ord(control)
+def shown_document(name: str, text: str) -> str:
+    """A document as it may be shown: as prose or as code, which its file's name tells."""
+    return calm(text) if PurePath(name).suffix.lower() in _PROSE else spelled_out(text)
+
+
+def _in_place(found: re.Match[str]) -> str:
+    """A hidden character that stands where it belongs; empty for any other."""
+    char, text, at = found[0], found.string, found.start()
+    if at and _BELONGS.match(text, at - 1):
+        return char
+    if "\U000e0020" <= char <= "\U000e007f":
+        begin = text.rfind("\U0001f3f4", max(0, at - _FLAG_LENGTH), at)
+        flag = _FLAG.match(text, begin) if begin >= 0 else None
+        return char if flag and at < flag.end() else ""
+    return char if char == "\u115f" and _JUNGSEONG.match(text, at + 1) else ""
+
+
+def _picture(char: str) -> str:
+    """What stands for a control code; empty for a character that is none."""
+    code = ord(char)
     if code < 0x20:
         return chr(_CONTROL_PICTURES + code)
-    return "␡" if code == _DELETE else "\ufffd"
+    if code == _DELETE:
+        return "␡"
+    return "\ufffd" if code < 0xA0 else ""
+
+
+def _name(char: str) -> str:
+    code = ord(char)
+    if 0xFE00 <= code <= 0xFE0F:
+        return f"VS{code - 0xFE00 + 1}"
+    if 0xE0100 <= code <= 0xE01EF:
+        return f"VS{code - 0xE0100 + 17}"
+    if 0xE0020 <= code <= 0xE007E:
+        return f"TAG {chr(code - 0xE0000)}"
+    return _HIDDEN.get(char, f"U+{code:04X}")

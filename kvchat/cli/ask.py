@@ -30,6 +30,7 @@ from kvchat.engine.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.safe_text import calm
 from kvchat.wording import size as size_in_words
 
 
@@ -53,7 +54,7 @@ class _Printer:
     def hear(self, event: Event) -> None:
         match event:
             case ReplyDelta(text=text) if not self.as_json:
-                _say(text, end="")
+                _say(calm(text) if sys.stdout.isatty() else text, end="")
             case ReplyFinished(receipt=receipt):
                 if receipt:
                     self.receipts.append(receipt)

@@ -17,6 +17,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
 from kvchat.paths import Paths, resolve_paths
+from kvchat.safe_text import calm
 from kvchat.settings import load_settings
 from kvchat.store_desk import open_store
 from kvchat.wording import duration, one_line, several, size
@@ -235,7 +236,7 @@ def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict
 
 def _title(conversation_id: str, titles: Titles) -> str:
     """A title in one short line; where the conversation is not known, its id."""
-    title = one_line(titles.get(conversation_id, conversation_id))
+    title = one_line(calm(titles.get(conversation_id, conversation_id)))
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
 
 

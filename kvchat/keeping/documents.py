@@ -16,6 +16,7 @@ from markdown_it.utils import OptionsDict
 
 from kvchat.chat.messages import Attachment, Conversation, Message, Role
 from kvchat.chat.pictures import kind_of
+from kvchat.safe_text import calm, shown_document, spelled_out
 from kvchat.wording import one_line
 
 SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
@@ -39,14 +40,14 @@ img { max-width: 100%; border-radius: .4rem; }
 
 def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
     """One conversation's current branch as Markdown."""
-    parts = [f"# {one_line(conversation.title)}", f"*{_moment(conversation.created_at)}*"]
+    parts = [f"# {one_line(calm(conversation.title))}", f"*{_moment(conversation.created_at)}*"]
     for message in branch:
         parts.append(f"## {SPEAKERS[message.role]}")
         if message.thinking.strip():
-            quoted = "\n".join(f"> {line}" for line in message.thinking.strip().splitlines())
+            quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
             parts.append(f"> *Thinking*\n>\n{quoted}")
-        parts += [f"*Attached: {one_line(attachment.name)}*" for attachment in message.attachments]
-        parts.append(_closed_fences(message.content.strip()))
+        parts += [f"*Attached: {one_line(calm(attachment.name))}*" for attachment in message.attachments]
+        parts.append(_safe_markdown(message.content.strip()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,7 +62,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
     reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer)
     reader.enable(["table", "strikethrough"])
     for conversation, branch in conversations:
-        yield f'<h1 dir="auto">{html.escape(conversation.title)}</h1>\n'
+        yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
         yield f'<p class="time">{_moment(conversation.created_at)}</p>\n'
         for message in branch:
             yield _article(message, reader)
@@ -70,21 +71,23 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 
 def file_name(conversation: Conversation, suffix: str) -> str:
     """A name for a conversation's file, on any system: its title and a piece of its id."""
-    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", conversation.title).strip(" .")[:60].rstrip(" .")
+    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
     return f"{words or 'Chat'} {conversation.id[:6]}{suffix}"
 
 
 def _article(message: Message, reader: MarkdownIt) -> str:
     thinking = (
-        f"<details><summary>Thinking</summary>{_plain(message.thinking)}</details>" if message.thinking.strip() else ""
+        f"<details><summary>Thinking</summary>{_plain(calm(message.thinking))}</details>"
+        if message.thinking.strip()
+        else ""
     )
     attached = "".join(
         _picture(attachment)
         if attachment.data
-        else f"<details><summary>{html.escape(attachment.name)}</summary>{_plain(attachment.text)}</details>"
+        else f"<details><summary>{html.escape(calm(attachment.name))}</summary>{_document(attachment)}</details>"
         for attachment in message.attachments
     )
-    body = reader.render(message.content) if message.role is Role.ASSISTANT else _plain(message.content)
+    body = _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
     heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
     return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
 
@@ -94,23 +97,41 @@ def _picture(attachment: Attachment) -> str:
     url = (
         f"data:image/{(kind_of(attachment.data) or 'png').lower()};base64,{base64.b64encode(attachment.data).decode()}"
     )
-    return f'<p><img src="{url}" alt="{html.escape(attachment.name)}"></p>'
+    return f'<p><img src="{url}" alt="{html.escape(calm(attachment.name))}"></p>'
+
+
+def _document(attachment: Attachment) -> str:
+    return _plain(shown_document(attachment.name, attachment.text))
+
+
+def _rendered(text: str, reader: MarkdownIt) -> str:
+    tokens = reader.parse(text)
+    for token in tokens:
+        for one in (token, *(token.children or ())):
+            if one.type != "inline":
+                one.content = calm(one.content) if one.type == "text" else spelled_out(one.content)
+    return str(reader.renderer.render(tokens, reader.options, {}))
 
 
 def _plain(text: str) -> str:
     return f'<p style="white-space: pre-wrap">{html.escape(text.strip())}</p>'
 
 
-def _closed_fences(text: str) -> str:
-    """The text, with a code block that was cut off closed, so that the next message is not part of it."""
+def _safe_markdown(text: str) -> str:
+    """The text without hidden characters; in lines with code they stand by name.
+
+    A code block that was cut off is closed, so that the next message is not part of it.
+    """
     fence = ""
+    lines = []
     for line in text.splitlines():
+        lines.append(spelled_out(line) if fence or "`" in line or line.startswith(("    ", "\t")) else calm(line))
         found = re.match(r" {0,3}(`{3,}|~{3,})", line)
         if found and not fence:
             fence = found[1]
         elif fence and re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
             fence = ""
-    return f"{text}\n{fence}" if fence else text
+    return "\n".join([*lines, fence] if fence else lines)
 
 
 def _moment(moment: datetime) -> str:

@@ -21,6 +21,7 @@ from kvchat.keeping.foreign import foreign_parser
 from kvchat.keeping.pieces import LARGEST_FILE, json_pieces
 from kvchat.keeping.rows import BadConversation, Row, store_rows, take_back
 from kvchat.plain_file import in_time, open_plain
+from kvchat.safe_text import calm
 from kvchat.stoppable import Progress
 from kvchat.wording import one_line, size
 
@@ -149,7 +150,7 @@ def _raiser(reason: str) -> Callable[[], Row]:
 
 def _title(entry: Any) -> str:
     found = (entry.get("title") or entry.get("name")) if isinstance(entry, dict) else None
-    return one_line(found)[:TITLE_WIDTH] if isinstance(found, str) else ""
+    return one_line(calm(found[:TITLE_WIDTH])) if isinstance(found, str) else ""
 
 
 def _reason(error: Exception) -> str:

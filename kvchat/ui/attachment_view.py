@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QTex
 
 from kvchat.chat.folding import Term, spans
 from kvchat.chat.messages import Attachment
+from kvchat.safe_text import calm, shown_document
 from kvchat.ui.fonts import code_font
 from kvchat.ui.icons import icon
 from kvchat.ui.theme import Look
@@ -24,17 +25,18 @@ class AttachmentView(QDialog):
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)
         self._look = look
-        self.setWindowTitle(attachment.name)
-        self.text = QPlainTextEdit(attachment.text)
+        self.setWindowTitle(calm(attachment.name))
+        words = shown_document(attachment.name, attachment.text)
+        self.text = QPlainTextEdit(words)
         self.text.setReadOnly(True)
         self.text.setProperty("kind", "log")
         self.text.setFont(code_font(look.type.mono, look.type.small))
-        self.text.setAccessibleName(f"Text of {attachment.name}")
+        self.text.setAccessibleName(f"Text of {calm(attachment.name)}")
         column = QVBoxLayout(self)
         column.addWidget(self.text)
         self.place = QLabel()
         self.place.setProperty("kind", "small")
-        self._hits = self._cursors(attachment.text, terms)
+        self._hits = self._cursors(words, terms)
         self._at = 0
         if self._hits:
             column.addLayout(self._steps())

@@ -78,3 +78,25 @@ def all_messages(database):
     with database.transaction() as db:
         ids = [row["id"] for row in db.execute("SELECT id FROM messages")]
     return [database.path(message_id)[-1] for message_id in ids]
+
+
+def test_nothing_is_hidden_in_an_export_to_be_read_and_the_original_stays(tmp_path):
+    database = open_library(tmp_path)
+    hidden = "\U000e0049\u00ad\u2063\u3164"
+    made = database.create_conversation(f"T{hidden}itle", None)
+    text = f"Pro{hidden}se `co{hidden}de`\n\n```\nblo{hidden}ck\n```\n\n    inden{hidden}ted\n\nend{hidden}ing"
+    asked = database.append(made.id, None, Role.USER, f"Que{hidden}stion ❤️", MessageState.COMPLETE)
+    database.append(made.id, asked.id, Role.ASSISTANT, text, MessageState.COMPLETE)
+    database.rename(made.id, f"T{hidden}itle", by_user=True)
+    for name in ("x.md", "x.html", "x.json"):
+        target = tmp_path / name
+        export_file(database, [made.id], ExportForm.of(target), target)
+        written = target.read_text("utf-8")
+        if name == "x.json":
+            assert written.count(hidden) == 7
+            continue
+        assert not set(hidden) & set(written)
+        for seen in ("Question ❤️", "Title", "ending"):
+            assert seen in written
+        for code in ("co", "blo", "inden"):
+            assert f"{code}⟦TAG I⟧⟦SHY⟧⟦U+2063⟧⟦HANGUL FILLER⟧" in written
