@@ -1,10 +1,11 @@
-"""Code as a document that grows at its end: only new lines are laid out, and coloured a piece at a time."""
+"""Code as a document that grows at its end: only new lines are laid out; colours are found in a thread."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import (
@@ -21,15 +22,18 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextEdit
 
 from kvchat.safe_text import spelled_out
 from kvchat.ui import utf16
-from kvchat.ui.highlight import LineColours
+from kvchat.ui.highlight import LineColours, Span
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.text_page import sideways
 
 _LINE_HEIGHT = 128.0  # per cent
 _LONGEST_LINE = 2_000  # characters shown of a line; the copy button gives it whole
 _LINES_AT_ONCE = 400
-_PIECE_MS = 6.0  # colouring may take so long at a time
+_PIECE_MS = 6.0  # painting may take so long at a time
+_LINES_PAINTED = 50  # in one step of that
+_LOOK_MS = 30  # how often the thread is asked whether it is done
 _LONGEST = 400_000  # characters; longer code stays plain
+_thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
 
 
 class CodeText(QTextEdit):
@@ -53,8 +57,9 @@ class CodeText(QTextEdit):
         self._ended = False
         self._colours = LineColours(language, style.theme)
         self._painter = _Painter(self.document(), self._colours)
-        self._pass: Iterator[int] | None = None
-        self._painted = 0  # lines that the pass over the whole code has done
+        self._finding: Future[list[list[Span]]] | None = None  # the colours of all of it
+        self._found_for: str | None = None  # the code that has all its colours, or gets them
+        self._painted = 0  # lines of it that are painted
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._go_on)
@@ -120,23 +125,25 @@ class CodeText(QTextEdit):
             self._show_more()
             self.grown.emit()
             return
-        if self._pass is None:
-            if not self._ended or len(self._whole) > _LONGEST:
+        if not self._ended or len(self._whole) > _LONGEST:
+            return
+        if self._found_for != self._whole:
+            self._found_for, self._painted = self._whole, 0
+            self._finding = finding = _thread.submit(self._colours.whole, self._whole)
+            self.destroyed.connect(lambda: finding.cancel())
+        if self._finding is not None:
+            if not self._finding.done():
+                self._timer.start(_LOOK_MS)
                 return
-            self._pass, self._painted = self._colours.whole(self._whole), 0
+            self._colours.spans, self._finding = self._finding.result(), None
         until = time.thread_time() + _PIECE_MS / 1000
-        for done in self._pass:
+        while self._painted < len(self._colours.spans):
             if time.thread_time() > until:
-                self._paint_to(done)
                 self._timer.start(0)
                 return
-        self._paint_to(len(self._colours.spans))
-        self._pass = None
-
-    def _paint_to(self, line: int) -> None:
-        """The colours are known for good of all lines before this one."""
-        self._painter.paint(self._painted, line)
-        self._painted = line
+            line = min(self._painted + _LINES_PAINTED, len(self._colours.spans))
+            self._painter.paint(self._painted, line)
+            self._painted = line
 
     @staticmethod
     def _last_line(text: str) -> int:

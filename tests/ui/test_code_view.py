@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QGuiApplication
@@ -9,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.ui.code_view import CodeView
 from kvchat.ui.formulas import Formulas
-from kvchat.ui.highlight import LineColours
+from kvchat.ui.highlight import LineColours, Span
 from kvchat.ui.page_style import PageStyle
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import DARK
@@ -52,7 +54,8 @@ def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> No
 
 def test_colours_are_the_themes() -> None:
     colours = LineColours("python", DARK)
-    assert list(colours.whole(SOURCE))[-1] == len(SOURCE.split("\n")) - 1
+    colours.spans = colours.whole(SOURCE)
+    assert len(colours.spans) == len(SOURCE.split("\n"))
     found = coloured(colours, SOURCE)
     assert {("def", DARK.code_keyword), ("# why", DARK.code_comment), ("f", DARK.code_name)} <= found
     assert {('"""Two', DARK.code_string), ('    lines."""', DARK.code_string), ("1", DARK.code_number)} <= found
@@ -64,9 +67,7 @@ def test_colours_of_code_that_grew_are_those_of_the_whole(step: int) -> None:
     growing, whole = LineColours("python", DARK), LineColours("python", DARK)
     for end in range(0, len(source) + step, step):
         growing.grow(source[:end])
-    for _ in whole.whole(source):
-        pass
-    assert growing.spans == whole.spans
+    assert growing.spans == whole.whole(source)
 
 
 def test_only_the_end_of_growing_code_is_coloured_again() -> None:
@@ -77,9 +78,42 @@ def test_only_the_end_of_growing_code_is_coloured_again() -> None:
     assert len(changed) < 200
 
 
+def test_long_code_is_read_in_stretches_and_coloured_alike() -> None:
+    source = SOURCE * 1_000
+    lines = LineColours("python", DARK).whole(source)
+    assert len(lines) == source.count("\n") + 1
+    each = SOURCE.count("\n")
+    assert all(lines[i] == lines[i % each] for i in range(len(lines) - 1))
+
+
+@pytest.mark.parametrize("text", ["a " * 200_000, "a a a a a a a a\n" * 25_000], ids=["one line", "lines"])
+def test_code_that_takes_long_to_read_stays_plain(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java's lexer would take hours for this."""
+    monkeypatch.setattr("kvchat.ui.highlight._WHOLE_S", 0.5)
+    colours = LineColours("java", DARK)
+    assert colours.grow(text[:4_000])
+    assert not colours.grow(text[:5_000]), "it was slow already"
+    assert len(colours.whole(text)) < text.count("\n") + 2
+
+
+def test_colours_are_found_beside_the_window(view: CodeView, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    found_by = []
+    whole = LineColours.whole
+
+    def watched(self: LineColours, text: str) -> list[list[Span]]:
+        found_by.append(threading.current_thread())
+        return whole(self, text)
+
+    monkeypatch.setattr(LineColours, "whole", watched)
+    view.show_code("x = 1\n" * 200, ended=True)
+    qtbot.waitUntil(lambda: all(colours_on(view)[:200]), timeout=LONG_MS)
+    assert found_by
+    assert threading.main_thread() not in found_by
+
+
 def test_an_unknown_language_is_plain() -> None:
     colours = LineColours("no-such-language", DARK)
-    assert list(colours.whole("x <- 1")) == []
+    assert colours.whole("x <- 1") == []
     assert colours.grow("x <- 1") == range(0)
 
 
