@@ -79,6 +79,7 @@ class Runtime:
         self._closed = False
         self._storing_settings = asyncio.Lock()
         self._background = Background()
+        self._background.begin(asyncio.to_thread(store.prepare))
 
     async def raise_context(self, tokens: int) -> None:
         """Wish for a larger context size and start the engine with it; save points stay good."""

@@ -180,7 +180,15 @@ class BlockStore:
             for window in self._saving.windows():
                 self._restoring.complete_window(window, wanted)
             self._restoring.remember_hashes()
+        self.prepare()
         return report
+
+    def prepare(self) -> None:
+        """Have memory ready for the next file that has to be put together. For a background thread."""
+        with contextlib.suppress(StoreRefused), _in_words():
+            with self._parts.index.read() as db:
+                size = index_points.last_used_size(db)
+            self._parts.staging.prepare(size)
 
     def set_aside(self, save_point: SavePoint, reason: str) -> None:
         """Take a save point out of use, because the engine refused it or its restore proved hollow."""

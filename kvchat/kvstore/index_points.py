@@ -197,6 +197,12 @@ def largest(db: sqlite3.Connection) -> int | None:
     return int(row[0]) if row else None
 
 
+def last_used_size(db: sqlite3.Connection) -> int:
+    """The bytes of the slot file that was used last; 0 without any."""
+    row = db.execute("SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT 1").fetchone()
+    return int(row[0]) if row else 0
+
+
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None) -> list[int]:
     """The absorbed save points last used before that, but for `protected` and those of pinned conversations."""
     query = (

@@ -10,18 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import stat
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from blake3 import blake3
-
-from kvchat.kvstore import disk, presence
+from kvchat.kvstore import disk, memory_files, presence
 from kvchat.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
@@ -58,7 +53,7 @@ class Staging:
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
         self._spare: list[Path] = []  # in memory, to be written over
         self._expected: dict[Path, int] = {}  # what an engine is going to save in memory
-        private = _in_memory(memory_folder, folder) if room(0) > 0 else None
+        private = memory_files.private_folder_in(memory_folder, folder) if room(0) > 0 else None
         self.roots = [disk.private_folder(folder)] + ([private] if private else [])
         self.locks = folder  # says which processes are there, see `presence`
         presence.hold(folder)
@@ -165,14 +160,12 @@ class Staging:
     def prepare(self, size: int) -> None:
         """Have a file of that size to spare, if there is memory nobody uses. For a background thread."""
         with self._lock:
-            if self._memory is None or self._spare or not self._fits(size):
+            if not size or self._memory is None or self._spare or not self._fits(size):
                 return
             file = self._memory / disk.temporary_name()
             self._expected[file] = size
         try:
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-                if sys.platform == "linux":
-                    os.posix_fallocate(made.fileno(), 0, size)
+            memory_files.fill_up(file, size)
             with self._lock:
                 self._spare.append(file)
         except OSError:
@@ -187,7 +180,7 @@ class Staging:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # as `adopt` looks for it
                 file.chmod(0o600)
             before = self._warm.pop(point_id, None)
-            self._warm[point_id] = _Warm(file, _stamp(file), older_rows)
+            self._warm[point_id] = _Warm(file, memory_files.stamp(file), older_rows)
             if before is not None:
                 self._let_go(before.path)
 
@@ -196,7 +189,7 @@ class Staging:
         with self._lock:
             warm = self._warm.get(point_id)
             try:
-                if warm is None or _stamp(warm.path) != warm.stamp:
+                if warm is None or memory_files.stamp(warm.path) != warm.stamp:
                     return None
             except OSError:
                 return None
@@ -240,9 +233,9 @@ class Staging:
         with self._lock:
             warm = self._warm.pop(point_id, None)
             while self._spare:
-                _delete(self._spare.pop())
+                memory_files.delete(self._spare.pop())
         if warm is not None:
-            _delete(warm.path)
+            memory_files.delete(warm.path)
 
     def trim(self, unabsorbed: frozenset[str], *, disk_too: bool = False) -> None:
         """Delete what is more than memory has room for now, the longest unused first; what is not absorbed stays.
@@ -254,7 +247,7 @@ class Staging:
             on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._own]
             for name in on_disk if disk_too else on_disk[:-1]:
                 if name not in unabsorbed:
-                    _delete(self._warm.pop(name).path)
+                    memory_files.delete(self._warm.pop(name).path)
 
     def bytes(self) -> int:
         """Bytes in memory, of warm files and those to spare."""
@@ -277,9 +270,10 @@ class Staging:
     def in_words(self) -> str:
         """Where files are staged, and why there."""
         if self._memory is None:
-            if not self._memory_root.is_dir():
-                return "on disk: there is no file system in memory here"
-            return "on disk: too little memory is free"
+            little = self._room(0) <= 0
+            return (
+                f"on disk: {'too little memory is free' if little else f'no files can be made in {self._memory_root}'}"
+            )
         held = self.bytes()
         allowed, there = self._room(held), held + disk.free_bytes(self._memory)
         place = f"in memory ({self._memory_root})"
@@ -310,20 +304,26 @@ class Staging:
             if warm.path.parent == self._memory and name not in unabsorbed and warm.path not in busy
         ]
         can_go = [*self._spare, *(self._warm[name].path for name in unused)]
-        if not some and not self._fits(size - sum(map(_size, can_go))):
+        if not some and not self._fits(size - sum(map(memory_files.size_of, can_go))):
             return False
-        if spares and not self._spare and not self._fits(size) and unused and _alone(self._warm[unused[0]].path):
+        if (
+            spares
+            and not self._spare
+            and not self._fits(size)
+            and unused
+            and memory_files.is_alone(self._warm[unused[0]].path)
+        ):
             self._spare.append(self._warm.pop(unused.pop(0)).path)
         to_use: Path | None = None
         while spares and self._spare and to_use is None:
-            self._spare.sort(key=_size)
+            self._spare.sort(key=memory_files.size_of)
             to_use = self._spare.pop()
-            if not _alone(to_use):
-                _delete(to_use)
+            if not memory_files.is_alone(to_use):
+                memory_files.delete(to_use)
                 to_use = None
-        there = _size(to_use) if to_use else 0
+        there = memory_files.size_of(to_use) if to_use else 0
         while not self._fits(size - there) and (self._spare or unused):
-            _delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)
+            memory_files.delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)
         if to_use:
             self._spare.append(to_use)
         return self._fits(size - there)
@@ -335,64 +335,11 @@ class Staging:
         if file.parent == self._memory and file.exists():
             self._spare.append(file)
         elif file.parent == self._own:
-            _delete(file)
+            memory_files.delete(file)
 
     def _restamp(self, file: Path) -> None:
         """A name more or less changes a file's times; only we give it names."""
         for point_id, warm in self._warm.items():
             with contextlib.suppress(OSError):
-                if warm.path == file and _stamp(file)[:2] == warm.stamp[:2]:
-                    self._warm[point_id] = _Warm(file, _stamp(file), warm.older_rows)
-
-
-def _stamp(file: Path) -> tuple[int, ...]:
-    """What changes when someone writes to a file: the last number even if they put the time of writing back."""
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _size(file: Path) -> int:
-    with contextlib.suppress(OSError):
-        return file.stat().st_size
-    return 0
-
-
-def _delete(file: Path) -> None:
-    with contextlib.suppress(OSError):
-        file.unlink(missing_ok=True)
-
-
-def _alone(file: Path) -> bool:
-    """Whether no process has the file open, this one included: the system grants a lease for writing only then.
-
-    An engine that was asked to restore and whose answer nobody waited for may still be reading.
-    """
-    if sys.platform != "linux":
-        return False
-    import fcntl
-
-    try:
-        with file.open("rb+", buffering=0) as opened:
-            fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # whoever opens it just now must not end us by SIGIO
-            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
-        return False
-    return True
-
-
-def _in_memory(memory: Path, folder: Path) -> Path | None:
-    """A folder in memory for the store at `folder` that is this user's alone, None where that cannot be had."""
-    if not hasattr(os, "getuid"):
-        return None
-    store = blake3(str(folder.absolute()).encode()).hexdigest(length=6)
-    private = memory / f"kvchat-{os.getuid()}-{store}"
-    try:
-        private.mkdir(mode=0o700, exist_ok=True)
-        found = private.lstat()  # someone else may have made it, or a link, to read along
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            return None
-        private.chmod(0o700)
-    except OSError:
-        return None
-    return private
+                if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
+                    self._warm[point_id] = _Warm(file, memory_files.stamp(file), warm.older_rows)
