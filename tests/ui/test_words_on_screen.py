@@ -61,6 +61,8 @@ TERM = re.compile("|".join(map(forms, (*IN_PLAIN_WORDS, *COINAGES))), re.IGNOREC
 
 
 def terms_in(text: str) -> list[str]:
+    if text == "Restore":  # what was deleted
+        return []
     for words in ALLOWED:
         text = text.replace(words, "")
     text = re.sub(r"\S*/\S*", "", text)  # paths are named as they are
@@ -86,6 +88,8 @@ def literals(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and isinstance(node.body[0], ast.Expr)
     }
+    typed = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "also"}
+    documentation |= typed  # by somebody who looks for something, in whatever words
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
             continue
