@@ -67,12 +67,16 @@ class Paths:
         return self.state / "memory.json"
 
     def ensure(self) -> None:
-        """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible."""
+        """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible.
+
+        What is in the cache may always be thrown away: without it kvchat works as well.
+        """
         for folder in (self.config, self.data, self.cache, self.state):
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
-                raise NoFolder(folder, error) from error
+                if folder != self.cache:
+                    raise NoFolder(folder, error) from error
 
 
 def resolve_paths(environment: dict[str, str] | None = None) -> Paths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+from contextlib import suppress
 from pathlib import Path
 
 from kvchat.chat.background import Background
@@ -22,6 +23,7 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.keeping.desk import KeepingDesk
 from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.store import StoreRefused
 from kvchat.library.corrections import CorrectionBook
 from kvchat.library.downloads import Download, DownloadState
 from kvchat.library.gguf_facts import read_facts
@@ -39,7 +41,7 @@ from kvchat.rooms.rest import EngineRest
 from kvchat.rooms.supervised import SupervisedRoom
 from kvchat.rooms.view import EngineView
 from kvchat.settings import Settings, differ, save_settings
-from kvchat.store_desk import BOUND_SETTINGS, StoreDesk, open_store, store_bounds
+from kvchat.store_desk import BOUND_SETTINGS, Store, StoreDesk, open_store_or_none, store_bounds
 
 SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
 
@@ -47,7 +49,7 @@ SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
 class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
-    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: BlockStore):
+    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: Store):
         self.paths = paths
         self.settings = settings
         self._chosen_model = settings.model_path  # the user's, to begin with next time; a conversation may use another
@@ -113,6 +115,8 @@ class Runtime:
 
         Before that it may name chats. The settings say which and when.
         """
+        if problem := self.save_points.problem:
+            self._notify(problem.title, f"{problem.detail} {problem.advice}")
         self.chat.forget_left_behind()
         self.chat.following.begin()
         await self._take_newest_model()
@@ -262,9 +266,10 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     await worker.run(database.mark_interrupted)
     await worker.run(purge_left_behind, database, settings.keep_deleted_s)
     await asyncio.to_thread(drop_old_copies, paths.database)
-    store = await asyncio.to_thread(open_store, paths, settings)
-    await worker.run(forget_strangers, store, database)
-    await asyncio.to_thread(
-        store.set_bounds, store_bounds(paths, settings)
-    )  # what has grown too old since the last run goes
+    store = await asyncio.to_thread(open_store_or_none, paths, settings)
+    if isinstance(store, BlockStore):
+        with suppress(StoreRefused):  # tried again at the next start
+            await worker.run(forget_strangers, store, database)
+            # What has grown too old since the last run goes.
+            await asyncio.to_thread(store.set_bounds, store_bounds(paths, settings))
     return Runtime(paths, settings, database, worker, store)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 
+from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
+from kvchat.kvstore.no_store import NoStore
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
@@ -15,6 +18,8 @@ from kvchat.paths import Paths
 from kvchat.settings import Settings
 
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
+
+Store = BlockStore | NoStore
 
 
 def store_bounds(paths: Paths, settings: Settings) -> Bounds:
@@ -30,11 +35,35 @@ def open_store(paths: Paths, settings: Settings) -> BlockStore:
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
+def open_store_or_none(paths: Paths, settings: Settings) -> Store:
+    """The store, or one that keeps nothing and says why: nobody's chatting must end because of what is disposable."""
+    try:
+        return open_store(paths, settings)
+    except KvchatError as error:
+        return NoStore(error)
+    except OSError as error:
+        return NoStore(KvchatError("The folder for save points cannot be used.", f"{paths.save_points}: {error}."))
+
+
+def store_problem(paths: Paths, settings: Settings) -> str:
+    """Why no store can be had; empty where there is one, or none was made yet."""
+    if not os.path.lexists(paths.save_points) and (paths.cache.is_dir() or not os.path.lexists(paths.cache)):
+        return ""
+    store = open_store_or_none(paths, settings)
+    store.close()
+    return str(store.problem) if isinstance(store, NoStore) else ""
+
+
 class StoreDesk:
     """What the window asks of the store."""
 
-    def __init__(self, paths: Paths, store: BlockStore) -> None:
+    def __init__(self, paths: Paths, store: Store) -> None:
         self._paths, self._store = paths, store
+
+    @property
+    def problem(self) -> KvchatError | None:
+        """Why nothing is kept, None if all is well."""
+        return self._store.problem if isinstance(self._store, NoStore) else None
 
     async def usage(self) -> StoreUsage:
         """What the save points cost on disk."""
@@ -68,4 +97,5 @@ class StoreDesk:
 
     async def keep_to(self, settings: Settings) -> None:
         """Put the bounds of these settings into force, and prune to them at once."""
-        await asyncio.to_thread(self._store.set_bounds, store_bounds(self._paths, settings))
+        if self.problem is None:
+            await asyncio.to_thread(self._store.set_bounds, store_bounds(self._paths, settings))

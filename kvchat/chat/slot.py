@@ -33,7 +33,7 @@ from kvchat.engine.sight import FIRST_ID
 from kvchat.engine.wire import ChatMessage, PromptProgress, SlotSave, Timings
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Grown, Miss, SavePoint, Tier, Tokens, common_prefix
-from kvchat.kvstore.store import SavePointStore, StoreRefused
+from kvchat.kvstore.store import NothingIsKept, SavePointStore, StoreRefused
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
@@ -229,6 +229,8 @@ class SlotKeeper:
             )
             self._marked = point.id
             room.engine.rows.mark(len(boundary))
+        except NothingIsKept:
+            return None
         except (StoreRefused, EngineRefused, OSError) as refusal:
             self._events.publish(SaveSkipped(conversation_id, str(refusal).removeprefix("Not saved: ")))
             return None

@@ -84,6 +84,8 @@ async def _ask(options: AskOptions) -> int:
     printer = _Printer(options.as_json)
     try:
         runtime.events.subscribe(printer.hear)
+        if problem := runtime.save_points.problem:
+            _remark(str(problem))
         attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
         chat_id = await _conversation(runtime, options)
         if options.model is not None:

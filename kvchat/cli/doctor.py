@@ -30,6 +30,7 @@ from kvchat.library.proposals import FULL_WINDOW
 from kvchat.paths import Paths, resolve_paths
 from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings, load_settings
+from kvchat.store_desk import store_problem
 from kvchat.wording import size as size_in_words
 
 _LABEL_WIDTH = 14
@@ -81,6 +82,7 @@ class FolderReport:
     name: str
     path: str
     exists: bool
+    problem: str = ""  # why it cannot be used, and what is not done therefore
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class DoctorReport:
     @property
     def healthy(self) -> bool:
         """Nothing found is broken. A model that was never chosen is no fault."""
-        return self.engine.found and not self.engine.problem and not self.model.problem
+        broken = self.engine.problem or self.model.problem or any(folder.problem for folder in self.directories)
+        return self.engine.found and not broken
 
 
 def run(*, as_json: bool = False, retest: bool = False) -> int:
@@ -137,7 +140,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         keyring=find_keyring(),
         free_disk_bytes=shutil.disk_usage(_nearest_existing(paths.save_points)).free,
         free_floor_bytes=settings.free_floor_bytes,
-        directories=_folders(paths),
+        directories=_folders(paths, settings),
     )
 
 
@@ -209,7 +212,7 @@ def _nearest_existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def _folders(paths: Paths) -> tuple[FolderReport, ...]:
+def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
     named = {
         "config": paths.config,
         "data": paths.data,
@@ -217,7 +220,8 @@ def _folders(paths: Paths) -> tuple[FolderReport, ...]:
         "save points": paths.save_points,
         "state": paths.state,
     }
-    return tuple(FolderReport(name, str(path), path.is_dir()) for name, path in named.items())
+    problems = {paths.save_points: store_problem(paths, settings)}
+    return tuple(FolderReport(name, str(path), path.is_dir(), problems.get(path, "")) for name, path in named.items())
 
 
 def lines(report: DoctorReport) -> list[str]:
@@ -236,7 +240,7 @@ def lines(report: DoctorReport) -> list[str]:
             "free disk",
             f"{size_in_words(report.free_disk_bytes)}; below {size_in_words(report.free_floor_bytes)} nothing is saved",
         ),
-        *((folder.name, folder.path + ("" if folder.exists else " (not made yet)")) for folder in report.directories),
+        *(row for folder in report.directories for row in _folder_rows(folder)),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
 
@@ -285,6 +289,12 @@ def _restore_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
         yield "", f"engine: {report.restoring.build}"
     elif report.model.usable:
         yield "restoring", "not tried yet: kvchat does that when it first starts an engine with this model"
+
+
+def _folder_rows(folder: FolderReport) -> Iterator[tuple[str, str]]:
+    yield folder.name, folder.path + ("" if folder.exists or folder.problem else " (not made yet)")
+    if folder.problem:
+        yield "", folder.problem
 
 
 def _finding(finding: Finding) -> str:

@@ -84,15 +84,24 @@ class BlockStore:
             )
             self._saving, self._restoring = Saving(self._parts), Restoring(self._parts)
             self._keeping = Keeping(self._parts)
-            try:
-                self._keeping.recover()
-            except IndexLost:
-                self._keeping.recover()  # there is a new one now
-            self._parts.index.be_patient()
+            self._begin()
         except (OSError, IndexFailed, IndexLost) as error:
             title = "The folder for the memory of chats cannot be used."
-            advice = "Check that the folder is yours and the disk is not full."
+            advice = "Check that it is a folder of yours and that the disk is not full."
             raise StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice) from error
+
+    def _begin(self) -> None:
+        """Look after what others left; prove that there can be written at all. Raises IndexFailed, IndexLost."""
+        try:
+            with self._parts.index.write():
+                pass
+            self._keeping.recover()
+        except IndexLost:
+            self._keeping.recover()  # there is a new one now
+        except IndexFailed as failure:
+            if not failure.locked:
+                raise
+        self._parts.index.be_patient()
 
     @property
     def in_memory(self) -> bool:

@@ -43,6 +43,11 @@ class IndexLost(Exception):
 class IndexFailed(Exception):
     """The disk or a lock failed the index; what was asked was not done. The message says why."""
 
+    @property
+    def locked(self) -> bool:
+        """Whether another process was in the way, which passes."""
+        return getattr(self.__cause__, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
 
 @dataclass(frozen=True)
 class _Open:

@@ -138,6 +138,7 @@ class StoreUsage:
     bytes_written_today: int = 0
     warm_bytes: int = 0  # slot files kept in memory
     staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
+    problem: str = ""  # why nothing is kept, and what to do, where that is so; nothing else is known then
 
 
 @dataclass(frozen=True)

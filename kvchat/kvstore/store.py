@@ -53,6 +53,10 @@ class StoreRefused(KvchatError):
     """Nothing was kept, for a reason the user is told: disk nearly full, quota too small, not this chat's tokens."""
 
 
+class NothingIsKept(StoreRefused):
+    """There is no store to keep anything in, which the user was told when that turned out."""
+
+
 class SavePointStore(Protocol):
     """Keeps KV states, every row of them once, and gives back what leaves the least of a prompt to prefill."""
 

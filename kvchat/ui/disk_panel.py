@@ -24,6 +24,7 @@ from kvchat.ui.usage_words import limits_in_words
 from kvchat.wording import STORAGE
 
 GONE = "A chat that is gone"
+EMPTY = "No chat is remembered yet. After each reply the memory of its chat is kept here."
 
 
 class DiskPanel(Panel):
@@ -47,7 +48,7 @@ class DiskPanel(Panel):
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)
-        self.empty = QLabel("No chat is remembered yet. After each reply the memory of its chat is kept here.")
+        self.empty = QLabel(EMPTY)
         self.empty.setProperty("kind", "muted")
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.setWordWrap(True)
@@ -84,7 +85,10 @@ class DiskPanel(Panel):
         some = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):
             widget.setVisible(some)
+        self.empty.setText(usage.problem or EMPTY)
         self.empty.setVisible(not some)
+        for widget in (self.limits, self._change):
+            widget.setVisible(not usage.problem)
         if self.prune.plan is None or before is None or before.conversations != usage.conversations:
             self.prune.set_total(usage.physical_bytes)  # drops the plan, and with it fills the list
         else:
@@ -162,7 +166,7 @@ class DiskPanel(Panel):
         self.limits = QLabel()
         self.limits.setProperty("kind", "small")
         self.limits.setWordWrap(True)
-        change = QPushButton("Change limits…")
+        self._change = change = QPushButton("Change limits…")
         change.setProperty("kind", "link")
         change.setAccessibleName("Change the limits")
         change.clicked.connect(self._change_limits)

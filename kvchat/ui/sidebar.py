@@ -205,6 +205,8 @@ class Sidebar(QFrame):
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
         words = f"{STORAGE} {size_of(usage.physical_bytes, usage.quota_bytes)}"
+        if usage.problem:
+            words = f"{STORAGE}: nothing is kept"
         self.usage_button.setText(words)
         self.usage_button.setAccessibleName(words)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))

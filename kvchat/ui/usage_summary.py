@@ -41,7 +41,9 @@ class UsageSummary(QWidget):
         column.addLayout(self._build_legend())
         column.addWidget(self.picture)
         column.addSpacing(4)
-        column.addLayout(self._build_figures())
+        self._figures = QWidget()
+        self._figures.setLayout(self._build_figures())
+        column.addWidget(self._figures)
         column.addWidget(self.free)
         column.addWidget(self.pays)
 
@@ -51,6 +53,10 @@ class UsageSummary(QWidget):
         self.pays.setVisible(pays is not None)
         self.total.setText(f"{size_of(usage.physical_bytes, usage.quota_bytes)} in use")
         self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
+        if usage.problem:
+            self.total.setText("Nothing is kept")
+        for widget in (self.share, self._figures):
+            widget.setVisible(not usage.problem)
         self.picture.show_usage(usage)
         self.on_disk.setText(f"{size(usage.physical_bytes)} on disk")
         self.spared.setText(sharing(usage))
@@ -66,7 +72,7 @@ class UsageSummary(QWidget):
         words = f"Below {size(usage.free_floor_bytes)} free on the disk nothing more is kept."
         if usage.set_aside_bytes:
             words += f" {size(usage.set_aside_bytes)} in files that were found bad and set aside."
-        self.free.setText(words)
+        self.free.setText("" if usage.problem else words)
 
     def _build_legend(self) -> QHBoxLayout:
         row = QHBoxLayout()
@@ -78,6 +84,7 @@ class UsageSummary(QWidget):
     def _build_figures(self) -> QHBoxLayout:
         """The figures in columns of one width, each above what it means."""
         row = QHBoxLayout()
+        row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(12)
         for figure, words, tip in (
             (self.today, "written today", "What SSDs wear by: bytes the store has written today"),

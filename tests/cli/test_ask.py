@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvchat.engine.invocation import free_port
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.no_store import TITLE
+from kvchat.kvstore.store import Bounds
 from kvchat.paths import resolve_paths
 from kvchat.rooms.desk import server_key
 from tests.e2e.home import Home
@@ -94,3 +101,55 @@ def test_an_option_overrides_its_setting_and_no_other(
     assert done.returncode == 0, done.stderr
     bodies = [request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"]]
     assert [(body["temperature"], body["max_tokens"], body["seed"]) for body in bodies] == [(0, 5, 11)]
+
+
+def put_a_file_there(store: Path) -> None:
+    store.write_text("mine")
+
+
+def make_its_index_a_folder(store: Path) -> None:
+    (store / "index.db").mkdir(parents=True)
+
+
+def keep_it_with_a_newer_version(store: Path) -> None:
+    BlockStore(store, Bounds(10**9, 0)).close()
+    with closing(sqlite3.connect(store / "index.db")) as db, db:
+        db.execute("INSERT INTO migrations VALUES (99, 0)")
+
+
+def put_a_file_for_its_parent(store: Path) -> None:
+    store.parent.write_text("mine")
+
+
+@pytest.mark.fake
+@pytest.mark.parametrize(
+    "spoil", [put_a_file_there, make_its_index_a_folder, keep_it_with_a_newer_version, put_a_file_for_its_parent]
+)
+def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(
+    home: Home, fake_engine: FakeEngine, spoil: Callable[[Path], None]
+) -> None:
+    store = resolve_paths({"KVCHAT_HOME": str(home.folder)}).save_points
+    if spoil is not put_a_file_for_its_parent:
+        store.parent.mkdir(parents=True)
+    spoil(store)
+    environment = os.environ | {"KVCHAT_HOME": str(home.folder)}
+    for words in ("One", "Two"):
+        done = subprocess.run(
+            [sys.executable, "-m", "kvchat", "ask", words], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, f"You said: {words}")
+        assert done.stderr.count("cannot be kept for now") <= 2, done.stderr  # and in the receipt
+        assert done.stderr.count(TITLE) == 1
+        assert "Traceback" not in done.stderr
+    doctor = subprocess.run(
+        [sys.executable, "-m", "kvchat", "doctor"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (doctor.returncode, doctor.stderr) == (1, "")
+    assert TITLE in doctor.stdout
+    # Once it can be used it is.
+    if store.is_dir():
+        shutil.rmtree(store)
+    else:
+        (store if store.is_file() else store.parent).unlink()
+    subprocess.run([sys.executable, "-m", "kvchat", "ask", "Three"], env=environment, capture_output=True, check=True)
+    assert home.kept.absorbed() == 1
