@@ -89,6 +89,9 @@ class NoStore:
         """Nothing waits."""
         return AbsorbReport(0, 0, ())
 
+    def prepare(self) -> None:
+        """For nothing."""
+
     def set_aside(self, save_point: SavePoint, reason: str) -> None:
         """There is none."""
 
