@@ -1,0 +1,38 @@
+"""`kvchat bench --size`: small here; its figures are about what it is run with by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
+from kvchat.kvstore.layout_parser import parse_layout
+from tests.e2e.home import Home
+
+
+def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_it(tmp_path: Path) -> None:
+    short, longer = tmp_path / "short.slot", tmp_path / "longer.slot"
+    for path, n_tokens in ((short, 20), (longer, 30)):
+        assert write_slot_file(path, tuple(range(1, n_tokens + 1))) == path.stat().st_size
+    one, other = parse_layout(short), parse_layout(longer)
+    assert one.row_bytes == 20 * TOKEN_BYTES
+    first, again = short.read_bytes(), longer.read_bytes()
+    for mine, theirs in zip(one.attention[0].regions, other.attention[0].regions, strict=True):
+        rows = first[mine.offset : mine.span.end]
+        assert again[theirs.offset : theirs.offset + len(rows)] == rows
+
+
+@pytest.mark.engine
+def test_the_figures_are_told(tmp_path: Path, smollm2: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.write_settings(model_path=str(smollm2), free_floor_bytes=0)
+    done = home.run("bench", "--size", "40MB", "--tokens", "300", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    wanted = "file_bytes restore_ms engine_restore_ms restore_ratio rebuild_ratio absorb_ratio warm_before_engine_ms"
+    for name in (*wanted.split(), "next_turn_cpu_ratio", "peak_staging_bytes"):
+        assert figures[name] > 0, name
+    assert figures["file_bytes"] > 250 * TOKEN_BYTES
+    assert 100 * TOKEN_BYTES <= figures["next_turn_bytes_written"] < 0.5 * figures["made_bytes"]
