@@ -118,6 +118,12 @@ def day(when: float) -> str:
     return f"{local.day} {local:%B}"
 
 
+def moment_of(at: datetime) -> str:
+    """A moment to the minute, where this computer is: "22 November 2026, 14:05"."""
+    local = at.astimezone()
+    return f"{local.day} {local:%B %Y, %H:%M}"
+
+
 def tokens_short(count: int) -> str:
     """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:

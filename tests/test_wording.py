@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from kvchat.wording import (
     IN_PLAIN_WORDS,
     duration,
+    moment_of,
     rough_duration,
     roughly,
     several,
@@ -95,6 +96,10 @@ def test_durations(ms: float, words: str) -> None:
 @pytest.mark.parametrize(("count", "words"), [(812, "812"), (5_918, "5.9K"), (4_000, "4K"), (131_072, "128K")])
 def test_token_counts(count: int, words: str) -> None:
     assert tokens_short(count) == words
+
+
+def test_a_moment() -> None:
+    assert moment_of(datetime(2026, 11, 2, 9, 5).astimezone(UTC)) == "2 November 2026, 09:05"
 
 
 def test_counts_of_things() -> None:

@@ -26,7 +26,7 @@ from kvchat.library.verdict import Judgement, judge_size
 from kvchat.paths import Paths, resolve_paths
 from kvchat.rooms.capacity import look_at_capacity, model_judge
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.wording import size, tokens_short
+from kvchat.wording import several, size, tokens_short
 
 
 class NoSuchFile(KvchatError):
@@ -68,7 +68,7 @@ async def _list(library: ModelLibrary, paths: Paths, settings: Settings, as_json
 
 def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
     """The models for a reader, those that cannot be used at the end with the reason."""
-    lines = [f"{len(models)} models" if len(models) != 1 else "1 model"]
+    lines = [several(len(models), "model")]
     lines += columns([_row(one.model, one.judgement) for one in models if one.judgement])
     for problem, name in [(one.model.problem, one.model.name) for one in models]:
         if problem:

@@ -19,6 +19,7 @@ from kvchat.engine.probe import EngineProbe, probe
 from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.wire import ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
+from kvchat.wording import duration
 
 _CONTEXT = 512  # tokens; enough for a word, and little to allocate
 _DEATH_NOTICED_S = 3.0
@@ -95,7 +96,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
         try:
             await supervisor.start(location, plan)
             engine = await supervisor.ready()
-            done(TrialStep("Model", f"{model.stem} loaded in {time.perf_counter() - started:.1f} s"))
+            done(TrialStep("Model", f"{model.stem} loaded in {duration(1000 * (time.perf_counter() - started))}"))
             timings = await _say_a_word(engine)
             done(TrialStep("Reply", f"{timings.tokens_per_second:.0f} tokens/s" if timings else "it answered"))
             saved = (await engine.save_slot(_SLOT_FILE)).n_saved

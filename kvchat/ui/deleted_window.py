@@ -17,7 +17,7 @@ from kvchat.ui.panel import Panel
 from kvchat.ui.row_list import Row, RowList
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.wording import several
+from kvchat.wording import moment_of, several
 
 _FOR_GOOD = "from the list of chats, the search, the memory of chats and the automatic backups"
 
@@ -142,6 +142,5 @@ def _row(entry: Deleted) -> Row:
     what = f"Chat with {count}" if entry.is_chat else f"{count} of “{entry.title}”"
     left = entry.gone_at - datetime.now(UTC)
     gone = f"goes in {several(left.days, 'day')}" if left.days >= 1 else "goes today"
-    at = entry.deleted_at.astimezone()
-    words = f"{what} · deleted {at.day} {at:%B, %H:%M} · {gone}"
+    words = f"{what} · deleted {moment_of(entry.deleted_at)} · {gone}"
     return Row(entry, entry.title if entry.is_chat else entry.words, words)

@@ -21,7 +21,7 @@ from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
-from kvchat.wording import several, size
+from kvchat.wording import moment_of, several, size
 
 _FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
 _EXPORTS = "Exported chats (*.json *.zip);;All files (*)"
@@ -119,10 +119,9 @@ class KeepBridge(QObject):
 
     async def _look_at(self, source: Path) -> None:
         facts = await self._runtime.keeping.check(source)
-        made = facts.made_at.astimezone()
         confirm(
             self._window,
-            f"Restore the backup of {made.day} {made:%B %Y, %H:%M}?",
+            f"Restore the backup of {moment_of(facts.made_at)}?",
             f"It holds {_contents(facts)}. It takes the place of the chats and settings you have now, which are kept "
             "in a folder beside it.",
             "Restore the backup",
