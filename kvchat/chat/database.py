@@ -207,8 +207,9 @@ class Database(DatabaseFile):
         """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
         query = """
             SELECT receipt ->> '$.prefill_ms' / (receipt ->> '$.prompt_tokens' - receipt ->> '$.cached_tokens')
-            FROM messages WHERE receipt IS NOT NULL AND receipt ->> '$.model' = ?
-            AND receipt ->> '$.prompt_tokens' - receipt ->> '$.cached_tokens' >= 64
+            FROM messages WHERE CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?
+            AND CASE WHEN json_valid(receipt)
+                THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
             ORDER BY created_at DESC LIMIT 1
         """
         with self.reading() as db:

@@ -5,10 +5,14 @@ What can still be had back is in kvchat.chat.recently_deleted; its save points s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
 
 from kvchat.chat.database import Database
+from kvchat.chat.events import EventBus, Notice
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.tree import removed_messages
@@ -16,39 +20,72 @@ from kvchat.chat.worker import Worker
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
 
+AGAIN_S = 300.0  # after so long what could not be deleted is tried again
+
 
 class Forgetting:
-    """Forgets. Belongs to the event loop's thread."""
+    """Forgets. Belongs to the event loop's thread.
 
-    def __init__(self, database: Database, worker: Worker, slot: SlotKeeper, finder: Finder) -> None:
+    What cannot be deleted now is told once, and tried again: in this run, and at the next start.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        worker: Worker,
+        slot: SlotKeeper,
+        finder: Finder,
+        events: EventBus,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
         self._database, self._worker, self._slot, self._finder = database, worker, slot, finder
+        self._events, self._spawn = events, spawn
         self._overwriting = False
         self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
+        self._again: asyncio.TimerHandle | None = None
+        self._told = False
 
     async def conversation(self, conversation_id: str) -> None:
         """Forget a conversation, and what a running turn still saves of it: that goes when the turn is over."""
-        with contextlib.suppress(KvchatError):  # the next start tries again
-            async with self._slot.lock:
-                await self._slot.discard(conversation_id)
-            await self._words([conversation_id])
+        await self._forget({conversation_id: {conversation_id}})
 
     async def messages(self, conversation_id: str, ids: set[str]) -> None:
         """Forget messages of a conversation that stays."""
-        with contextlib.suppress(KvchatError):  # the next start tries again
-            async with self._slot.lock:
-                await self._slot.discard_messages(conversation_id, ids)
-            await self._words(ids)
+        await self._forget({conversation_id: ids})
 
     async def left_behind(self) -> None:
-        """Forget what was deleted in a run that had no time for it."""
-        with contextlib.suppress(KvchatError):
+        """Forget what was deleted and could not go, or in a run that had no time for it."""
+        with self._in_words():
             if deleted := await self._worker.run(_deleted, self._database):
-                async with self._slot.lock:
-                    for conversation_id, ids in deleted.items():
-                        if conversation_id in ids:
-                            continue  # a chat: its save points are gone, see `forget_strangers`
+                await self._forget(deleted)
+
+    def close(self) -> None:
+        """Try nothing again in this run."""
+        if self._again is not None:
+            self._again.cancel()
+
+    async def _forget(self, deleted: Mapping[str, set[str]]) -> None:
+        with self._in_words():
+            async with self._slot.lock:
+                for conversation_id, ids in deleted.items():
+                    if conversation_id in ids:
+                        await self._slot.discard(conversation_id)
+                    else:
                         await self._slot.discard_messages(conversation_id, ids)
-                await self._words(set().union(*deleted.values()))
+            await self._words(set().union(*deleted.values()))
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except KvchatError as error:
+            if not self._told:
+                words = f"{error.title.rstrip('.')}. {error.detail} It is tried again."
+                self._events.publish(Notice("What was deleted is not all gone yet", words))
+            self._told = True
+            self.close()
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(AGAIN_S, lambda: self._spawn(self.left_behind()))
 
     async def _words(self, ids: Iterable[str]) -> None:
         """Many chats may go at once, and the index is written anew for all of them together."""
@@ -69,20 +106,29 @@ class Forgetting:
 def forget_strangers(store: SavePointStore, database: Database) -> None:
     """Delete what the store keeps of conversations and messages that are gone, in a run that had no time to do so.
 
-    Raises StorageFailed and StoreRefused.
+    Looks only at what is noted as deleted, and at what was kept since the last look: another process may have saved
+    something of a chat just after its deletion. Raises StorageFailed and StoreRefused.
     """
-    kept = store.messages()
-    conversations = {usage.conversation_id for usage in store.usage().conversations}
+    by = database.file_id()
+    new = store.unseen(by)
     # Read after that: what another process began and saved in between is known then.
+    gone = _deleted(database)
     with database.reading() as db:
-        known = {row["id"] for row in db.execute("SELECT id FROM conversations")}
-        there = {row["id"] for row in db.execute("SELECT id FROM messages")}
-    there |= {row["id"] for removed in removed_messages(database) for row in removed.rows}
-    for conversation_id in conversations - known:  # another process may have saved one just after its deletion
-        store.delete_conversation(conversation_id)
-    for conversation_id, messages in kept.items():
-        if conversation_id in known and messages - there:
-            store.delete_messages(conversation_id, messages - there)
+        for conversation_id, messages in new.messages.items():
+            if db.execute("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)).fetchone() is None:
+                gone.setdefault(conversation_id, set()).add(conversation_id)
+                continue
+            query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
+            missing = messages - {row["id"] for row in db.execute(query, (json.dumps(sorted(messages)),))}
+            if missing:
+                gone.setdefault(conversation_id, set()).update(missing)
+    kept = {row["id"] for removed in removed_messages(database) for row in removed.rows} if gone else set()
+    for conversation_id, ids in gone.items():
+        if conversation_id in ids:
+            store.delete_conversation(conversation_id)
+        elif ids - kept:
+            store.delete_messages(conversation_id, ids - kept)
+    store.seen(by, new)
 
 
 def _deleted(database: Database) -> dict[str, set[str]]:

@@ -171,6 +171,13 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX removed_of_conversation ON removed (conversation_id)
     """,
+    # 16: how long this model took to read, which each turn asks for before it begins
+    """
+    CREATE INDEX messages_that_read ON messages (
+        CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END, created_at
+    ) WHERE CASE WHEN json_valid(receipt)
+        THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
+    """,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
@@ -33,7 +34,7 @@ from kvchat.chat.turns import Turns
 from kvchat.chat.worker import Worker
 from kvchat.chat.writers import ANSWERING, Writers
 from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import SavePointStore, StoreRefused
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,7 +74,7 @@ class ChatService:
         self.context = ContextDesk(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsDesk(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._forgetting = Forgetting(database, worker, self.slot, self.finder)
+        self._forgetting = Forgetting(database, worker, self.slot, self.finder, events, self._background.begin)
         self.recently_deleted = RecentlyDeleted(
             database,
             worker,
@@ -151,7 +152,8 @@ class ChatService:
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
         self._background.begin(self._forgetting.conversation(conversation_id))
-        await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+        with contextlib.suppress(StoreRefused):  # forgetting meets that as well; it tells, and tries again
+            await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
     def leave(self, conversation_id: str) -> None:
         """End what goes on in a conversation that is about to go."""
@@ -277,6 +279,7 @@ class ChatService:
         self.stop_all()
         self.recently_deleted.close()
         self.finder.close()
+        self._forgetting.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
         self.following.open(conversation_id)

@@ -37,6 +37,7 @@ from kvchat.kvstore.savepoint import (
     StagedFile,
     StoreUsage,
     Tokens,
+    Unseen,
     VerifyReport,
 )
 from kvchat.kvstore.saving import Saving
@@ -244,10 +245,15 @@ class BlockStore:
         with _in_words():
             return self._keeping.delete_messages(conversation_id, message_ids)
 
-    def messages(self) -> dict[str, frozenset[str]]:
-        """The messages of which something is kept, by conversation."""
+    def unseen(self, by: str) -> Unseen:
+        """What has been kept since `seen` was last told by the same; everything after it was told by another."""
         with _in_words(), self._parts.index.read() as db:
-            return index_points.messages(db)
+            return index_points.unseen(db, by)
+
+    def seen(self, by: str, what: Unseen) -> None:
+        """All of that has been looked at."""
+        with _in_words(), self._parts.index.write() as db:
+            index_points.seen(db, by, what)
 
     def delete_all(self) -> int:
         """Delete every save point and everything set aside; returns the bytes freed."""

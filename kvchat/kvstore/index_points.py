@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from kvchat.kvstore import index_links, token_tree
 from kvchat.kvstore.index_check import Nonsense, fingerprint_of
-from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
+from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens, Unseen
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,25 @@ def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids
     return [int(row[0]) for row in db.execute(query, (conversation_id, json.dumps(list(message_ids))))]
 
 
-def messages(db: sqlite3.Connection) -> dict[str, frozenset[str]]:
-    """The messages in which save points end, by conversation."""
-    query = "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+def unseen(db: sqlite3.Connection, by: str) -> Unseen:
+    """The messages in which save points end that have been added since `seen`, by conversation."""
+    row = db.execute("SELECT value FROM marks WHERE name = 'seen'").fetchone()
+    who, _, upto = (row[0] if row else "").rpartition(" ")
+    last = int(upto) if row and who == by and by else 0
+    query = (
+        "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+        " WHERE s.id > ?"
+    )
     found: dict[str, set[str]] = {}
-    for name, message_id in db.execute(f"{query} WHERE message_id IS NOT NULL"):
-        found.setdefault(name, set()).add(message_id)
-    return {name: frozenset(ids) for name, ids in found.items()}
+    for name, message_id in db.execute(query, (last,)):
+        found.setdefault(name, set()).update([message_id] if message_id is not None else [])
+    newest = db.execute("SELECT coalesce(max(id), 0) FROM save_points").fetchone()[0]
+    return Unseen({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
+
+
+def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
+    """Those have been looked at."""
+    db.execute("INSERT OR REPLACE INTO marks VALUES ('seen', ?)", (f"{by} {what.upto}",))
 
 
 def largest(db: sqlite3.Connection) -> int | None:

@@ -259,4 +259,8 @@ MIGRATIONS: tuple[Step, ...] = (
         UPDATE sums SET written = written + NEW.bytes - OLD.bytes;
     END
     """,
+    # 8: what was not used for long, and what was used last
+    """
+    CREATE INDEX save_points_by_use ON save_points (last_used_at)
+    """,
 )

@@ -21,6 +21,7 @@ from kvchat.kvstore.savepoint import (
     StagedFile,
     StoreUsage,
     Tokens,
+    Unseen,
     VerifyReport,
 )
 from kvchat.kvstore.speed import RebuildSpeed
@@ -126,9 +127,12 @@ class NoStore:
         """Raises StoreRefused."""
         raise self.problem
 
-    def messages(self) -> dict[str, frozenset[str]]:
+    def unseen(self, by: str) -> Unseen:
         """None that are known of."""
-        return {}
+        return Unseen({}, 0)
+
+    def seen(self, by: str, what: Unseen) -> None:
+        """Nothing was."""
 
     def delete_all(self) -> int:
         """Raises StoreRefused."""

@@ -164,6 +164,14 @@ class PrunePlan:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """What has been kept since somebody last looked."""
+
+    messages: dict[str, frozenset[str]]  # in which save points end, by conversation; none where it is not known
+    upto: int  # up to which save point this goes
+
+
+@dataclass(frozen=True)
 class AbsorbReport:
     """What absorbing the waiting slot files came to."""
 

@@ -24,6 +24,7 @@ from kvchat.kvstore.savepoint import (
     StagedFile,
     StoreUsage,
     Tokens,
+    Unseen,
     VerifyReport,
 )
 
@@ -175,8 +176,12 @@ class SavePointStore(Protocol):
         """
         ...
 
-    def messages(self) -> dict[str, frozenset[str]]:
-        """The messages of which something is kept, by conversation."""
+    def unseen(self, by: str) -> Unseen:
+        """What has been kept since `seen` was last told by the same; everything after it was told by another."""
+        ...
+
+    def seen(self, by: str, what: Unseen) -> None:
+        """All of that has been looked at."""
         ...
 
     def delete_all(self) -> int:

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from kvchat import migrations
-from kvchat.chat import recently_deleted, titles
+from kvchat.chat import forgetting, recently_deleted, titles
+from kvchat.chat.events import Notice
 from kvchat.chat.messages import Attachment, Source
 from kvchat.chat.prompt import title_from
+from kvchat.kvstore.store import StoreRefused
 from tests.chat.stage import QUESTION, Stage
 from tests.fake_llama_server import FIRST_BYTE
 
@@ -245,3 +247,41 @@ def test_copies_made_before_a_migration_do_not_stay(tmp_path: Path) -> None:
         os.utime(file, (week_ago, week_ago))
     migrations.drop_old_copies(database)
     assert sorted(tmp_path.iterdir()) == [database, new]
+
+
+async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await asked(stage)
+    store, refusals, told = stage.runtime._store, iter(range(4)), []
+    stage.runtime.events.subscribe(lambda event: told.append(event) if isinstance(event, Notice) else None)
+    delete = store.delete_conversation
+
+    def refuse_at_first(conversation_id: str) -> int:
+        if next(refusals, None) is not None:
+            raise StoreRefused("The save points could not be read or written.", "The disk is gone.")
+        return delete(conversation_id)
+
+    monkeypatch.setattr(store, "delete_conversation", refuse_at_first)
+    monkeypatch.setattr(forgetting, "AGAIN_S", 0.01)
+    await stage.runtime.chat.delete(chat)
+    await stage.until(lambda: not rows(stage, "deleted"))
+    await stage.runtime.chat.idle()
+    assert [notice.title for notice in told] == ["What was deleted is not all gone yet"]
+    assert "The disk is gone." in told[0].detail
+    assert traces(stage) == []
+
+
+async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage, smollm2: Path) -> None:
+    await asked(stage)
+    by, store = stage.runtime._database.file_id(), stage.runtime._store
+    assert len(store.unseen(by).messages) == 1
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert again.runtime._store.unseen(by).messages == {}
+        assert len(again.runtime._store.unseen("another file").messages) == 1
+        assert len(again.save_points()) == 2
+        with again.runtime._database.reading() as db:
+            query = "SELECT count(*) FROM messages INDEXED BY messages_that_read WHERE CASE WHEN json_valid(receipt)"
+            tokens = "(receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens')"
+            assert db.execute(f"{query} THEN {tokens} >= 64 END").fetchone()[0] >= 1

@@ -135,7 +135,7 @@ def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
         store.absorb_pending()
 
     deeds: list[Callable[[], object]] = [
-        *(restore, restore, restore, save, save, store.usage, store.losses, store.messages),
+        *(restore, restore, restore, save, save, store.usage, store.losses, lambda: store.unseen("it")),
         lambda: store.prune(store.plan_prune(dice.choice((0, 150_000, 350_000)))),
         lambda: store.delete_messages("thesis", ["thesis 1"]),
         lambda: store.delete_conversation(dice.choice([*CHATS])),

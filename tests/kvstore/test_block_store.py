@@ -317,7 +317,7 @@ def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
     bench.save("thesis", text(100) + text(80, start=5000), message="beside")
     bench.save("letter", text(200) + text(50, start=7000), message="copied")
     bench.take("thesis", text(300, start=9000), message="second")  # not absorbed yet
-    assert bench.store.messages() == {
+    assert bench.store.unseen("").messages == {
         "thesis": frozenset(("first", "second", "beside")),
         "letter": frozenset(("copied",)),
     }
@@ -325,10 +325,10 @@ def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
     assert isinstance(bench.find(text(300, start=9000)), Miss)
     gone_through = bench.restored(text(200) + (7,) * 50, can_cut=False)
     assert gone_through == bench.model.slot_file(text(200)), "another chat goes through it"
-    assert bench.store.messages()["letter"] == frozenset(("copied",))
+    assert bench.store.unseen("").messages["letter"] == frozenset(("copied",))
     bench.store.delete_messages("letter", ["copied"])
     bench.store.delete_messages("thesis", ["beside"])
-    assert bench.store.messages() == {"thesis": frozenset(("first",))}
+    assert bench.store.unseen("").messages == {"thesis": frozenset(("first",))}
     assert isinstance(bench.find(text(100) + text(80, start=5000), can_cut=False), RestorePlan)
     assert bench.store.usage().save_points == 1
     assert bench.store.verify().clean
