@@ -11,6 +11,17 @@ import platformdirs
 from kvchat.errors import KvchatError
 
 
+class NoHome(KvchatError):
+    """This user has no home folder that kvchat's own could be in."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no home folder",
+            "Neither HOME nor the computer's list of users names one.",
+            "Set HOME, or KVCHAT_HOME to a folder for kvchat alone.",
+        )
+
+
 class NoFolder(KvchatError):
     """One of kvchat's own folders cannot be made."""
 
@@ -83,7 +94,18 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
     """The folders for this user; `environment` defaults to the process's own."""
     home = (os.environ if environment is None else environment).get("KVCHAT_HOME")
     if home:
-        root = Path(home).expanduser().absolute()
+        root = expanded(home).absolute()
         return Paths(root / "config", root / "data", root / "cache", root / "state")
     dirs = platformdirs.PlatformDirs("kvchat", appauthor=False)
-    return Paths(dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path)
+    try:
+        return Paths(dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path)
+    except RuntimeError as error:
+        raise NoHome from error
+
+
+def expanded(name: str) -> Path:
+    """A path as a user writes it, `~` for home; as it is where nobody knows whose home that would be."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)

@@ -64,6 +64,14 @@ def read_json(path: Path, most: int = 64_000_000) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of that name, as far as it can be found out."""
+    try:
+        return in_time(path.is_dir)
+    except OSError:  # a name too long, or nothing answers
+        return False
+
+
 def in_time(work: Callable[[], R]) -> R:
     """What `work` returns or raises; TimeoutError where it takes too long. It goes on then, and nobody waits for it."""
     done: Future[R] = Future()

@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     parser.add_argument(
-        "--starter", action="store_true", help="without a model, fetch the starter model (92 MB) unasked"
+        "--starter", action="store_true", help="without a model, fetch the starter model (98 MB) unasked"
     )
     parser.add_argument("--hidden", action="store_true", help="start in the tray, without opening the window")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")

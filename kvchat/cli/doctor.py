@@ -28,6 +28,7 @@ from kvchat.library.memory import MemoryFacts, available_memory
 from kvchat.library.model_identity import model_identity
 from kvchat.library.proposals import FULL_WINDOW
 from kvchat.paths import Paths, resolve_paths
+from kvchat.plain_file import is_folder
 from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings, load_settings
 from kvchat.store_desk import store_problem
@@ -195,8 +196,7 @@ def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None
     """The newest finding, of whichever engine build it is: one that does not run does not always tell its own."""
     if not model.usable or model.path is None:
         return None
-    newest = newest_finding(paths.database, model_identity(Path(model.path)))
-    if newest is None:
+    if (newest := newest_finding(paths.database, model_identity(Path(model.path)))) is None:
         return None
     finding, build = newest
     return RestoreReport(finding.strategy.value, finding.words, build)
@@ -209,7 +209,7 @@ def _look_at_display() -> Finding:
 
 def _nearest_existing(path: Path) -> Path:
     """The folder itself or, before the first start, the parent it will be made in."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+    return next((folder for folder in (path, *path.parents) if is_folder(folder)), Path(path.anchor))
 
 
 def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
@@ -221,7 +221,7 @@ def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
         "state": paths.state,
     }
     problems = {paths.save_points: store_problem(paths, settings)}
-    return tuple(FolderReport(name, str(path), path.is_dir(), problems.get(path, "")) for name, path in named.items())
+    return tuple(FolderReport(name, str(path), is_folder(path), problems.get(path, "")) for name, path in named.items())
 
 
 def lines(report: DoctorReport) -> list[str]:

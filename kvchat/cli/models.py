@@ -24,6 +24,7 @@ from kvchat.library.model_finder import FoundModel, UnreadableFolder
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.verdict import Judgement, judge_size
 from kvchat.paths import Paths, resolve_paths
+from kvchat.plain_file import is_folder
 from kvchat.rooms.capacity import look_at_capacity, model_judge
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.wording import several, size, tokens_short
@@ -37,6 +38,9 @@ def run(options: ModelsOptions) -> int:
     """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
+    for folder in options.folders:
+        if not is_folder(folder):
+            raise NoSuchFile("There is no such folder", str(folder), "Name one that is there.")
     chosen = (*settings.model_folders, *(str(folder.absolute()) for folder in options.folders))
     library = ModelLibrary(paths, lambda: chosen)
     match options.action:

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ def run(work: Callable[[], int]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it deaf
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     told = _streams()
+    make_at_home()
     try:
         code = work()
     except SystemExit as ended:  # argparse
@@ -51,6 +53,15 @@ def run(work: Callable[[], int]) -> NoReturn:
             code = _not_told(told.fault)
         sys.stderr.flush()
     os._exit(code)
+
+
+def make_at_home() -> None:
+    """Where a user has no home folder, as in some containers, the folder for kvchat alone is it: much asks for one."""
+    try:
+        Path.home()
+    except RuntimeError:
+        if ours := os.environ.get("KVCHAT_HOME"):
+            os.environ["HOME"] = ours
 
 
 def listen() -> None:

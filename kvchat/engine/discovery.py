@@ -18,6 +18,8 @@ from pathlib import Path
 
 from kvchat.engine import embedded, leash
 from kvchat.errors import KvchatError
+from kvchat.paths import expanded
+from kvchat.plain_file import in_time
 
 _ASK_TIMEOUT_S = 30.0
 
@@ -65,7 +67,11 @@ def find_engine(
     if settings_path == EngineKind.EMBEDDED.value:
         search = ()
     elif settings_path:
-        return EngineLocation(EngineKind.LLAMA_SERVER, _checked(Path(settings_path).expanduser()))
+        path = expanded(settings_path)
+        try:
+            return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _checked(path)))
+        except OSError as error:
+            raise EngineNotFound("The engine is not there", f"{path}: {error.strerror}.", _ADVICE) from error
     found = installed_engines(search=search, embedded_present=embedded_present)
     if found:
         return found[0]
@@ -171,7 +177,7 @@ def _checked(path: Path) -> Path:
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
     if not path.exists():
-        raise EngineNotFound("The engine is not there", f"The settings name {path}, which does not exist.", _ADVICE)
+        raise EngineNotFound("The engine is not there", f"{path} does not exist.", _ADVICE)
     if path.is_dir():
         if _is_program(path / _program_name()):
             return (path / _program_name()).absolute()

@@ -87,7 +87,10 @@ def _entries(path: Path) -> Iterator[_Entry]:
     """What may be conversations under a path, and what cannot be read."""
     try:
         if in_time(path.is_dir):
-            for file in _json_files(path):
+            files = sorted(itertools.islice(path.rglob("*.json"), MOST_CHATS + 1))
+            if not files:
+                raise ValueError("the folder holds no JSON")
+            for file in files:
                 yield from _entries(file)
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
@@ -97,10 +100,6 @@ def _entries(path: Path) -> Iterator[_Entry]:
             yield from _in_file(path.name, partial(open_plain, path))
     except ZIP_FAULTS as error:
         yield _Entry(path.name, _raiser(_reason(error)))
-
-
-def _json_files(folder: Path) -> list[Path]:
-    return sorted(itertools.islice(folder.rglob("*.json"), MOST_CHATS + 1))
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

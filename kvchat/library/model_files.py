@@ -12,7 +12,7 @@ from threading import Event
 from kvchat.library.model_folders import ModelFolder, Source
 from kvchat.library.ollama import ollama_models
 from kvchat.library.split_files import part_name
-from kvchat.plain_file import read_plain
+from kvchat.plain_file import in_time, read_plain
 
 DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
@@ -84,6 +84,11 @@ def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             on_unreadable(Path(error.filename or top), error)
 
+    try:
+        in_time(top.stat)
+    except OSError as error:
+        told(error)
+        return
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(top, onerror=told, followlinks=True):
         place = Path(folder)

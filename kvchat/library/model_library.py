@@ -16,7 +16,7 @@ from kvchat.library.hub_token import TokenStore
 from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolder
 from kvchat.library.model_folders import ModelFolder, Source, model_folders, this_machine
 from kvchat.library.verdict import Judgement
-from kvchat.paths import Paths
+from kvchat.paths import Paths, expanded
 from kvchat.stoppable import in_thread
 
 
@@ -54,7 +54,7 @@ class ModelLibrary:
         loop = asyncio.get_running_loop()
 
         def look(stop: threading.Event) -> tuple[UnreadableFolder, ...]:
-            chosen = [Path(folder).expanduser() for folder in self._chosen()]
+            chosen = [expanded(folder) for folder in self._chosen()]
             folders = list(model_folders(self._paths.models, chosen, this_machine()))
             if in_use:
                 folders.append(ModelFolder(Source.FILE, Path(in_use)))

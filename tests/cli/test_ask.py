@@ -153,3 +153,48 @@ def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(
         (store if store.is_file() else store.parent).unlink()
     subprocess.run([sys.executable, "-m", "kvchat", "ask", "Three"], env=environment, capture_output=True, check=True)
     assert home.kept.absorbed() == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="speaks of bytes on the command line")
+@pytest.mark.parametrize(
+    "locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["utf8", "C"]
+)
+def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(
+    home: Home, fake_engine: FakeEngine, locale: dict[str, str]
+) -> None:
+    fake_engine.set(FAKE_REPLY="Füß 🌳")
+    attached = os.fsencode(home.folder) + b"/n\xe9.txt"
+    with open(attached, "w") as file:  # noqa: PTH123
+        file.write("An oak.")
+    done = subprocess.run(
+        [sys.executable, "-m", "kvchat", "ask", "--new", "--attach", attached, b"caf\xe9 \xc3\xa9"],
+        env=os.environ | {"KVCHAT_HOME": str(home.folder)} | locale,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().strip() == ("F?? ?" if locale else "Füß 🌳")
+    assert [reply["content"] for reply in home.replies()] == ["Füß 🌳"]
+    body = next(request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"])
+    question = str(body["messages"])
+    assert "caf\ufffd é" in question
+    assert "n\ufffd.txt" in question
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="speaks of /dev/full")
+def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home: Home, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_REPLY="Yes.")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvchat", "ask", "--new", "Hello"],
+            env=os.environ | {"KVCHAT_HOME": str(home.folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "The output could not be written\n  No space left on device." in done.stderr
+    assert [reply["content"] for reply in home.replies()] == ["Yes."]

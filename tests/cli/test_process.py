@@ -61,6 +61,7 @@ def dead(*arguments: str, patience_s: float, environment: dict[str, str]) -> Ite
 
 READS = [
     ("ask", "--new", "--model", "/dead/m.gguf", "--attach", "/dead/a.txt", "Hello"),
+    ("import", "/dead/a.json"),
     ("restore", "/dead/b.zip"),
     ("export", "/dead/c.json"),
 ]

@@ -1,0 +1,79 @@
+"""Where kvchat keeps what, for users who have no home as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvchat.__main__ import main
+from kvchat.cli import process
+from kvchat.paths import NoHome, expanded, resolve_paths
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the computer's list does not have, as in some containers."""
+    if sys.platform == "win32":
+        pytest.skip("has its own list of users")
+    import pwd
+
+    def unknown(uid: object) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "KVCHAT_HOME", *(name for name in os.environ if name.startswith("XDG_"))):
+        monkeypatch.delenv(name, raising=False)
+    for lookup in ("getpwuid", "getpwnam"):
+        monkeypatch.setattr(pwd, lookup, unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NoHome):
+        resolve_paths()
+    assert main(["store"]) == 1
+    assert capsys.readouterr().err.startswith("kvchat: There is no home folder\n")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_folder_for_kvchat_alone_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
+    process.make_at_home()
+    assert Path.home() == tmp_path
+    monkeypatch.delenv("HOME")  # which monkeypatch knows nothing of
+
+
+def test_nobodys_home_is_taken_as_it_is_written() -> None:
+    assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    assert expanded("~/x") == Path.home() / "x"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["engines", "test", "LONG"],
+        ["models", "--folder", "LONG"],
+        ["import", "LONG"],
+        ["restore", "LONG"],
+        ["export", "LONG"],
+        ["backup", "LONG"],
+        ["engines", "test", "~nobody-of-that-name/llama-server"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_an_impossible_name_ends_in_words(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
+    assert main([str(tmp_path / ("x" * 300)) if part == "LONG" else part for part in command]) == 1
+    assert capsys.readouterr().err
+
+
+def test_the_doctor_speaks_of_a_home_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / ("x" * 300)))
+    main(["doctor"])
+    assert "(not made yet)" in capsys.readouterr().out
