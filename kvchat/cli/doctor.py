@@ -6,8 +6,6 @@ import dataclasses
 import json
 import platform
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from kvchat import __version__
 from kvchat.chat.findings import forget_model, newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.desktop import Finding, Presence, find_keyring, find_tray
-from kvchat.engine.discovery import Device, find_engine, list_devices
+from kvchat.cli.doctor_report import SERVER, DoctorReport, EngineReport, FolderReport, ModelReport, RestoreReport, lines
+from kvchat.engine.discovery import find_engine, list_devices
 from kvchat.engine.extra_arguments import parse_workers
 from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.errors import KvchatError
@@ -32,84 +31,8 @@ from kvchat.plain_file import is_folder
 from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings, load_settings
 from kvchat.store_desk import store_problem
-from kvchat.wording import size as size_in_words
 
-_LABEL_WIDTH = 14
-_SERVER = "server"  # an engine that kvchat neither starts nor can ask for its devices
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
-
-
-@dataclass(frozen=True)
-class EngineReport:
-    """The engine that would be started, or why there is none."""
-
-    found: bool
-    kind: str = ""
-    path: str | None = None  # None for the embedded engine
-    version: str = ""
-    build: str = ""  # what tells it from others, see probe.build_identity
-    devices: tuple[Device, ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class ModelReport:
-    """The model in the settings, or what is wrong with it. Size in bytes, context in tokens."""
-
-    path: str | None
-    usable: bool = False
-    name: str = ""
-    architecture: str = ""
-    quantisation: str = ""
-    size: int = 0
-    trained_context: int = 0
-    kv_bytes_per_token: float = 0.0
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class RestoreReport:
-    """What was found out about restoring with the model in the settings, and with which engine build."""
-
-    strategy: str
-    words: str
-    build: str
-
-
-@dataclass(frozen=True)
-class FolderReport:
-    """One of kvchat's folders."""
-
-    name: str
-    path: str
-    exists: bool
-    problem: str = ""  # why it cannot be used, and what is not done therefore
-
-
-@dataclass(frozen=True)
-class DoctorReport:
-    """Everything `kvchat doctor` tells. Sizes in bytes."""
-
-    version: str
-    python: str
-    system: str
-    engine: EngineReport
-    model: ModelReport
-    context: ContextChoice | None
-    restoring: RestoreReport | None  # None before an engine ran with this model
-    memory: MemoryFacts
-    display: Finding
-    tray: Finding
-    keyring: Finding
-    free_disk_bytes: int
-    free_floor_bytes: int
-    directories: tuple[FolderReport, ...]
-
-    @property
-    def healthy(self) -> bool:
-        """Nothing found is broken. A model that was never chosen is no fault."""
-        broken = self.engine.problem or self.model.problem or any(folder.problem for folder in self.directories)
-        return self.engine.found and not broken
 
 
 def run(*, as_json: bool = False, retest: bool = False) -> int:
@@ -148,7 +71,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
 def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     """The engine, and the memory it can use: the computer's alone where the engine cannot be asked."""
     if settings.engine_url:
-        return EngineReport(True, _SERVER, settings.engine_url, _ATTACHED), available_memory()
+        return EngineReport(True, SERVER, settings.engine_url, _ATTACHED), available_memory()
     try:
         location = find_engine(settings.engine_path)
     except KvchatError as error:
@@ -222,83 +145,6 @@ def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
     }
     problems = {paths.save_points: store_problem(paths, settings)}
     return tuple(FolderReport(name, str(path), is_folder(path), problems.get(path, "")) for name, path in named.items())
-
-
-def lines(report: DoctorReport) -> list[str]:
-    """The report as a person reads it: labels to the left, one fact a line."""
-    rows = [
-        ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
-        *_engine_rows(report.engine),
-        *_model_rows(report.model),
-        *_context_rows(report.context),
-        *_restore_rows(report),
-        ("memory", f"{size_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
-        ("display", _finding(report.display)),
-        ("tray", _finding(report.tray)),
-        ("keyring", _finding(report.keyring)),
-        (
-            "free disk",
-            f"{size_in_words(report.free_disk_bytes)}; below {size_in_words(report.free_floor_bytes)} nothing is saved",
-        ),
-        *(row for folder in report.directories for row in _folder_rows(folder)),
-    ]
-    return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
-
-
-def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
-    if not engine.found:
-        yield "engine", f"not found. {engine.problem}"
-        return
-    yield "engine", engine.path or "embedded"
-    if engine.problem:
-        yield "", engine.problem
-        return
-    yield "", engine.version
-    for device in engine.devices:
-        # The engine calls all of the computer's memory free; what is free is told under "memory".
-        tells_free = device.free_bytes and device.name != "CPU"
-        free = f", {size_in_words(device.free_bytes or 0)} free" if tells_free else ""
-        yield "device", f"{device.name}: {device.description}{free}"
-    if not engine.devices and engine.kind != _SERVER:
-        yield "device", "the processor alone"
-
-
-def _model_rows(model: ModelReport) -> Iterator[tuple[str, str]]:
-    if model.path is None:
-        yield "model", "none chosen yet"
-        return
-    if not model.usable:
-        yield "model", model.problem
-        return
-    yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {size_in_words(model.size)}"
-    yield "", model.path
-
-
-def _context_rows(context: ContextChoice | None) -> Iterator[tuple[str, str]]:
-    if context is not None:
-        yield "context", context.reason
-        if context.warning:
-            yield "", context.warning
-        for bar in context.bars:
-            yield "takes", f"{bar.place}: {bar.in_words}"
-
-
-def _restore_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
-    if report.restoring is not None:
-        yield "restoring", report.restoring.words
-        yield "", f"engine: {report.restoring.build}"
-    elif report.model.usable:
-        yield "restoring", "not tried yet: kvchat does that when it first starts an engine with this model"
-
-
-def _folder_rows(folder: FolderReport) -> Iterator[tuple[str, str]]:
-    yield folder.name, folder.path + ("" if folder.exists or folder.problem else " (not made yet)")
-    if folder.problem:
-        yield "", folder.problem
-
-
-def _finding(finding: Finding) -> str:
-    return f"{finding.presence.value}: {finding.detail}"
 
 
 def _plain(report: DoctorReport) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 from kvchat.chat.database import Database
 from kvchat.chat.findings import Subject, newest_finding, store_finding
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.cli.doctor import RestoreReport, collect, lines, run
+from kvchat.cli.doctor import collect, run
+from kvchat.cli.doctor_report import RestoreReport, lines
 from kvchat.engine.probe import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.model_identity import model_identity
