@@ -145,7 +145,7 @@ class _Trial:
         self._slot.forget()
         loaded = await self._slot.load(room, _NAME, prompt)
         if loaded.restore is None:
-            return loaded.miss_reason or "nothing was restored"
+            return loaded.miss_reason or "nothing was loaded"
         read = await room.engine.prefill(prompt)
         if read.cache_n < PROVED_SHARE * length:
             return f"the engine accepted {length} tokens and then used {read.cache_n} of them"

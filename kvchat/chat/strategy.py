@@ -61,7 +61,7 @@ class Finding:
             return replace(self, proved=True, hollow=0)
         if self.hollow + 1 < HOLLOW_LIMIT:
             return replace(self, hollow=self.hollow + 1)
-        words = f"the engine accepted {HOLLOW_LIMIT} restores in a row and used neither"
+        words = f"the engine loaded {HOLLOW_LIMIT} chats in a row and used neither"
         return Finding(self.strategy.more_careful, proved=False, reason=words)
 
 

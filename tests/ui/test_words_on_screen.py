@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-import kvchat.ui
+import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished, Restored, Restoring, Saved, SaveSkipped, Saving
 from kvchat.chat.messages import Role, Source
 from kvchat.chat.presets import Preset
@@ -48,7 +48,18 @@ ALLOWED = (
     "(--swa-full)",
     "(q8_0)",
 )
-DETAILS = (ReceiptView,)  # what a click opens
+SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|WHERE|FROM|JOIN|AND|GROUP|SET|ORDER|DROP|ALTER|VALUES)\b")
+IN_DETAILS = (  # of a receipt, and in what names a finding to itself
+    "hot: it was in the engine’s slot",
+    "warm: restored from memory",
+    "restored from disk, proved by the engine’s own count",
+    "cold: read from the beginning",
+    "  Loading (restore)",
+    "  Reading (prefill)",
+    "hollow restore: ",
+    "hollow restore: the engine accepted ",
+    " with a projector",
+)
 
 
 def forms(term: str) -> str:
@@ -97,9 +108,19 @@ def literals(path: Path) -> Iterator[str]:
             yield node.value
 
 
-@pytest.mark.parametrize("path", sorted(Path(kvchat.ui.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((Path(kvchat.__file__).parent / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", modules("ui"), ids=lambda path: path.stem)
 def test_no_term_is_written_into_the_window(path: Path) -> None:
     assert [text for text in literals(path) if terms_in(text)] == []
+
+
+@pytest.mark.parametrize("path", modules("chat", "rooms", "keeping"), ids=lambda path: path.stem)
+def test_nor_into_what_the_window_is_told(path: Path) -> None:
+    told = [text for text in literals(path) if not SQL.search(text)]
+    assert [text for text in told if terms_in(text) and text not in IN_DETAILS] == []
 
 
 @pytest.fixture
