@@ -24,7 +24,7 @@ from kvchat.safe_text import spelled_out
 from kvchat.ui import utf16
 from kvchat.ui.highlight import LineColours, Span
 from kvchat.ui.page_style import PageStyle
-from kvchat.ui.text_page import sideways
+from kvchat.ui.text_page import select, sideways
 
 _LINE_HEIGHT = 128.0  # per cent
 _LONGEST_LINE = 2_000  # characters shown of a line; the copy button gives it whole
@@ -109,10 +109,18 @@ class CodeText(QTextEdit):
         changed = self._colours.grow(self._whole[: end + len(last)]) if not self._ended else range(0)
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
+        lines = "\n".join(map(_shortened, (self._whole[self._shown : end] + last).split("\n")))
+        there = self.document().lastBlock().text()
+        if not lines.startswith(there):
+            cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
+            there = ""
+        chosen = self.textCursor()
+        anchor, head = chosen.anchor(), chosen.position()
         cursor.beginEditBlock()
-        cursor.insertText("\n".join(map(_shortened, (self._whole[self._shown : end] + last).split("\n"))))
+        cursor.insertText(lines[len(there) :])
         cursor.endEditBlock()
+        if anchor != head:  # what ended where the code ended would have grown with it
+            select(self, anchor, head)
         self._shown = end
         if changed:
             self._painter.paint(changed.start, changed.stop)

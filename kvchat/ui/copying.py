@@ -10,9 +10,10 @@ from PySide6.QtWidgets import QTextEdit
 from kvchat.chat.messages import Message, Role
 from kvchat.ui import utf16
 from kvchat.ui.blocks import Block, Code, Prose, Wide
+from kvchat.ui.formula_layer import FORMULA, fragments
 from kvchat.ui.markdown import Markdown
 from kvchat.ui.markdown_stream import MarkdownStream
-from kvchat.ui.text_page import FORMULA, MARKER, TextPage, as_lists, fragments
+from kvchat.ui.text_page import MARKER, TextPage, as_lists
 
 _NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's marks where tables begin and end, TextPage's strut
 _OBJECT = "\ufffc"

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
-from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QTextCursor
+from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
 from PySide6.QtWidgets import QMenu, QTextEdit, QWidget
 
 from kvchat.ui.copying import selected_text
+from kvchat.ui.text_page import select
 
 if TYPE_CHECKING:
     from kvchat.ui.message_view import MessageView
@@ -56,7 +57,7 @@ class Selection(QObject):
         """Select nothing."""
         for view in self._page.views.values():
             for text in view.texts:
-                _select(text, text.textCursor().position(), text.textCursor().position())
+                select(text, text.textCursor().position(), text.textCursor().position())
         self._anchor = self._head = None
         self._scroller.stop()
 
@@ -144,13 +145,13 @@ class Selection(QObject):
         for i, text in enumerate(texts):
             end = text.document().characterCount() - 1
             if i == a:
-                _select(text, anchor.position, end if a < h else 0)
+                select(text, anchor.position, end if a < h else 0)
             elif i == h:
-                _select(text, 0 if a < h else end, head.position)
+                select(text, 0 if a < h else end, head.position)
             elif min(a, h) < i < max(a, h):
-                _select(text, 0, end)
+                select(text, 0, end)
             elif text.textCursor().hasSelection():
-                _select(text, 0, 0)
+                select(text, 0, 0)
 
     def _texts(self) -> list[QTextEdit]:
         """All texts that have widgets, from above."""
@@ -174,7 +175,7 @@ class Selection(QObject):
     def _clear_others(self, text: QTextEdit) -> None:
         for other in self._texts():
             if other is not text and other.textCursor().hasSelection():
-                _select(other, 0, 0)
+                select(other, 0, 0)
 
     def _is_between(self, message_id: str) -> bool:
         """Whether the whole message is selected."""
@@ -220,7 +221,7 @@ class Selection(QObject):
             self._extend(Spot(view.message.id, texts[-1], last))
         else:
             self._head = None
-            _select(texts[0], 0, last)
+            select(texts[0], 0, last)
 
     def _adopt(self, text: QTextEdit, view: MessageView) -> None:
         """A selection made by keys has no anchor yet."""
@@ -253,14 +254,6 @@ class Selection(QObject):
             self._owner.pop(watched, None)
         if any(spot is not None and spot.text is text for spot in (self._anchor, self._head)):
             self._anchor = self._head = None
-
-
-def _select(text: QTextEdit, anchor: int, position: int) -> None:
-    end = text.document().characterCount() - 1
-    cursor = text.textCursor()
-    cursor.setPosition(min(anchor, end))
-    cursor.setPosition(min(position, end), QTextCursor.MoveMode.KeepAnchor)
-    text.setTextCursor(cursor)
 
 
 def _position(text: QTextEdit, point: QPoint) -> int:

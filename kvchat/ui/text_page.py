@@ -9,22 +9,22 @@ from itertools import pairwise
 
 from PySide6.QtCore import QByteArray, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
+    QPaintEvent,
     QTextBlock,
-    QTextDocument,
-    QTextFragment,
+    QTextCursor,
     QTextOption,
     QWheelEvent,
 )
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QWidget
 
-from kvchat.ui.blocks import Formula, Prose, Wide
+from kvchat.ui.blocks import Prose, Wide
+from kvchat.ui.formula_layer import FormulaLayer, fragments
 from kvchat.ui.page_style import PageStyle
+from kvchat.ui.utf16 import part
 
-FORMULA = "math:"  # how formulas' pictures are named in a document
 AIR = 4  # pixels below the last line, into which Arabic letters may reach
 MARKER = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
 _TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
-_STRUT = "\u2060"  # beside a formula: a line of nothing but pictures would not be as high as the font
 _BLOCK = "block"  # anchors in a document, where its blocks begin
 
 
@@ -54,8 +54,7 @@ class TextPage(QTextBrowser):
         document.setIndentWidth(24)
         self.blocks: tuple[Prose | Wide, ...] = ()
         self._style = style
-        self._formulas: list[Formula] = []
-        self._awaited: set[Formula] = set()  # they still stand there as their source
+        self.formulas = FormulaLayer(style)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing is ever loaded for a model's text: no remote picture, no local file.
@@ -72,6 +71,11 @@ class TextPage(QTextBrowser):
         if moved and self.hasFocus():
             self.link_reached.emit()
         return moved
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """The text, and on it the formulas."""
+        super().paintEvent(event)
+        self.formulas.draw(self, event.rect())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave scrolling to the transcript."""
@@ -106,14 +110,20 @@ class TextPage(QTextBrowser):
 
     def show_formulas(self) -> bool:
         """Some formulas are ready: show those that this page waits for. Whether there were any."""
-        ready = any(map(self._style.formulas.is_known, self._awaited))
+        ready = self.formulas.have_come()
         if ready:
             self._show()
         return ready
 
     def _show(self) -> None:
-        self._formulas, self._awaited = [], set()
+        self.formulas.clear()
+        cursor = self.textCursor()
+        anchor, head, words = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
         self.setHtml(as_lists(self.blocks, map(self._with_formulas, range(len(self.blocks)))))
+        self.formulas.enter(self.document())
+        end = max(anchor, head)
+        if words and part(words, 0, end) == part(self.toPlainText(), 0, end):
+            select(self, anchor, head)
 
     def block_starts(self) -> list[int]:
         """The position in the document where each block begins."""
@@ -129,7 +139,7 @@ class TextPage(QTextBrowser):
 
     def formula(self, name: str) -> str:
         """The source of the formula whose picture has this name."""
-        return self._formulas[int(name.removeprefix(FORMULA))].source
+        return self.formulas.source(name)
 
     def _with_formulas(self, number: int) -> str:
         """A block's HTML, an anchor at its beginning, its formulas drawn as far as they are ready."""
@@ -137,21 +147,7 @@ class TextPage(QTextBrowser):
         tags = _TAGS.match(block.html)
         at = tags.end() if tags else 0
         html = f'{block.html[:at]}<a name="{_BLOCK}{number}"></a>{block.html[at:]}'
-        return MARKER.sub(lambda found: self._formula_html(block.formulas[int(found[1])]), html)
-
-    def _formula_html(self, formula: Formula) -> str:
-        style = self._style
-        if not style.formulas.is_known(formula):
-            self._awaited.add(formula)
-            return style.source_html(formula.source)
-        picture = style.formulas.picture(formula, style.font, style.theme.text, self.devicePixelRatioF())
-        if picture is None:
-            return style.source_html(formula.source)
-        name = f"{FORMULA}{len(self._formulas)}"
-        self._formulas.append(formula)
-        self.document().addResource(QTextDocument.ResourceType.ImageResource.value, QUrl(name), picture.image)
-        place = f"vertical-align:middle; font-size:{picture.font_size}px"
-        return f'{_STRUT}<img src="{name}" width="{picture.width}" height="{picture.height}" style="{place}">'
+        return MARKER.sub(lambda found: self.formulas.html(block.formulas[int(found[1])], html[:3]), html)
 
 
 class WidePage(TextPage):
@@ -194,6 +190,15 @@ class WidePage(TextPage):
         return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
 
 
+def select(text: QTextEdit, anchor: int, position: int) -> None:
+    """Select from one place in a text to another, as far as there are such places."""
+    end = text.document().characterCount() - 1
+    cursor = text.textCursor()
+    cursor.setPosition(min(anchor, end))
+    cursor.setPosition(min(position, end), QTextCursor.MoveMode.KeepAnchor)
+    text.setTextCursor(cursor)
+
+
 def _letters_end(block: QTextBlock) -> float:
     """Where a paragraph's last line ends in its document, without what its line height adds."""
     layout = block.layout()
@@ -201,14 +206,6 @@ def _letters_end(block: QTextBlock) -> float:
         return 0.0
     line = layout.lineAt(layout.lineCount() - 1)
     return block.document().documentLayout().blockBoundingRect(block).y() + line.y() + line.height()
-
-
-def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
-    """The runs of one format of a paragraph."""
-    iterator = block.begin()
-    while not iterator.atEnd():
-        yield iterator.fragment()
-        iterator += 1
 
 
 def sideways(page: QTextEdit, event: QWheelEvent) -> None:

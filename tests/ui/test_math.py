@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
+from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from kvchat.ui.blocks import Formula
+from kvchat.ui.blocks import Formula, Prose
 from kvchat.ui.formulas import Formulas
 from kvchat.ui.latex import outline
 from kvchat.ui.markdown_stream import MarkdownStream
@@ -111,3 +114,53 @@ def test_each_formula_is_set_once(qtbot: QtBot) -> None:
     with qtbot.waitSignal(known.ready, timeout=LONG_MS):
         assert not known.is_known(formula)
     assert known.is_known(formula)
+
+
+def drawn(page: TextPage) -> QImage:
+    """The page as it is seen, its formulas waited for."""
+    while page.formulas.awaited:
+        QTest.qWait(5)
+        page.show_formulas()
+    page.resize(600, page.heightForWidth(600))
+    picture = QImage(page.size(), QImage.Format.Format_ARGB32)
+    picture.fill(Qt.GlobalColor.white)
+    page.render(picture)
+    return picture
+
+
+@pytest.mark.parametrize("behind", ["", " and $\\int_0^1 f$", " and $\\frac{a}{b}$"])
+@pytest.mark.parametrize(("tex", "below"), [("E", 0), ("x^2", 0), ("E=mc^2", 0), ("y", 3), ("g_i", 3)])
+def test_a_formula_stands_on_the_line_of_its_text(tex: str, below: int, behind: str, look: Look, qtbot: QtBot) -> None:
+    page = TextPage(PageStyle(look, Formulas()), "Reply")
+    qtbot.addWidget(page)
+    page.show_blocks([block for block in blocks(f"Words ${tex}${behind}") if isinstance(block, Prose)])
+    picture = drawn(page)
+    line = page.document().firstBlock().layout().lineAt(0)
+    stands = page.document().documentLayout().blockBoundingRect(page.document().firstBlock()).y() + line.y()
+    stands += line.ascent()
+    left = round(next(page.formulas.corners(page)).x())
+    columns = range(left, left + 12)
+    inked = [y for y in range(picture.height()) if any(picture.pixelColor(x, y).lightness() < 140 for x in columns)]
+    assert max(inked) + 1 == pytest.approx(stands + below, abs=1.6)
+
+
+def test_on_another_screen_formulas_are_drawn_anew(look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = TextPage(PageStyle(look, Formulas()), "Reply")
+    qtbot.addWidget(page)
+    page.show_blocks([block for block in blocks("Words $x$") if isinstance(block, Prose)])
+    drawn(page)
+    (before,) = page.formulas._images.values()
+    monkeypatch.setattr(page, "devicePixelRatioF", lambda: 2 * before.devicePixelRatio())
+    drawn(page)
+    (after,) = page.formulas._images.values()
+    assert after.width() == pytest.approx(2 * before.width(), abs=1)
+
+
+def test_formulas_are_forgotten_that_nobody_shows(qtbot: QtBot) -> None:
+    known = Formulas()
+    for number in range(520):
+        known.is_known(Formula(str(number), False, ""))
+    qtbot.waitUntil(lambda: known.is_known(Formula("519", False, "")), timeout=LONG_MS)
+    assert len(known._outlines) <= 500
+    known.is_known(Formula("0", False, ""))
+    qtbot.waitUntil(lambda: known.is_known(Formula("0", False, "")), timeout=LONG_MS)

@@ -16,7 +16,7 @@ from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.ui.fold import Fold
 from kvchat.ui.links import LinkDialog, real_place
 from kvchat.ui.reply_view import ReplyView
-from kvchat.ui.text_page import TextPage
+from kvchat.ui.text_page import TextPage, select
 from kvchat.ui.theme import Look
 from kvchat.ui.transcript import Transcript
 from kvchat.ui.user_view import UserView
@@ -124,7 +124,7 @@ def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
     for place in range(10, 0, -1):
         page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() * place // 11)
         count = len(page.views)
-        qtbot.waitUntil(lambda count=count: len(page.views) > count or "a299" not in page.views, timeout=LONG_MS)  # type: ignore[misc]
+        qtbot.waitUntil(lambda count=count: len(page.views) > count + 15 or "a299" not in page.views, timeout=LONG_MS)  # type: ignore[misc]
     qtbot.waitUntil(lambda: "a299" not in page.views, timeout=LONG_MS)
     assert len(page.views) <= 130
 
@@ -237,6 +237,34 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
     assert page.selection.as_text() == page.selection.as_markdown() == "First"
     drag(code, 8, first, 6)  # upwards
     assert page.selection.as_text() == "words.\n- one\n- two $x^2$\n\nprint(1)"
+
+
+def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> None:
+    live = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
+    page.show_conversation([a_message("q", Role.USER, "Go on"), live])
+    view = page.views["live"]
+    assert isinstance(view, ReplyView)
+
+    def says(text: str) -> None:
+        page.set_live("live", text, "")
+        view.render_now()
+
+    said = "Some 😀 words with $x$ that"
+    says(said)
+    text = texts(page, "live")[0]
+    select(text, 5, 13)
+    for more in (" go on", " and on.", "\n\nA second paragraph", " that grows"):
+        said += more
+        says(said)
+        assert text.textCursor().selectedText() == "😀 words"
+    says(said := said + "\n\n```python\nx = 1\ny")
+    code = texts(page, "live")[1]
+    select(code, 0, 7)
+    for more in (" = 2", "\n", "z = 3\n", "w"):
+        says(said := said + more)
+        assert code.textCursor().selectedText().replace("\u2029", "\n") == "x = 1\ny"
+    says(said + "\n```\n\nEnd.")
+    assert code.textCursor().selectedText().replace("\u2029", "\n") == "x = 1\ny"
 
 
 def test_emoji_do_not_shift_what_is_copied(page: Transcript) -> None:
