@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     child = _child(sys.argv[1:])
     if child is not None:
         return child
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it deaf
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while all is imported there is nothing to clean up
     from kvchat.cli import process
 
     return process.run(lambda: _main(sys.argv[1:], process.listen))

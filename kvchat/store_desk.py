@@ -15,6 +15,7 @@ from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
 from kvchat.library.memory import staging_room
 from kvchat.paths import Paths
+from kvchat.plain_file import is_folder
 from kvchat.settings import Settings
 
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
@@ -47,7 +48,7 @@ def open_store_or_none(paths: Paths, settings: Settings) -> Store:
 
 def store_problem(paths: Paths, settings: Settings) -> str:
     """Why no store can be had; empty where there is one, or none was made yet."""
-    if not os.path.lexists(paths.save_points) and (paths.cache.is_dir() or not os.path.lexists(paths.cache)):
+    if not os.path.lexists(paths.save_points) and (is_folder(paths.cache) or not os.path.lexists(paths.cache)):
         return ""
     store = open_store_or_none(paths, settings)
     store.close()

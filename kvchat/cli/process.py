@@ -32,10 +32,8 @@ class Ended(KeyboardInterrupt):
 def run(work: Callable[[], int]) -> NoReturn:
     """Do the work as a process does, and end it with the code it returns.
 
-    A thread that hangs is not waited for. While the command is imported, a signal ends the process at once.
+    A thread that hangs is not waited for. Until the work listens, a signal ends the process at once.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it deaf
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     told = _streams()
     make_at_home()
     try:
