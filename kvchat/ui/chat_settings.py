@@ -46,8 +46,7 @@ class ChatSettings(OptionsPanel):
         self._said = False
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
-        self.resize(600, 720)
-        self.setMinimumSize(520, 460)
+        self.begin_with(600, 720, 520, 400)
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
         self.preset, self.manage, self.keep = ChoiceBox(look), QPushButton("Presets…"), QPushButton("Save as preset…")
         self.model.activated.connect(lambda: self.wish(self._offer()))

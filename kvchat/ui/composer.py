@@ -92,12 +92,8 @@ class Composer(QWidget):
         self.editor.installEventFilter(self)
         self.button = QPushButton()
         self.button.setProperty("kind", "send")
-        self.button.setFixedSize(32, 32)
-        self.button.setIconSize(QSize(20, 20))
         self.button.clicked.connect(self._pressed)
         self.attach = QToolButton()
-        self.attach.setFixedSize(32, 32)
-        self.attach.setIconSize(QSize(18, 18))
         self.attach.setAccessibleName("Attach files")
         self.attach.setToolTip("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
         self.attach.clicked.connect(self.attach_requested)
@@ -255,6 +251,9 @@ class Composer(QWidget):
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)
         self.editor.setFont(font)
+        for button, side in ((self.button, 20), (self.attach, 18)):
+            button.setFixedSize(QSize(1, 1) * self._look.px(32))
+            button.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # the placeholder is drawn in it
         self._fit()
         self._show_button()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.ui.panel import fit_height
+
+_LETTERS = 62  # wide
 
 
 class ConfirmDialog(QDialog):
@@ -17,7 +22,6 @@ class ConfirmDialog(QDialog):
         self.setWindowModality(Qt.WindowModality.WindowModal)
         self.setWindowTitle("kvchat")
         self.setAccessibleName(title)
-        self.setFixedWidth(400)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 22, 24, 18)
         column.setSpacing(8)
@@ -39,6 +43,11 @@ class ConfirmDialog(QDialog):
         column.addLayout(row)
         self.yes.clicked.connect(self.accept)
         self.keep.clicked.connect(self.reject)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """All of its words are seen."""
+        super().showEvent(event)
+        fit_height(self, _LETTERS)
 
 
 def confirm(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
 from kvchat.chat.context import ContextUse
+from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.theme import Look
 from kvchat.wording import tokens_short
 
@@ -61,8 +62,7 @@ class ContextMeter(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.bar = ContextBar(look)
-        self.words = QLabel()
-        self.words.setProperty("kind", "small")
+        self.words = ElidedLabel("small")
         row = QHBoxLayout(self)
         row.setContentsMargins(18, 5, 18, 0)
         row.setSpacing(10)
@@ -78,7 +78,7 @@ class ContextMeter(QWidget):
         if use is not None:
             self.bar.show_use(use)
         words = meter_words(use) if use is not None else ""
-        self.words.setText(words)
+        self.words.set_text(words)
         self.words.setProperty("tone", "warn" if use is not None and use.tight else "")
         self.words.style().unpolish(self.words)
         self.words.style().polish(self.words)

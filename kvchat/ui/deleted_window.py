@@ -33,7 +33,7 @@ class DeletedWindow(Panel):
         self._unsubscribe: Callable[[], None] | None = None
         self.setWindowTitle("Recently deleted")
         self.setAccessibleName("Recently deleted")
-        self.resize(look.px(600), look.px(480))
+        self.begin_with(600, 480, 400, 300)
         self.words, self.empty = QLabel(), QLabel("Nothing was deleted lately.")
         self.words.setWordWrap(True)
         for label in (self.words, self.empty):
@@ -46,7 +46,7 @@ class DeletedWindow(Panel):
             QPushButton("Delete now…"),
             QPushButton("Delete all…"),
         )
-        self.restore = QPushButton("Restore")
+        self.restore = QPushButton("Bring back")
         self.restore.setProperty("kind", "primary")
         row = QHBoxLayout()
         row.setSpacing(8)

@@ -43,8 +43,7 @@ class DiskPanel(Panel):
         self._changing = 0  # wishes under way: a plan made now would not know of them
         self.setWindowTitle(STORAGE)
         self.setAccessibleName(STORAGE)
-        self.resize(620, 720)
-        self.setMinimumSize(460, 560)
+        self.begin_with(620, 720, 460, 560)
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)

@@ -22,7 +22,6 @@ _ROWS = (
     ("process", "Process"),
 )
 _UNKNOWN = "–"
-_NAMES_WIDTH = 150  # pixels
 
 
 class LivePage(QWidget):
@@ -43,7 +42,6 @@ class LivePage(QWidget):
             name, value = QLabel(words), QLabel(_UNKNOWN)
             name.setProperty("kind", "muted")
             name.setAlignment(Qt.AlignmentFlag.AlignTop)
-            name.setFixedWidth(_NAMES_WIDTH)
             value.setWordWrap(True)
             value.setTextFormat(Qt.TextFormat.PlainText)
             value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)

@@ -29,8 +29,7 @@ class EngineWindow(Panel):
         self._looking = False
         self.setWindowTitle("Engine")
         self.setAccessibleName("Engine")
-        self.resize(840, 560)
-        self.setMinimumSize(520, 400)
+        self.begin_with(840, 560, 480, 360)
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)

@@ -24,6 +24,8 @@ from kvchat.ui.icons import app_icon
 from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.wording import size
 
+_LETTERS = 66  # wide
+
 
 class FirstStart(QWidget):
     """The page that leads to a model. It does no work itself: it says what was wished."""
@@ -104,7 +106,7 @@ class FirstStart(QWidget):
 
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
-        box.setMaximumWidth(440)
+        box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
         column = QVBoxLayout(box)
         column.setContentsMargins(24, 24, 24, 24)
         column.setSpacing(12)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QGuiApplication
+from PySide6.QtGui import QDesktopServices, QGuiApplication, QShowEvent
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.safe_text import spelled_out
 from kvchat.ui.markdown import is_web_link
+from kvchat.ui.panel import fit_height
 
 _LONGEST = 300  # characters of an address on show
 
@@ -24,6 +25,9 @@ def real_place(url: str) -> str:
     return host if port < 0 else f"{host}:{port}"
 
 
+_LETTERS = 66  # wide
+
+
 class LinkDialog(QDialog):
     """Shows where a link leads. Opening nothing is the default."""
 
@@ -34,7 +38,6 @@ class LinkDialog(QDialog):
         self.setWindowModality(Qt.WindowModality.WindowModal)
         self.setWindowTitle("kvchat")
         self.setAccessibleName("Open this link?")
-        self.setFixedWidth(440)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 22, 24, 18)
         column.setSpacing(8)
@@ -67,6 +70,11 @@ class LinkDialog(QDialog):
         self.open_button.clicked.connect(self._open)
         self.copy_button.clicked.connect(self._copy)
         self.cancel.clicked.connect(self.reject)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """All of its words are seen."""
+        super().showEvent(event)
+        fit_height(self, _LETTERS)
 
     def _open(self) -> None:
         QDesktopServices.openUrl(QUrl(self.url))

@@ -35,8 +35,7 @@ class ModelsWindow(Panel):
         self._token: TokenDialog | None = None
         self.setWindowTitle("Models")
         self.setAccessibleName("Models")
-        self.resize(760, 640)
-        self.setMinimumSize(560, 560)
+        self.begin_with(760, 640, 480, 440)
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
         self.downloads = DownloadsView()
         self._pages = QStackedWidget()

@@ -22,7 +22,7 @@ from kvchat.ui.elided import ElidedLabel
 from kvchat.ui.ranking import best, folded
 
 _MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
-_ROW, _WIDTH, _TOP = 34, 560, 70  # pixels
+_LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # wide; pixels: a row's height beside its letters, and from the window's top
 _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
 
@@ -78,7 +78,7 @@ class Palette(QDialog):
 
     def open_over(self, window: QWidget) -> None:
         """Show it near the window's top."""
-        self.setFixedWidth(min(_WIDTH, window.width() - 40))
+        self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, window.width() - 40))
         self._fit()
         self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, _TOP)))
         self.show()
@@ -106,15 +106,19 @@ class Palette(QDialog):
         for entry in self._shown:
             item = QListWidgetItem(self.list)
             item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{entry.words}, {entry.note}")
-            item.setSizeHint(QSize(0, _ROW))
+            item.setSizeHint(QSize(0, self._row_height))
             self.list.setItemWidget(item, _line(entry))
         self.list.setCurrentRow(0)
         self.list.setVisible(bool(self._shown))
         self.nothing.setVisible(not self._shown)
         self._fit()
 
+    @property
+    def _row_height(self) -> int:
+        return self.fontMetrics().height() + _LEAST_ROW
+
     def _fit(self) -> None:
-        self.list.setFixedHeight(_ROW * len(self._shown) + 2)
+        self.list.setFixedHeight(self._row_height * len(self._shown) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
 

@@ -22,7 +22,16 @@ class Panel(QDialog):
         super().__init__(parent)
         self.wishes = wishes
         self.notices = Notices(look)
+        self._look_for_size, self._least = look, QSize(0, 0)
+        look.changed.connect(self._keep_least)
         self._place: QPoint | None = None  # where its frame stood when it was closed
+
+    def begin_with(self, width: int, height: int, least_width: int = 0, least_height: int = 0) -> None:
+        """Its size, and the least it may have: pixels at 100 % text, which grow with it as far as the screen goes."""
+        look = self._look_for_size
+        self._least = QSize(least_width, least_height)
+        self.resize(QSize(look.px(width), look.px(height)).boundedTo(room_on_screen()))
+        self._keep_least()
 
     def wish(self, wish: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
         """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
@@ -34,6 +43,12 @@ class Panel(QDialog):
             self.notices.show_error(error)
         else:
             self.wishes.on_error(error)
+
+    def _keep_least(self) -> None:
+        look = self._look_for_size
+        self.setMinimumSize(
+            QSize(look.px(self._least.width()), look.px(self._least.height())).boundedTo(room_on_screen())
+        )
 
     def setVisible(self, visible: bool) -> None:
         """Enter confirms the field it is pressed in and presses no button; the window fits the screen.
@@ -49,6 +64,17 @@ class Panel(QDialog):
         elif not visible and self.isVisible():
             self._place = self.pos()
         super().setVisible(visible)
+
+
+def fit_height(dialog: QDialog, letters: int) -> None:
+    """As wide as so many letters and as high as its words need there: Qt's own guess cuts off what wraps."""
+    layout = dialog.layout()
+    assert layout is not None
+    for widget in dialog.findChildren(QWidget):
+        widget.ensurePolished()
+    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
+    layout.activate()
+    dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
 
 
 def room_on_screen() -> QSize:

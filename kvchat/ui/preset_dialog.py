@@ -26,7 +26,7 @@ class PresetDialog(OptionsPanel):
         self._runtime = runtime
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
-        self.resize(580, 640)
+        self.begin_with(580, 640, 440, 360)
         self.name, self.with_model = QLineEdit(), ChoiceBox(look)
         self.name.setPlaceholderText("Name")
         self.name.setAccessibleName("Name")

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QPushButton, QWidget
 
 from kvchat.engine.discovery import EngineKind, EngineLocation
 from kvchat.engine.graphics import find_graphics, install_advice
 from kvchat.engine.inventory import EngineEntry
 from kvchat.engine.trial import TrialStep
 from kvchat.secret_store import Keeper
+from kvchat.ui.flow import FlowLayout
 from kvchat.ui.settings_entries import ChoiceBox, Entry
 from kvchat.ui.settings_page import Desk, SettingsPage
 from kvchat.ui.settings_text import TextEntry
@@ -224,10 +225,8 @@ def _described(entry: EngineEntry) -> str:
 
 def _row(first: QWidget, *others: QWidget) -> QWidget:
     holder = QWidget()
-    row = QHBoxLayout(holder)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(8)
-    row.addWidget(first, 1)
+    row = FlowLayout(holder)
+    row.addWidget(first)
     for other in others:
         row.addWidget(other)
     return holder

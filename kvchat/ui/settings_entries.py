@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QWheelEvent
+from PySide6.QtCore import QRect, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import (
+    QBoxLayout,
     QComboBox,
     QHBoxLayout,
     QLabel,
     QLineEdit,
     QPushButton,
+    QSizePolicy,
     QStyledItemDelegate,
     QVBoxLayout,
     QWidget,
@@ -23,7 +25,7 @@ from kvchat.ui.icons import icon
 from kvchat.ui.settings_numbers import Notation
 from kvchat.ui.theme import Look
 
-_FIELD_WIDTH, _UNIT_WIDTH = 140, 46  # pixels
+_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
 
 Change = Callable[[str, Any], object]  # called with a setting's name and its new value
 
@@ -37,7 +39,7 @@ class Entry(QWidget):
         self.above: QWidget | None = None  # the hairline between it and the entry before
         self.words.setProperty("kind", "small")
         self.refusal.setProperty("kind", "refusal")
-        for label in (self.words, self.refusal):
+        for label in (self.title, self.words, self.refusal):
             label.setWordWrap(True)
             label.setTextFormat(Qt.TextFormat.PlainText)
         self.refusal.hide()
@@ -46,11 +48,25 @@ class Entry(QWidget):
         for label in (self.title, self.words, self.refusal):
             column.addWidget(label)
         column.addStretch(1)
-        row = QVBoxLayout(self) if wide else QHBoxLayout(self)
-        row.setContentsMargins(0, 10, 0, 10)
-        row.setSpacing(8 if wide else 24)
-        row.addLayout(column, 1)
-        row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
+        self._wide, self._control = wide, control
+        self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
+        self._row.setContentsMargins(0, 10, 0, 10)
+        self._row.setSpacing(8 if wide else 24)
+        self._row.addLayout(column, 1)
+        self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """A control that would leave the words too little room stands below them."""
+        super().resizeEvent(event)
+        if not self._wide:
+            below = self._control.sizeHint().width() > self.width() // 2
+            direction = QBoxLayout.Direction.TopToBottom if below else QBoxLayout.Direction.LeftToRight
+            if direction is not self._row.direction():
+                self._row.setDirection(direction)
+                self._row.setSpacing(8 if below else 24)
+                self._row.setAlignment(
+                    self._control, Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop
+                )
 
     def setVisible(self, visible: bool) -> None:
         """With its hairline."""
@@ -129,6 +145,24 @@ class FieldEntry(Entry):
         raise NotImplementedError
 
 
+class _ShortField(QLineEdit):
+    """As wide as a number needs, in any text size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        """Room for some letters, and for the words that stand there while it is empty."""
+        metrics = self.fontMetrics()
+        letters = max(metrics.averageCharWidth() * _FIELD_LETTERS, metrics.horizontalAdvance(self.placeholderText()))
+        return QSize(letters + 22, super().sizeHint().height())
+
+    def minimumSizeHint(self) -> QSize:
+        """Always the same."""
+        return self.sizeHint()
+
+
 class NumberEntry(FieldEntry):
     """A setting that is a number, or empty for its default. What makes no sense is refused in place."""
 
@@ -136,11 +170,10 @@ class NumberEntry(FieldEntry):
         self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str, reset: str
     ) -> None:
         """`default` stands in the empty field; `reset` is the button that empties it."""
-        field, self.reset = QLineEdit(), QPushButton(reset)
+        field, self.reset = _ShortField(), QPushButton(reset)
         super().__init__(name, title, words, field, _field_with_unit(field, notation.unit, self.reset), wide=False)
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
-        self.field.setFixedWidth(_FIELD_WIDTH)
         self.field.setPlaceholderText(default)
         self.field.setAccessibleName(f"{title}, in {notation.unit}")
         self.reset.setProperty("kind", "link")
@@ -210,7 +243,7 @@ def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget
     holder = QWidget()
     said = QLabel(unit)
     said.setProperty("kind", "muted")
-    said.setMinimumWidth(_UNIT_WIDTH)  # fields of other units stand in one line
+    said.setMinimumWidth(said.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
     said.setBuddy(field)
     row = QHBoxLayout()
     row.setSpacing(8)

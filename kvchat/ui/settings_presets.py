@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.chat.presets import Preset
 from kvchat.ui.confirm import confirm
+from kvchat.ui.flow import FlowLayout
 from kvchat.ui.preset_dialog import PresetDialog
 from kvchat.ui.settings_entries import Entry
 from kvchat.ui.settings_page import Desk, SettingsPage
@@ -41,10 +42,9 @@ class PresetsPage(SettingsPage):
         self.default, self.delete = QPushButton("Make default"), QPushButton("Delete…")
         self.delete.setProperty("kind", "danger")
         holder = QWidget()
-        column, row = QVBoxLayout(holder), QHBoxLayout()
+        column, row = QVBoxLayout(holder), FlowLayout()
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(10)
-        row.setSpacing(8)
         for button, wish in (
             (self.new, lambda: self.open(Preset("New preset"))),
             (self.edit, lambda: self.open(self._chosen())),
@@ -55,7 +55,6 @@ class PresetsPage(SettingsPage):
             button.setAccessibleName(button.text())
             button.clicked.connect(wish)
             row.addWidget(button)
-        row.addStretch(1)
         column.addWidget(self.list)
         column.addWidget(self.none)
         column.addLayout(row)

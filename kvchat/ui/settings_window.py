@@ -31,6 +31,7 @@ from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 
 _PAGE_PADDING = 16  # pixels above and below a page's name together
+_LIST_PADDING = 66  # and beside it, with the list's own
 
 
 class SettingsWindow(Panel):
@@ -42,8 +43,8 @@ class SettingsWindow(Panel):
         self._unsubscribe: Callable[[], None] | None = None
         self.setWindowTitle("Settings")
         self.setAccessibleName("Settings")
-        self.resize(780, 620)
-        self.setMinimumSize(660, 440)
+        self.begin_with(780, 620, 560, 400)
+        look.changed.connect(self._fit_list)
         desk = Desk(runtime, look, self)
         self.general, self.model, self.storage = GeneralPage(desk), ModelPage(desk), StoragePage(desk)
         self.engine = EnginePage(desk)
@@ -52,15 +53,23 @@ class SettingsWindow(Panel):
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
         self.list.setAccessibleName("Pages")
-        self.list.setFixedWidth(190)
         for page in self.pages:
-            item = QListWidgetItem(page.name, self.list)
-            item.setSizeHint(QSize(0, self.list.fontMetrics().height() + _PAGE_PADDING))
+            QListWidgetItem(page.name, self.list)
             self._stack.addWidget(page)
+        self._fit_list()
         self.list.currentRowChanged.connect(self._stack.setCurrentIndex)
         self.list.setCurrentRow(0)
         self.pending = self._build_pending()
         self._build()
+
+    def _fit_list(self) -> None:
+        """As wide and high as the pages' names need."""
+        self.list.ensurePolished()
+        metrics = self.list.fontMetrics()
+        for row in range(self.list.count()):
+            self.list.item(row).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
+        widest = max(metrics.horizontalAdvance(page.name) for page in self.pages)
+        self.list.setFixedWidth(widest + _LIST_PADDING)
 
     def show_page(self, name: str = "") -> None:
         """Come to the front, at the page of that name, else at the one shown last."""

@@ -95,15 +95,15 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
                    font-size: {small}pt; text-align: left; padding: 6px 8px; }}
     QPushButton[kind="usage"]:hover, QPushButton[kind="usage"]:focus {{ background: {t.hover}; color: {t.text}; }}
     QPushButton[kind="tab"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
-                   padding: 6px 12px; color: {t.muted}; }}
+                   padding: 6px 12px; color: {t.muted}; font-weight: 600; }}
     QPushButton[kind="tab"]:hover {{ background: {t.hover}; }}
-    QPushButton[kind="tab"]:checked {{ background: {t.selected}; color: {t.text}; font-weight: 600; }}
+    QPushButton[kind="tab"]:checked {{ background: {t.selected}; color: {t.text}; }}
     QPushButton[kind="tab"]:focus {{ border: 1px solid {t.accent}; }}
     QPushButton[kind="new"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
                    text-align: left; padding: 8px 10px; font-weight: 600; }}
     QPushButton[kind="new"]:hover {{ background: {t.hover}; }}
     QPushButton[kind="new"]:focus {{ border: 1px solid {t.accent}; }}
-    QPushButton[kind="send"] {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: 16px;
+    QPushButton[kind="send"] {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: {icon}px;
                    padding: 0; }}
     QPushButton[kind="send"]:disabled {{ background: {t.hover}; border: 1px solid {t.hover}; }}
     QPushButton[kind="send"]:focus {{ border: 2px solid {t.text}; }}

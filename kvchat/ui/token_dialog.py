@@ -9,7 +9,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.library.hub_token import AccessToken, TokenPlace, TokenStore
-from kvchat.ui.panel import Panel
+from kvchat.ui.panel import Panel, fit_height
 from kvchat.ui.tasks import Wishes
 from kvchat.ui.theme import Look
 
@@ -17,6 +17,9 @@ _WORDS = (
     "Some models are open only to those who have accepted their terms. Make a token with the right to read on "
     "huggingface.co/settings/tokens and paste it here. It goes to Hugging Face alone."
 )
+
+
+_LETTERS = 72  # wide
 
 
 class TokenDialog(Panel):
@@ -29,7 +32,6 @@ class TokenDialog(Panel):
         self._store = store
         self.setWindowTitle("Access token")
         self.setAccessibleName("Access token for Hugging Face")
-        self.setFixedWidth(480)
         self.field, self.place = QLineEdit(), QLabel()
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setPlaceholderText("hf_…")
@@ -61,6 +63,7 @@ class TokenDialog(Panel):
     def showEvent(self, event: QShowEvent) -> None:
         """Say what is kept already."""
         super().showEvent(event)
+        fit_height(self, _LETTERS)
         self.field.setFocus()
         self.wish(self._load())
 
@@ -91,3 +94,4 @@ class TokenDialog(Panel):
             self.place.setText(f"One was found in {token.place.value}; it is used unless you give another.")
         else:
             self.place.setText(f"One is kept in {token.place.value}.")
+        fit_height(self, _LETTERS)
