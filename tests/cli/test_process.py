@@ -36,9 +36,21 @@ def hanging(real):
     return call
 for name in ("stat", "lstat", "open", "mkdir", "access", "listdir", "scandir"):
     setattr(os, name, hanging(getattr(os, name)))
+"""
+COMMAND = DEAD + "from kvchat.__main__ import main; main()"
+WINDOW = (
+    DEAD
+    + """
+from pathlib import Path
 from kvchat.__main__ import main
+from kvchat.ui.main_window import MainWindow
+async def start(self, begin=MainWindow.start):
+    await begin(self)
+    self.attaching.take([Path("/dead/a.txt")])
+MainWindow.start = start
 main()
 """
+)
 
 
 @pytest.fixture
@@ -47,8 +59,10 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def dead(*arguments: str, patience_s: float, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", DEAD, str(patience_s), *arguments]
+def dead(
+    *arguments: str, patience_s: float, environment: dict[str, str], script: str = COMMAND
+) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", script, str(patience_s), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
@@ -87,6 +101,17 @@ def test_a_signal_ends_it_whatever_hangs(
         process.send_signal(number)
         assert process.wait() == 128 + number
         assert "Traceback" not in process.stderr.read()
+
+
+def test_the_window_quits_while_a_file_hangs(environment: dict[str, str]) -> None:
+    offscreen = environment | {"QT_QPA_PLATFORM": "offscreen"}
+    with dead(patience_s=100_000, environment=offscreen, script=WINDOW) as process:
+        assert process.stderr is not None
+        while (line := process.stderr.readline()) and line != "hangs\n":
+            pass
+        assert line
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
 
 
 def test_it_ends_where_the_main_thread_is_deaf(environment: dict[str, str]) -> None:
