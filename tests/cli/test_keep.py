@@ -12,6 +12,7 @@ import pytest
 from kvchat.__main__ import main
 from kvchat.paths import resolve_paths
 from tests.keeping.library import everything, open_library, talk
+from tests.test_whole_file import a_device
 
 
 @pytest.fixture
@@ -70,7 +71,9 @@ def test_what_is_pointed_at_is_never_replaced_by_something_else(home, tmp_path, 
     assert link.is_symlink()
     assert behind.read_bytes()[:2] in (b"PK", b'{"')
     os.mkfifo(pipe)
-    for target, words in ((Path("/dev/full"), "a device"), (pipe, "a pipe"), (tmp_path, "a folder")):
+    device = tmp_path / "device"
+    a_device(device)
+    for target, words in ((device, "a device"), (pipe, "a pipe"), (tmp_path, "a folder")):
         before = target.stat().st_mode
         assert main([command, str(target)]) == 1
         assert f"{target}: It is {words}, not a file." in capsys.readouterr().err
