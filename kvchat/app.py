@@ -90,7 +90,6 @@ class _Application:
         self._window = MainWindow(runtime, look)
         self._tray = Tray(runtime, self._window)
         self._window.quit_requested.connect(self.quitting.set)
-        self._tray.quit_requested.connect(self.quitting.set)
         self._window.keeping.restart_requested.connect(self._restart)
         self._window.first_start.starter_requested.connect(self._fetch_starter)
         self._window.first_start.cancel_requested.connect(self._cancel_fetch)

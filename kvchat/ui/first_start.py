@@ -69,6 +69,11 @@ class FirstStart(QWidget):
         self.bar.setValue(int(1000 * done / total) if total else 0)
         self.amount.setText(f"{size(done)} of {size(total)}" if total else f"{size(done)} so far")
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether the starter model is on its way."""
+        return not self._progress.isHidden()
+
     def show_error(self, error: KvchatError) -> None:
         """It did not work."""
         self._show_fetching(False)

@@ -46,6 +46,7 @@ class KeepBridge(QObject):
         self._runtime, self._look, self._list = runtime, look, conversations
         self._notices, self._wishes, self._window = notices, wishes, window
         self._loop = asyncio.get_running_loop()
+        self.going_on: list[str] = []  # "Importing…"
 
     def export(self, ids: list[str]) -> None:
         """These chats, into a file named after the one, or after none."""
@@ -149,12 +150,15 @@ class KeepBridge(QObject):
     ) -> R:
         """What the work returns. Where the user cancels it, the wish it was part of ends, and `cancelled` is told."""
         with _Progress(self._window, words, self._loop) as progress:
+            self.going_on.append(words)
             try:
                 return await work(progress.tell)
             except asyncio.CancelledError:
                 if progress.cancelled:  # else kvchat quits
                     self._notices.tell(*cancelled)
                 raise
+            finally:
+                self.going_on.remove(words)
 
     def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
         dialog = self._dialog(title, QFileDialog.FileMode.AnyFile, forms)

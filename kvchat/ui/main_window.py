@@ -27,6 +27,7 @@ from kvchat.ui.header import Header
 from kvchat.ui.icons import app_icon
 from kvchat.ui.keep_bridge import KeepBridge
 from kvchat.ui.keyboard import Keyboard
+from kvchat.ui.leaving import Leaving
 from kvchat.ui.model_choices import ModelChoices
 from kvchat.ui.notices import Notices
 from kvchat.ui.search_bridge import SearchBridge
@@ -81,6 +82,8 @@ class MainWindow(QMainWindow):
         cards = self.transcript.tail.failure, self.engine_card
         self.models = ModelChoices(runtime, self.bridge, *cards, self.first_start, self.wishes, self)
         self.keeping = KeepBridge(runtime, look, self.bridge.list, self.notices, self.wishes, self)
+        self.leaving = Leaving(runtime, self.bridge.list, self.keeping, self.first_start, self)
+        self.leaving.agreed.connect(self.quit_requested)
         self._connect()
         self.keyboard = Keyboard(runtime, self.bridge, self.wishes, self, self.composer.editor, self._doings())
         self.header.wished.connect(self.keyboard.do)
@@ -134,7 +137,7 @@ class MainWindow(QMainWindow):
         self.place.remember()
         event.ignore()
         if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
-            self.quit_requested.emit()
+            self.leaving.ask()
             return
         self.hide()
         if not self._memory.value("told_about_tray", False, type=bool):
@@ -240,7 +243,7 @@ class MainWindow(QMainWindow):
             "log": lambda: self.beside.open_engine(log=True),
             "restart-engine": lambda: self.wishes.start(self._runtime.restart_engine()),
             "disk": self.beside.open_disk_panel,
-            "quit": self.quit_requested.emit,
+            "quit": self.leaving.ask,
             "export": self._export,
             "export-all": self.keeping.export_all,
             "import": self.keeping.take_in,

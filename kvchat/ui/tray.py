@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
@@ -37,8 +37,6 @@ def mark_state(state: EngineState, busy: bool) -> MarkState:
 class Tray(QObject):
     """The tray icon and its menu. While it exists and a tray is there, closing the window keeps the app running."""
 
-    quit_requested = Signal()
-
     def __init__(self, runtime: Runtime, window: MainWindow) -> None:
         super().__init__(window)
         self._runtime, self._window = runtime, window
@@ -52,7 +50,7 @@ class Tray(QObject):
         self.restart = self._engine_action("Restart engine", runtime.restart_engine)
         self.menu.addSeparator()
         self.settings = self.menu.addAction("Settings…", lambda: window.beside.open_settings())
-        self.quit = self.menu.addAction("Quit", self.quit_requested.emit)
+        self.quit = self.menu.addAction("Quit", window.leaving.ask)
         self.menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(self.menu)
         self.icon.activated.connect(self._activated)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QLineEdit, QMenu, QPlainTextEdit, QPushButton
+from PySide6.QtWidgets import QAbstractButton, QLabel, QLineEdit, QMenu, QPlainTextEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed
@@ -12,6 +14,9 @@ from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.engine.interface import EngineError
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
+from kvchat.library.downloads import Download, DownloadState
+from kvchat.library.hub import HubFile, HubPart
+from kvchat.library.hub_download import Order
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.conversation_list import Warmth
 from kvchat.ui.item_list import ROW
@@ -495,6 +500,37 @@ async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: Ma
 async def test_closing_without_a_tray_quits(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     with qtbot.waitSignal(window.quit_requested, timeout=0, raising=True):
         window.close()
+
+
+@pytest.mark.parametrize("way", ["close", "quit"])
+async def test_quitting_in_the_middle_of_something_asks(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, way: str
+) -> None:
+    heard: list[bool] = []
+    window.quit_requested.connect(lambda: heard.append(True))
+    leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
+    window.bridge.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    window.keeping.going_on.append("Importing…")
+    order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
+    waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
+    furnished.models.downloads._known[waiting.path] = waiting
+    leave()
+    leave()
+    question = dialog(window)
+    words = " ".join(label.text() for label in question.findChildren(QLabel))
+    assert all(part in words for part in ("“Thesis, chapter 3”", "1 model is being downloaded", "Importing"))
+    assert (heard, window.isVisible()) == ([], True)
+    qtbot.keyClick(question, Qt.Key.Key_Return)  # staying is the default
+    assert heard == []
+    window.keeping.going_on.clear()
+    furnished.models.downloads._known.clear()
+    leave()
+    dialog(window).yes.click()
+    assert heard == [True]
+    furnished.chat.finish("thesis", None)
+    leave()
+    assert heard == [True, True]
 
 
 async def test_every_control_has_a_name(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -54,7 +54,7 @@ async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow,
     await until(lambda: ("restart",) in runtime.calls)
     tray.stop.trigger()
     await until(lambda: ("stop",) in runtime.calls)
-    with qtbot.waitSignal(tray.quit_requested, timeout=0):
+    with qtbot.waitSignal(window.quit_requested, timeout=0):
         tray.quit.trigger()
 
 
