@@ -48,7 +48,8 @@ class Leaving(QObject):
         if (busy := self._runtime.chat.busy) is not None:
             ends.append(f"A reply is being written in “{self._list.title(busy)}”; what has come of it is kept.")
         if count := sum(1 for one in self._runtime.models.downloads.all() if one.state in RUNS):
-            ends.append(f"{several(count, 'model is', 'models are')} being downloaded: what has arrived is kept, and can go on later.")
+            what = several(count, "model is", "models are")
+            ends.append(f"{what} being downloaded: what has arrived is kept, and can go on later.")
         if self._first_start.is_fetching:
             ends.append("The starter model is being downloaded.")
         ends += [f"{words.rstrip('…')}: that ends, and nothing of it is kept." for words in self._keeping.going_on]

@@ -29,6 +29,7 @@ from kvchat.ui.keep_bridge import KeepBridge
 from kvchat.ui.keyboard import Keyboard
 from kvchat.ui.leaving import Leaving
 from kvchat.ui.model_choices import ModelChoices
+from kvchat.ui.model_menu import ModelMenu
 from kvchat.ui.notices import Notices
 from kvchat.ui.search_bridge import SearchBridge
 from kvchat.ui.shelf import Shelf
@@ -81,6 +82,7 @@ class MainWindow(QMainWindow):
         self.beside = SideWindows(runtime, look, self.wishes, self.bridge.list, self)
         cards = self.transcript.tail.failure, self.engine_card
         self.models = ModelChoices(runtime, self.bridge, *cards, self.first_start, self.wishes, self)
+        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.wishes)
         self.keeping = KeepBridge(runtime, look, self.bridge.list, self.notices, self.wishes, self)
         self.leaving = Leaving(runtime, self.bridge.list, self.keeping, self.first_start, self)
         self.leaving.agreed.connect(self.quit_requested)
@@ -208,7 +210,9 @@ class MainWindow(QMainWindow):
         self.engine_card.restart_requested.connect(lambda: self.wishes.start(self._runtime.restart_engine()))
         self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
         self.beside.model_used.connect(self.models.take_up)
-        self.models.models_requested.connect(self.beside.open_models)
+        self.model_menu.chosen.connect(lambda path: self.wishes.start(self.models.switch(path)))
+        for wish in (self.models.models_requested, self.model_menu.more_requested):
+            wish.connect(self.beside.open_models)
         self.models.repository_requested.connect(lambda name: self.beside.open_models().open_repository(name))
         self.models.used.connect(self._show_right_page)
         self.first_start.back_requested.connect(self._show_right_page)

@@ -54,6 +54,12 @@ class ModelChoices(QObject):
             return
         self.take_up()
 
+    async def switch(self, path: Path) -> None:
+        """Another model answers in the open conversation from now on. Raises KvchatError."""
+        if str(path) != self._runtime.settings.model_path:
+            await self._runtime.use_model(path)
+        self.take_up()
+
     def take_up(self) -> None:
         """Another model is in use now: the open conversation goes on with it."""
         self.use_current()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject
@@ -15,6 +16,9 @@ from kvchat.runtime import Runtime
 from kvchat.ui.icons import mark_icon
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.mark import MarkState
+from kvchat.wording import one_line
+
+_RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
 
 Wish = Callable[[], Coroutine[Any, Any, None]]
 
@@ -34,6 +38,12 @@ def mark_state(state: EngineState, busy: bool) -> MarkState:
     return MarkState.BUSY if busy and state is EngineState.READY else _MARKS[state]
 
 
+def _entry(title: str) -> str:
+    """A title as a menu entry: on one line, not too long, a lone & no shortcut key."""
+    words = one_line(title)
+    return (words if len(words) <= _LETTERS else f"{words[:_LETTERS].rstrip()}…").replace("&", "&&")
+
+
 class Tray(QObject):
     """The tray icon and its menu. While it exists and a tray is there, closing the window keeps the app running."""
 
@@ -44,7 +54,9 @@ class Tray(QObject):
         self.icon = QSystemTrayIcon(self)
         self.menu = QMenu()
         self.toggle = self.menu.addAction("Hide", self._toggle_window)
-        self.menu.addSeparator()
+        self.new = self.menu.addAction("New chat", lambda: self._open(None))
+        self.recent: list[QAction] = []  # the chats used last
+        self._below_recent = self.menu.addSeparator()
         self.start = self._engine_action("Start engine", runtime.start_engine)
         self.stop = self._engine_action("Stop engine", runtime.stop_engine)
         self.restart = self._engine_action("Restart engine", runtime.restart_engine)
@@ -57,6 +69,7 @@ class Tray(QObject):
         window.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
         window.hidden_first_time.connect(self._tell_where)
+        window.bridge.list.shown.connect(self._show_recent)
         self._unsubscribe = runtime.events.subscribe(self._hear)
         self.refresh()
 
@@ -89,6 +102,28 @@ class Tray(QObject):
         self.start.setEnabled(state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED))
         self.stop.setEnabled(running)
         self.restart.setEnabled(running or state is EngineState.FAILED)
+
+    def _show_recent(self) -> None:
+        titles = list(self._window.bridge.list.titles.items())[:_RECENT]
+        if [(action.data(), action.text()) for action in self.recent] == [(id, _entry(title)) for id, title in titles]:
+            return
+        for action in self.recent:
+            self.menu.removeAction(action)
+            action.deleteLater()
+        self.recent = []
+        for id, title in titles:
+            action = QAction(_entry(title), self.menu)
+            action.setData(id)
+            action.triggered.connect(partial(self._open, id))
+            self.menu.insertAction(self._below_recent, action)
+            self.recent.append(action)
+
+    def _open(self, conversation_id: str | None, _: bool = False) -> None:
+        self._window.raise_window()
+        if conversation_id is None:
+            self._window.new_conversation()
+        else:
+            self._window.bridge.open(conversation_id)
 
     def _engine_action(self, words: str, wish: Wish) -> QAction:
         return self.menu.addAction(words, lambda: self._window.wishes.start(wish()))

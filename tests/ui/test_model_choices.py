@@ -9,8 +9,14 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
+from kvchat.errors import KvchatError
+from kvchat.library.gguf_facts import read_facts
+from kvchat.library.model_files import Source
+from kvchat.library.model_finder import FoundModel
 from kvchat.rooms.choice import ModelMissing
 from kvchat.ui.main_window import MainWindow
+from kvchat.ui.models_window import ModelsWindow
+from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -61,3 +67,33 @@ async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainW
     await until(lambda: ("retry", "c2") in runtime.chat.calls)
     assert ("use_model", "c2", "/models/SmolLM2-135M-Instruct.gguf") in runtime.chat.calls
     assert card.isHidden()
+
+
+async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    facts = read_facts(write_gguf(tmp_path / "any.gguf"))
+    runtime.models.there = [
+        FoundModel(Path("/models/R&D-7B.gguf"), "R&D-7B", Source.CHOSEN, 9, facts),
+        FoundModel(Path("/models/broken.gguf"), "Broken", Source.CHOSEN, 9, None),
+        FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
+    ]
+    chat = runtime.chat.add("Rivers")
+    window.bridge.open(chat.id)
+    menu = window.header.model_menu
+    menu.aboutToShow.emit()
+    await until(lambda: len(menu.actions()) == 4)
+    words = [action.text() for action in menu.actions()]
+    assert words == ["SmolLM2\tin use", "R&&D-7B\tfits", "", "More models…"]
+    assert [action.isChecked() for action in menu.actions()[:2]] == [True, False]
+    menu.actions()[1].trigger()
+    await until(lambda: ("use_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
+    await until(lambda: ("use_model", chat.id, "/models/R&D-7B.gguf") in runtime.chat.calls)
+    assert window.header.model.toolTip() == "R&D-7B"
+    runtime.refuse = KvchatError("This is no model", "It is truncated.")
+    menu.aboutToShow.emit()
+    next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
+    await until(lambda: [notice.words[0] for notice in window.notices.on_show] == ["This is no model"])
+    menu.actions()[-1].trigger()
+    models = window.findChild(ModelsWindow)
+    assert isinstance(models, ModelsWindow)
+    assert models.isVisible()
+    models.close()

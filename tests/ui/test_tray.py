@@ -93,3 +93,17 @@ async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow,
     assert tray.mark is MarkState.BUSY
     runtime.chat.finish(conversation, None)
     assert tray.mark is MarkState.READY
+
+
+async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+    for number in range(7):
+        runtime.chat.add(f"R&D, chapter {number} " + "and more " * 9, id=f"c{number}")
+    await until(lambda: [action.data() for action in tray.recent] == ["c6", "c5", "c4", "c3", "c2"])
+    assert tray.recent[0].text().startswith("R&&D, chapter 6")
+    assert tray.recent[0].text().endswith("…")
+    window.hide()
+    tray.recent[2].trigger()
+    assert (window.isVisible(), window.bridge.current) == (True, "c4")
+    window.hide()
+    tray.new.trigger()
+    assert (window.isVisible(), window.bridge.current) == (True, None)
