@@ -20,6 +20,7 @@ from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
 from kvchat.stoppable import Threads
+from kvchat.ui.finishing import close_in_sight
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.single_instance import SingleInstance
 from kvchat.ui.theme import Look
@@ -101,7 +102,7 @@ class _Application:
         loop.set_exception_handler(self._bug)
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
-                loop.add_signal_handler(number, self.quitting.set)
+                loop.add_signal_handler(number, self._told_to_end)
         self._tray.show()
         if not (hidden and self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
             self._window.show()
@@ -117,7 +118,13 @@ class _Application:
         self._window.hide()
         self._tray.close()
         await self._window.finish()
-        await self._runtime.close()
+        await close_in_sight(self._runtime)
+
+    def _told_to_end(self) -> None:
+        """By a signal. Told again, it does not wait for what is being saved."""
+        if self.quitting.is_set():
+            self._runtime.give_up_saving()
+        self.quitting.set()
 
     def _restart(self) -> None:
         self.again = True

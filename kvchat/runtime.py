@@ -12,6 +12,7 @@ from kvchat.chat.background import Background
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
+from kvchat.chat.finishing import Unfinished
 from kvchat.chat.forgetting import forget_strangers
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.recently_deleted import purge_left_behind
@@ -43,7 +44,7 @@ from kvchat.rooms.view import EngineView
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_desk import BOUND_SETTINGS, Store, StoreDesk, open_store_or_none, store_bounds
 
-SAVE_PATIENCE_S = 15.0  # a save takes seconds at most; who takes longer hangs
+SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 
 
 class Runtime:
@@ -186,23 +187,30 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        finishing = self.chat.slot.finishing
         self._rest.end()
         await self.models.close()
         self.chat.close()
         await self._come_to_rest()
         await self.room.close()
-        await self.chat.idle()
+        await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
-        await asyncio.to_thread(self._store.close)
+        await finishing.in_time(asyncio.to_thread(self._store.close, finishing.wanted), SAVE_PATIENCE_S)
         await self._worker.run(self._database.close)
         self._worker.close()
 
+    @property
+    def unfinished(self) -> Unfinished | None:
+        """What is still to be put away before all is kept; None when it is nothing."""
+        return self.chat.slot.finishing.left()
+
+    def give_up_saving(self) -> None:
+        """Nobody waits for what is being put away: it is not kept, and `close` ends soon."""
+        self.chat.slot.finishing.give_up()
+
     async def _come_to_rest(self) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
-        try:
-            async with asyncio.timeout(SAVE_PATIENCE_S):
-                await self.chat.idle()
-        except TimeoutError:
+        if not await self.chat.slot.finishing.rested(self.chat.idle(), SAVE_PATIENCE_S):
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
 
     def _download_changed(self, download: Download) -> None:

@@ -37,6 +37,7 @@ load, but for dying)
   FAKE_SEES=1                       say that a projector is for pictures, and be too old to count any
 Pace and content
   FAKE_TOKEN_DELAY=SECONDS          wait before each word of the reply
+  FAKE_SAVE_DELAY=SECONDS           wait before each tenth of a slot file
   FAKE_BATCH_DELAY=SECONDS          wait before each batch of the prompt
   FAKE_REPLY=TEXT                   the reply (default: an echo of the last user message)
   FAKE_THINKING=TEXT                sent as reasoning_content before the reply
@@ -217,6 +218,11 @@ class Slot:
         data = slot_file(tokens)
         try:
             with path.open("wb") as file:
+                for tenth in range(10 if switch("FAKE_SAVE_DELAY") else 0):
+                    time.sleep(float(switch("FAKE_SAVE_DELAY") or 0))
+                    file.write(data[len(data) // 2 * tenth // 10 : len(data) // 2 * (tenth + 1) // 10])
+                    file.flush()
+                file.seek(0)
                 file.write(data[: len(data) // 2])
                 file.flush()
                 phase("save")

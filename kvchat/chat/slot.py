@@ -7,33 +7,27 @@ two conversations never mix.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from kvchat.chat.events import (
-    Absorbed,
     EventBus,
-    Notice,
     Restored,
     RestoreFailed,
-    Saved,
-    SaveSkipped,
 )
+from kvchat.chat.finishing import Finishing
 from kvchat.chat.interruption import YieldingLock
 from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.rates import Rates
 from kvchat.chat.restorer import Restorer
 from kvchat.chat.room import ReadyEngine
-from kvchat.chat.slot_state import EARLY_TOKENS, OLDER_WINDOW_ROWS, Loaded, SlotContents, Verdict
-from kvchat.engine.interface import EngineRefused
+from kvchat.chat.saver import Saver
+from kvchat.chat.slot_state import EARLY_TOKENS, Loaded, SlotContents, Verdict
 from kvchat.engine.sight import FIRST_ID
-from kvchat.engine.wire import ChatMessage, PromptProgress, SlotSave, Timings
-from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Grown, Miss, SavePoint, Tier, Tokens, common_prefix
-from kvchat.kvstore.store import NothingIsKept, SavePointStore, StoreRefused
+from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
+from kvchat.kvstore.savepoint import Miss, SavePoint, Tier, Tokens, common_prefix
+from kvchat.kvstore.store import SavePointStore
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
@@ -54,10 +48,11 @@ class SlotKeeper:
         self._store = store
         self._events = events
         self._restorer = Restorer(store, events)
+        self.finishing = Finishing()
+        self._saver = Saver(store, events, self.finishing)
         self._contents: SlotContents | None = None
         self._rates = Rates()
         self._rated = ""  # the model they are about
-        self._marked = ""  # the save point that was saved from the slot last, or restored into it
 
     def holds(self, generation: int | None = None) -> str | None:
         """The conversation whose state is in the slot (of that engine process, if given)."""
@@ -101,7 +96,7 @@ class SlotKeeper:
             return Loaded(0, None, miss_reason=outcome.reason)
         self._rates.learn_restore(outcome.bytes, outcome.ms)
         tokens = plan.save_point.tokens[: outcome.n_tokens]
-        self._marked = plan.save_point.id
+        self._saver.marked = plan.save_point.id
         room.engine.rows.mark(outcome.n_tokens)
         self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=outcome)
         self._events.publish(Restored(conversation_id, outcome.bytes, outcome.n_tokens, outcome.ms))
@@ -207,50 +202,8 @@ class SlotKeeper:
         `message_id`: the last message in it, with which it goes. `tell` false: nothing is said of one that was kept.
         Raises EngineGone if the engine dies while saving.
         """
-        started = time.perf_counter()
-        path = room.slot_path / f"{disk.name_for_engine()}.slot"
-        try:
-            expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
-            await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id, path)
-            answer = await self._saved(room, path)
-            if answer.n_saved != len(boundary):
-                raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
-            point = await asyncio.to_thread(
-                self._store.take,
-                path,
-                conversation_id,
-                room.fingerprint,
-                boundary,
-                answer.n_written,
-                self._rates.prefill_ms(len(boundary)),
-                OLDER_WINDOW_ROWS if room.slides else 0,
-                message_id,
-                Grown(self._marked, room.engine.rows.kept) if room.engine.rows.kept else None,
-            )
-            self._marked = point.id
-            room.engine.rows.mark(len(boundary))
-        except NothingIsKept:
-            return None
-        except (StoreRefused, EngineRefused, OSError) as refusal:
-            self._events.publish(SaveSkipped(conversation_id, str(refusal).removeprefix("Not saved: ")))
-            return None
-        finally:
-            await asyncio.to_thread(self._store.forget, path)
-        elapsed = 1000 * (time.perf_counter() - started)
-        if tell:
-            self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
-        return point
-
-    async def _saved(self, room: ReadyEngine, path: Path) -> SlotSave:
-        """Have the engine save the slot. If memory could not hold that after all, the disk may."""
-        try:
-            answer = await room.engine.save_slot(path.name)
-        except EngineRefused:
-            answer = None
-        if answer is None or not answer.n_written:
-            await asyncio.to_thread(self._store.forget, path)
-            answer = await room.engine.save_slot(path.name)
-        return answer
+        prefill_ms = self._rates.prefill_ms(len(boundary))
+        return await self._saver.save(room, conversation_id, boundary, prefill_ms, message_id=message_id, tell=tell)
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
         """A request read so many tokens in so long."""
@@ -263,16 +216,7 @@ class SlotKeeper:
 
     async def absorb(self) -> None:
         """Let the store take apart what was saved. Not under the lock: the slot goes on meanwhile."""
-        try:
-            report = await asyncio.to_thread(self._store.absorb_pending)
-            losses = await asyncio.to_thread(self._store.losses)
-        except StoreRefused as refusal:
-            self._events.publish(Notice(refusal.title, f"{refusal.detail} {refusal.advice}".strip()))
-            return
-        if report.save_points:
-            self._events.publish(Absorbed(report.save_points, report.bytes_written))
-        for words in (*report.refused, *(loss.reason for loss in losses)):
-            self._events.publish(Notice("The memory of a chat was not kept", words))
+        await self._saver.absorb()
 
     async def discard(self, conversation_id: str) -> None:
         """The conversation is gone: nothing of it stays in the store."""

@@ -33,6 +33,8 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.safe_text import calm
 from kvchat.wording import size as size_in_words
 
+SAID_AFTER_S = 1.0  # so long a save goes on without a word
+
 
 class NoSuchChat(KvchatError):
     """The conversation named on the command line is not there."""
@@ -91,7 +93,7 @@ async def _ask(options: AskOptions) -> int:
         if options.model is not None:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
         reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options), attachments=attachments)
-        await runtime.chat.idle()
+        await _kept(runtime)
         if (finding := runtime.room.finding) and not finding.strategy.saves:
             _remark(finding.words)
     finally:
@@ -101,6 +103,19 @@ async def _ask(options: AskOptions) -> int:
     if options.as_json and reply:
         _say(json.dumps(_answer(chat_id, reply), ensure_ascii=False))
     return 0 if reply else 1
+
+
+async def _kept(runtime: Runtime) -> None:
+    """Wait until the reply is saved. Where that takes long it is said, and Ctrl+C ends kvchat without."""
+    idle = asyncio.ensure_future(runtime.chat.idle())
+    try:
+        await asyncio.wait({idle}, timeout=SAID_AFTER_S)
+        if not idle.done() and (unfinished := runtime.unfinished):
+            _remark(f"saving the memory of this chat ({unfinished.words}); Ctrl+C ends kvchat without it")
+        await idle
+    except asyncio.CancelledError:
+        runtime.give_up_saving()
+        raise
 
 
 def _sampling(options: AskOptions) -> Sampling:

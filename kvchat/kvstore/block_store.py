@@ -123,8 +123,10 @@ class BlockStore:
             if self._closed:
                 return
             self._closed = True
-            with contextlib.suppress(StoreRefused):
+            with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
                 self._saving.absorb_pending(wanted)
+                for point_id in () if wanted() else self._parts.unabsorbed():
+                    self._parts.lose(point_id, "kvchat was told not to wait until it was saved", tell=False)
             self._parts.staging.close()
             self._parts.index.close()
 

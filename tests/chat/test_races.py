@@ -16,6 +16,7 @@ import pytest
 from kvchat import runtime as runtime_module
 from kvchat.chat import turns
 from kvchat.chat.events import (
+    Notice,
     Prefilling,
     QuestionNotStored,
     ReplyDelta,
@@ -23,6 +24,7 @@ from kvchat.chat.events import (
     Restored,
     RestoreFailed,
     Restoring,
+    Saved,
     SaveSkipped,
     Saving,
     TurnFailed,
@@ -30,7 +32,7 @@ from kvchat.chat.events import (
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.engine.status import EngineState
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import RestorePlan
+from kvchat.kvstore.savepoint import AbsorbReport, RestorePlan
 from kvchat.kvstore.store import NotWanted
 from tests.chat.stage import QUESTION, Stage
 
@@ -407,3 +409,70 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
         assert again.of(RestoreFailed)
         assert again.runtime.room.finding is not None
         assert again.runtime.room.finding.hollow == 1
+
+
+async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 2.0)
+    chat = await stage.chat()
+    stage.fake.set(FAKE_SAVE_DELAY=0.3)
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(Saving))
+    await future
+    await stage.runtime.close()
+    assert stage.of(Saved)
+    assert not stage.of(Notice)
+    assert len(stage.save_points()) == 1
+
+
+async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    kept = stage.save_points()
+    stage.fake.set(FAKE_HOLD_DURING="save")
+    future = stage.runtime.chat.send(chat, "And then? " * 40)
+    await stage.until(lambda: len(stage.requests("/slots/0?action=save")) == 2)
+    await future
+    closing = asyncio.create_task(stage.runtime.close())
+    await asyncio.sleep(0)
+    unfinished = stage.runtime.unfinished
+    assert unfinished is not None
+    assert unfinished.bytes > 0
+    assert unfinished.seconds is not None
+    assert "about 1 s" in unfinished.words
+    assert not closing.done()
+    stage.runtime.give_up_saving()
+    await closing
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert stage.save_points() == kept
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert [message.role for message in await again.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
+        assert (await again.answered(chat, "Are you back?")).source is Source.DISK
+
+
+async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    absorb = stage.runtime._store.absorb_pending
+    asked: list[bool] = []
+
+    def slowly(wanted: Callable[[], bool] = lambda: True) -> AbsorbReport:
+        asked.append(wanted())
+        while wanted():
+            time.sleep(0.005)
+        return absorb(wanted)
+
+    stage.runtime._store.absorb_pending = slowly  # type: ignore[method-assign]
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: asked)
+    await future
+    closing = asyncio.create_task(stage.runtime.close())
+    await stage.until(lambda: stage.runtime.unfinished)
+    stage.runtime.give_up_saving()
+    await closing
+    assert stage.kept().absorbed() == 0
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert not again.save_points()
+        receipt = await again.answered(chat, "Are you back?")
+        assert receipt.source is Source.COLD
+        assert again.kept().absorbed() == 1
