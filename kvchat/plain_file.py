@@ -134,6 +134,8 @@ class _Patient(io.RawIOBase):
         except TimeoutError:
             self._hangs = True
             raise
+        except BlockingIOError as error:
+            raise OSError(errno.EAGAIN, "It waits for news, as no file does") from error
         buffer[: len(read)] = read
         return len(read)
 

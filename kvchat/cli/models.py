@@ -29,6 +29,8 @@ from kvchat.rooms.capacity import look_at_capacity, model_judge
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.wording import several, size, tokens_short
 
+LONGEST_TOKEN = 1000  # characters
+
 
 class NoSuchFile(KvchatError):
     """The repository has no such model, or several; says which there are."""
@@ -233,6 +235,6 @@ def _token(library: ModelLibrary, options: ModelsOptions) -> int:
         print("The access token is forgotten.")
         return 0
     # Not as an argument: those can be seen by every user of the machine.
-    value = getpass.getpass("Access token: ") if sys.stdin.isatty() else sys.stdin.readline()
+    value = getpass.getpass("Access token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
     print(f"Kept in {library.token.save(value).value}.")
     return 0

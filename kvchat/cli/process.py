@@ -92,12 +92,16 @@ def _end_the_deaf(ours: socket.socket, theirs: socket.socket, heard: threading.E
 
 
 def _streams() -> _Told | None:
-    """Standard output and error as streams that take everything, in whatever the terminal can show of it."""
+    """Standard output and error as streams that take everything, in whatever the terminal can show of it; an input."""
     for number in range(3):  # a closed one would be given to the next file that is opened
         with suppress(OSError):
             os.fstat(number)
             continue
         os.open(os.devnull, os.O_RDONLY)  # the lowest free number
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     told = None
     for name in ("stderr", "stdout"):
         stream = getattr(sys, name)

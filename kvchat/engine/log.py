@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 START = "kvchat starts "  # how the note begins that an engine is started
 _LINE_END = re.compile(r"\r\n|\n|\r")
+# Not to wait for whoever would read a pipe that is in the log's place.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
 _LONGEST_LINE = 4_000  # characters; a longer line is cut, so that a broken engine cannot fill the memory
 
 
@@ -86,7 +88,7 @@ class EngineLog:
     def _write(self, path: Path, line: str) -> None:
         if self._file is None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            descriptor = os.open(path, _FLAGS, 0o600)
             self._file = os.fdopen(descriptor, "ab", buffering=0)
         self._file.write(line.encode("utf-8", "replace") + b"\n")
         if self._file.tell() >= self._file_bytes:

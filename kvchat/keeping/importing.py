@@ -95,7 +95,9 @@ def _entries(path: Path) -> Iterator[_Entry]:
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
                 for member in _members(archive):
-                    yield from _in_file(f"{path.name}, {member.filename}", partial(archive.open, member))
+                    yield from _in_file(
+                        f"{path.name}, {one_line(calm(member.filename))}", partial(archive.open, member)
+                    )
         else:
             yield from _in_file(path.name, partial(open_plain, path))
     except ZIP_FAULTS as error:

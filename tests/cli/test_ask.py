@@ -198,3 +198,26 @@ def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home: Home, fa
     assert done.returncode == 1
     assert "The output could not be written\n  No space left on device." in done.stderr
     assert [reply["content"] for reply in home.replies()] == ["Yes."]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="speaks of terminals as POSIX has them")
+@pytest.mark.fake
+def test_a_reply_does_nothing_to_a_terminal(home: Home, fake_engine: FakeEngine) -> None:
+    reply = "Red: \x1b[31m\x1b]0;title\x07 and \U000e0041 that is all."
+    fake_engine.set(FAKE_REPLY=reply)
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "kvchat", "ask", "--new", "Hello"],
+        env=os.environ | {"KVCHAT_HOME": str(home.folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(theirs)
+    assert done.returncode == 0, done.stderr
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert "␛[31m␛]0;title␇ and  that is all." in shown
+    assert "\x1b" not in shown
+    assert [one["content"] for one in home.replies()] == [reply]

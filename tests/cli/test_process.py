@@ -200,3 +200,16 @@ def test_what_the_terminal_cannot_show_is_no_fault(environment: dict[str, str]) 
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = kvchat("search", "héllo ☃", environment=environment | plain)
     assert (done.returncode, done.stderr) == (1, b"Nothing found.\n")
+
+
+def test_a_token_that_is_none_is_no_fault(environment: dict[str, str]) -> None:
+    with Path("/dev/zero").open("rb") as zeros:
+        done = kvchat("models", "token", environment=environment, stdin=zeros)
+    assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+    closed = subprocess.run(
+        ["sh", "-c", 'exec <&-; exec "$@"', "sh", sys.executable, "-m", "kvchat", "models", "token"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (closed.returncode, b"Traceback" in closed.stderr) == (1, False)

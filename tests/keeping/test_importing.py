@@ -315,12 +315,15 @@ def test_hostile_zips_are_refused(tmp_path, monkeypatch):
         archive.writestr("conversations.json", b"[]")
     with zipfile.ZipFile(tmp_path / "nested.zip", "w") as archive:
         archive.write(tmp_path / "bomb.zip", "inner.zip")
-    paths = [tmp_path / f"{name}.zip" for name in ("bomb", "many", "lzma", "nested")]
+    with zipfile.ZipFile(tmp_path / "named.zip", "w") as archive:
+        archive.writestr("\x1b[2J\n\u202e.json", b"[]")
+    paths = [tmp_path / f"{name}.zip" for name in ("bomb", "many", "lzma", "nested", "named")]
     assert import_paths(open_library(tmp_path), paths).problems == (
         "bomb.zip: unpacked it would be larger than 1 MB",
         "many.zip: the zip is damaged (it lists more files than kvchat looks through)",
         "lzma.zip: the zip is damaged (it is packed in an unusual way)",
         "nested.zip: the zip holds no JSON",
+        "named.zip, ␛[2J .json: it holds no chats",
     )
 
 
