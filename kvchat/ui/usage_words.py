@@ -8,6 +8,8 @@ from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.wording import roughly, several, since, size
 
+_NEAR = 0.9  # of the size asked for; a plan that leaves less says so
+
 
 def spared_bytes(usage: StoreUsage) -> int:
     """What whole slot files would take beyond what is on disk; never below 0."""
@@ -86,7 +88,9 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     if cold:
         parts.append(several(cold, "chat must be read again", "chats must be read again"))
     cost = f"reading it all again would take {roughly(plan.prefill_seconds)}"
-    return f"Frees {size(plan.bytes_freed)}: {'; '.join([*parts, cost])}.{missed}"
+    more = plan.bytes_left < _NEAR * target_bytes
+    whole = f" That leaves {size(plan.bytes_left)}: the memory of one reply goes as a whole." if more else ""
+    return f"Frees {size(plan.bytes_freed)}: {'; '.join([*parts, cost])}.{missed}{whole}"
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:

@@ -49,6 +49,9 @@ def test_a_plan() -> None:
     assert plan_in_words(plan, 10) == (
         "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reading it all again would take about 3 min."
     )
+    assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
+        " That leaves 19 MB: the memory of one reply goes as a whole."
+    )
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
     assert loss_of(cold) == "would have to be read again: about 3 min"
 
