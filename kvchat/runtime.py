@@ -75,7 +75,7 @@ class Runtime:
             self.model.own_sampling,
             lambda: self.settings.keep_deleted_s,
         )
-        self.save_points = StoreDesk(paths, store)
+        self.save_points = StoreDesk(paths, store, lambda: self.settings)
         self.engines = EngineDesk(paths, lambda: self.settings)
         self.keeping = KeepingDesk(paths, database, worker, self.events)
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
@@ -279,5 +279,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
         with suppress(StoreRefused):  # tried again at the next start
             await worker.run(forget_strangers, store, database)
             # What has grown too old since the last run goes.
-            await asyncio.to_thread(store.set_bounds, store_bounds(paths, settings))
+            kept = await asyncio.to_thread(store.usage)
+            bounds = await asyncio.to_thread(store_bounds, paths, settings, kept.physical_bytes)
+            await asyncio.to_thread(store.set_bounds, bounds)
     return Runtime(paths, settings, database, worker, store)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
@@ -13,22 +17,58 @@ from kvchat.kvstore.no_store import NoStore
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.kvstore.speed import RebuildSpeed
 from kvchat.kvstore.store import Bounds
+from kvchat.library.gguf_facts import GgufFacts, read_facts
+from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.memory import staging_room
 from kvchat.paths import Paths
 from kvchat.plain_file import is_folder
 from kvchat.settings import Settings
+from kvchat.wording import several, tokens_short
+from kvchat.wording import size as size_in_words
 
-BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days")  # these have the store look for what must go
+# These have the store look for what must go, or may stay.
+BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
+LONG_CHAT = 32_768  # tokens; what is said of sizes is said of such a chat
 
 Store = BlockStore | NoStore
 
 
-def store_bounds(paths: Paths, settings: Settings) -> Bounds:
-    """What the save points may take."""
+def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
+    """What the save points may take; `kept_bytes` is what they take now. Raises OSError."""
     quota = settings.quota_bytes
     if quota is None:
-        quota = default_quota(shutil.disk_usage(paths.cache).total)
+        quota = default_quota(
+            shutil.disk_usage(next(one for one in (paths.cache, *paths.cache.parents) if one.exists())).total,
+            long_chat(settings),
+            kept_bytes,
+        )
     return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
+
+
+def long_chat(settings: Settings) -> int:
+    """Bytes that a chat of 32K tokens takes with the model in the settings; 0 where that cannot be said."""
+    if settings.model_path is None or settings.engine_url:
+        return 0
+    try:
+        facts = _facts(settings.model_path, os.stat(settings.model_path).st_mtime_ns)
+        return kv_bytes(facts, LONG_CHAT, settings.kv_type, settings.kv_type)
+    except (KvchatError, OSError, ValueError):
+        return 0
+
+
+def chats_in_words(quota: int, chat_bytes: int) -> str:
+    """What a quota means in chats with this model; empty where that cannot be said."""
+    if not chat_bytes:
+        return ""
+    chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
+    if chats < 1:
+        return f"holds no chat of {tokens} tokens with this model: one takes {size_in_words(chat_bytes)}"
+    return f"holds about {several(chats, 'chat')} of {tokens} tokens with this model"
+
+
+@lru_cache(maxsize=4)
+def _facts(model: str, _changed_ns: int) -> GgufFacts:
+    return read_facts(Path(model))
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:
@@ -58,8 +98,8 @@ def store_problem(paths: Paths, settings: Settings) -> str:
 class StoreDesk:
     """What the window asks of the store."""
 
-    def __init__(self, paths: Paths, store: Store) -> None:
-        self._paths, self._store = paths, store
+    def __init__(self, paths: Paths, store: Store, settings: Callable[[], Settings]) -> None:
+        self._paths, self._store, self._settings = paths, store, settings
 
     @property
     def problem(self) -> KvchatError | None:
@@ -68,7 +108,8 @@ class StoreDesk:
 
     async def usage(self) -> StoreUsage:
         """What the save points cost on disk."""
-        return await asyncio.to_thread(self._store.usage)
+        usage = await asyncio.to_thread(self._store.usage)
+        return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
 
     async def measure_rebuild(self) -> RebuildSpeed | None:
         """How fast the largest save point is rebuilt from its blocks; None without one."""
@@ -99,4 +140,6 @@ class StoreDesk:
     async def keep_to(self, settings: Settings) -> None:
         """Put the bounds of these settings into force, and prune to them at once."""
         if self.problem is None:
-            await asyncio.to_thread(self._store.set_bounds, store_bounds(self._paths, settings))
+            kept = (await self.usage()).physical_bytes
+            bounds = await asyncio.to_thread(store_bounds, self._paths, settings, kept)
+            await asyncio.to_thread(self._store.set_bounds, bounds)

@@ -19,7 +19,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation
 from kvchat.paths import Paths, resolve_paths
 from kvchat.safe_text import calm
 from kvchat.settings import load_settings
-from kvchat.store_desk import open_store
+from kvchat.store_desk import chats_in_words, long_chat, open_store
 from kvchat.wording import duration, one_line, several, size
 
 Titles = Mapping[str, str]  # by conversation id
@@ -48,10 +48,12 @@ def run(options: StoreOptions) -> int:
     paths = resolve_paths()
     paths.ensure()
     # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
-    with closing(open_store(paths, load_settings(paths.settings_file))) as store:
+    settings = load_settings(paths.settings_file)
+    with closing(open_store(paths, settings)) as store:
         match options.action:
             case StoreAction.SHOW:
-                return _show(store, *_told_of(paths), options.as_json)
+                usage = dataclasses.replace(store.usage(), chat_bytes=long_chat(settings))
+                return _show(usage, *_told_of(paths), options.as_json)
             case StoreAction.PRUNE:
                 return _prune(store, _titles(paths), options)
             case StoreAction.VERIFY:
@@ -75,8 +77,7 @@ def _told_of(paths: Paths) -> tuple[Titles, Saved]:
         return {}, {}
 
 
-def _show(store: BlockStore, titles: Titles, saved: Saved, as_json: bool) -> int:
-    usage = store.usage()
+def _show(usage: StoreUsage, titles: Titles, saved: Saved, as_json: bool) -> int:
     print(json.dumps(_usage_fields(usage, titles, saved)) if as_json else "\n".join(usage_lines(usage, titles, saved)))
     return 0
 
@@ -117,6 +118,8 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
         ("Written", f"{size(usage.bytes_written_today)} today, {size(usage.bytes_written)} in total"),
         ("Free on the disk", f"{size(usage.free_bytes)}; below {size(usage.free_floor_bytes)} nothing is saved"),
     ]
+    if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
+        rows.insert(2, ("", holds))
     if usage.set_aside_bytes:
         rows.append(("Set aside as bad", size(usage.set_aside_bytes)))
     lines = [f"{name:<18}{value}" for name, value in rows]

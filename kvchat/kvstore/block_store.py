@@ -21,6 +21,7 @@ from kvchat.kvstore import disk, index_points
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.keeping import Keeping
+from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts
 from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.restoring import Restoring
@@ -42,7 +43,7 @@ from kvchat.kvstore.savepoint import (
 )
 from kvchat.kvstore.saving import Saving
 from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
-from kvchat.kvstore.staging import MEMORY_FOLDER, MemoryRoom, Staging
+from kvchat.kvstore.staging import MemoryRoom, Staging
 from kvchat.kvstore.store import Bounds, StoreRefused, Wanted, always
 
 

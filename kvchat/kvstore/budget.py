@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,8 @@ from kvchat.kvstore.store import StoreRefused
 from kvchat.wording import size as size_in_words
 
 GB = 1_000_000_000
-DEFAULT_QUOTA = 20 * GB
+DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
+_USUAL_DISK = 256 * GB
 SET_ASIDE_FILES = 3  # how many bad files are kept for a look
 SET_ASIDE_SHARE = 0.10  # and how much of the quota they may take
 
@@ -24,9 +26,17 @@ class Kept:
     used_at: datetime
 
 
-def default_quota(disk_bytes: int) -> int:
-    """The quota where the user chose none: 20 GB or 10 % of the disk, whichever is less."""
-    return min(DEFAULT_QUOTA, disk_bytes // 10)
+def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
+    """The quota where the user chose none: room for ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
+
+    The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and shrinks
+    so to a twentieth: a small disk is wanted for other things, a large one has room. `chat_bytes` is a long chat's
+    with the model in use. What is kept already is allowed as far as the disk's share goes: to change to a smaller model
+    is no reason to throw away the memory of chats with a larger one.
+    """
+    share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
+    wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
+    return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
 def prune_plan(kept: Iterable[Kept], quota: int, protected: str | None = None) -> tuple[str, ...]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import sys
 from pathlib import Path
 
 from blake3 import blake3
+
+from kvchat.wording import size as size_in_words
+
+MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
+SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
 
 
 def stamp(file: Path) -> tuple[int, ...]:
@@ -72,3 +78,20 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
     except OSError:
         return None
     return private
+
+
+def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
+    """Where slot files go on their way to and from an engine, and why there, in words.
+
+    `folder` is a file system in memory, `allowed` what may lie there of which `held` bytes do.
+    """
+    if allowed <= 0:
+        return "on disk: too little memory is free"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"on disk: no files can be made in {folder}"
+    there = held + shutil.disk_usage(folder).free
+    if min(allowed, there) < 2 * SLACK:
+        return f"on disk: {f'{folder} is full' if there < allowed else 'too little memory is free'}"
+    why = f"{folder} has no more" if there < allowed else "more is left for the engine and others"
+    words = f"in memory ({folder}), up to {size_in_words(min(allowed, there))}, for {why}"
+    return f"{words}; what is larger goes by way of the disk"

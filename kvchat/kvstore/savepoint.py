@@ -137,6 +137,7 @@ class StoreUsage:
     bytes_written: int = 0  # ever
     bytes_written_today: int = 0
     warm_bytes: int = 0  # slot files kept in memory
+    chat_bytes: int = 0  # of a long chat with the model in use; 0 where that cannot be said
     staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
     problem: str = ""  # why nothing is kept, and what to do, where that is so; nothing else is known then
 

@@ -17,10 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files, presence
-from kvchat.wording import size as size_in_words
-
-MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
-_SLACK = 16 << 20  # bytes that stay free in the file system: an engine's file is a little larger than estimated
 
 MemoryRoom = Callable[[int], int]  # from what staging holds in memory now to what it may hold, in bytes
 
@@ -45,7 +41,7 @@ class Staging:
     cost more than the copying. No engine has that open, as the system says.
     """
 
-    def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path = MEMORY_FOLDER) -> None:
+    def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path = memory_files.MEMORY_FOLDER) -> None:
         """`folder` is on disk; what may lie in memory, `room` says whenever it matters."""
         self._lock = threading.RLock()
         self._room = room
@@ -269,18 +265,8 @@ class Staging:
 
     def in_words(self) -> str:
         """Where files are staged, and why there."""
-        if self._memory is None:
-            little = self._room(0) <= 0
-            return (
-                f"on disk: {'too little memory is free' if little else f'no files can be made in {self._memory_root}'}"
-            )
         held = self.bytes()
-        allowed, there = self._room(held), held + disk.free_bytes(self._memory)
-        place = f"in memory ({self._memory_root})"
-        if min(allowed, there) < 2 * _SLACK:
-            return f"on disk: {f'{self._memory_root} is full' if there < allowed else 'too little memory is free'}"
-        why = f"{self._memory_root} has no more" if there < allowed else "more is left for the engine and others"
-        return f"{place}, up to {size_in_words(min(allowed, there))}, for {why}; what is larger goes by way of the disk"
+        return memory_files.staged_where(self._memory_root, self._room(held), held)
 
     def _is_own(self, place: Path) -> bool:
         return place.parent.parent == self._own
@@ -288,7 +274,7 @@ class Staging:
     def _fits(self, size: int) -> bool:
         held = self.bytes()
         assert self._memory is not None
-        return held + size <= self._room(held) and size + _SLACK <= disk.free_bytes(self._memory)
+        return held + size <= self._room(held) and size + memory_files.SLACK <= disk.free_bytes(self._memory)
 
     def _make_room(self, size: int, unabsorbed: frozenset[str], *, spares: bool, some: bool = False) -> bool:
         """Make room in memory for a file of that size, if that can be; whether there is.

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QPushButton
 
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
-from kvchat.store_desk import store_bounds
+from kvchat.store_desk import chats_in_words, long_chat, store_bounds
 from kvchat.ui.confirm import confirm
 from kvchat.ui.elided import breakable
 from kvchat.ui.settings_entries import Entry, NumberEntry
@@ -99,9 +99,12 @@ class StoragePage(SettingsPage):
     def refresh(self) -> None:
         """What the quota comes to where nobody chose one depends on the disk."""
         super().refresh()
+        settings = self.desk.runtime.settings
+        words = chats_in_words(self._quota(settings.quota_bytes), long_chat(settings))
+        holds = f" What is in force {words}." if words else ""
         self.quota.say(
             "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
-            f"goes first. Left to kvchat it is {size(self._quota(None))} here."
+            f"goes first. Left to kvchat it is {size(self._quota(None))} here.{holds}"
         )
         free = shutil.disk_usage(self.desk.runtime.paths.cache).free
         self.floor.say(f"When less than this is free on the disk, nothing more is kept. {size(free)} are free now.")

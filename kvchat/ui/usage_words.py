@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.store_desk import chats_in_words
 from kvchat.wording import roughly, several, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
@@ -31,6 +32,8 @@ def sharing(usage: StoreUsage) -> str:
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     """What makes save points go by themselves."""
     words = f"Above {size(usage.quota_bytes)}, what spares the least reading for its size goes first."
+    if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
+        words = f"This {holds}. {words}"
     if max_age_days is not None:
         words += f" What was not used for {several(max_age_days, 'day')} goes as well."
     return words

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.kvstore.budget import Kept, check_room, default_quota, prune_plan, set_aside_plan
+from kvchat.kvstore.budget import GB, Kept, check_room, default_quota, prune_plan, set_aside_plan
 from kvchat.kvstore.store import StoreRefused
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -15,9 +15,13 @@ kept_lists = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 9)), max_siz
 )
 
 
-def test_the_default_quota_is_the_lesser_of_20_gb_and_a_tenth_of_the_disk() -> None:
-    assert default_quota(1_000_000_000_000) == 20_000_000_000
-    assert default_quota(64_000_000_000) == 6_400_000_000
+def test_the_default_quota_grows_with_the_model_and_the_disk() -> None:
+    small, usual, large, chat = 64 * GB, 256 * GB, 4096 * GB, 4_300_000_000
+    assert [default_quota(disk) / GB for disk in (small, usual, large)] == [3.2, 20, 20]
+    assert [default_quota(disk, chat) / GB for disk in (small, usual, large)] == [3.2, 25.6, 43]
+    assert default_quota(large, 60 * GB) == 600 * GB
+    assert default_quota(large, 600 * GB) == round(0.2 * large), "a part of the disk at most"
+    assert default_quota(large, chat, kept_bytes=70 * GB) == 70 * GB, "a smaller model takes nothing away"
 
 
 @given(kept_lists, st.integers(0, 600), st.integers(-1, 11))

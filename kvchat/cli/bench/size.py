@@ -23,7 +23,7 @@ from kvchat.cli.options import BenchOptions
 from kvchat.cli.session import chosen_settings
 from kvchat.engine.wire import Sampling
 from kvchat.kvstore import disk
-from kvchat.kvstore.staging import MEMORY_FOLDER
+from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.paths import resolve_paths
 from kvchat.wording import duration, size
 
