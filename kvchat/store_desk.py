@@ -50,7 +50,7 @@ def long_chat(settings: Settings) -> int:
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
-        facts = _facts(settings.model_path, os.stat(settings.model_path).st_mtime_ns)
+        facts = _facts(settings.model_path, Path(settings.model_path).stat().st_mtime_ns)
         return kv_bytes(facts, LONG_CHAT, settings.kv_type, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0
@@ -64,6 +64,12 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
     if chats < 1:
         return f"holds no chat of {tokens} tokens with this model: one takes {size_in_words(chat_bytes)}"
     return f"holds about {several(chats, 'chat')} of {tokens} tokens with this model"
+
+
+def limit_in_words(paths: Paths, settings: Settings) -> str:
+    """What the save points may take, and what that means in chats."""
+    quota = store_bounds(paths, settings).quota
+    return "; ".join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
 
 
 @lru_cache(maxsize=4)

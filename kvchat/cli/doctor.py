@@ -19,18 +19,19 @@ from kvchat.engine.discovery import find_engine, list_devices
 from kvchat.engine.extra_arguments import parse_workers
 from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.errors import KvchatError
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, staged_where
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.corrections import Circumstances, CorrectionBook
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
-from kvchat.library.memory import MemoryFacts, available_memory
+from kvchat.library.memory import MemoryFacts, available_memory, staging_room
 from kvchat.library.model_identity import model_identity
 from kvchat.library.proposals import FULL_WINDOW
 from kvchat.paths import Paths, resolve_paths
 from kvchat.plain_file import is_folder
 from kvchat.rooms.capacity import memory_for
 from kvchat.settings import Settings, load_settings
-from kvchat.store_desk import store_problem
+from kvchat.store_desk import limit_in_words, store_problem
 
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 
@@ -64,6 +65,8 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         keyring=find_keyring(),
         free_disk_bytes=shutil.disk_usage(_nearest_existing(paths.save_points)).free,
         free_floor_bytes=settings.free_floor_bytes,
+        quota=limit_in_words(paths, settings),
+        staging=staged_where(MEMORY_FOLDER, staging_room(0)),
         directories=_folders(paths, settings),
     )
 

@@ -79,6 +79,8 @@ class DoctorReport:
     keyring: Finding
     free_disk_bytes: int
     free_floor_bytes: int
+    quota: str  # of the memory of chats, in words
+    staging: str  # where slot files go on their way to and from the engine, and why there
     directories: tuple[FolderReport, ...]
 
     @property
@@ -104,6 +106,8 @@ def lines(report: DoctorReport) -> list[str]:
             "free disk",
             f"{size_in_words(report.free_disk_bytes)}; below {size_in_words(report.free_floor_bytes)} nothing is saved",
         ),
+        ("limit", report.quota),
+        ("staging", report.staging),
         *(row for folder in report.directories for row in _folder_rows(folder)),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]

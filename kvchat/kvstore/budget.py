@@ -29,10 +29,10 @@ class Kept:
 def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
     """The quota where the user chose none: room for ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
 
-    The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and shrinks
-    so to a twentieth: a small disk is wanted for other things, a large one has room. `chat_bytes` is a long chat's
-    with the model in use. What is kept already is allowed as far as the disk's share goes: to change to a smaller model
-    is no reason to throw away the memory of chats with a larger one.
+    The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and
+    shrinks so to a twentieth: a small disk is wanted for other things, a large one has room. `chat_bytes` is a long
+    chat's with the model in use. What is kept already is allowed as far as the disk's share goes: to change to a
+    smaller model is no reason to throw away the memory of chats with a larger one.
     """
     share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
     wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)

@@ -22,7 +22,9 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.kvstore.savepoint import Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.staging import MemoryRoom
 from kvchat.kvstore.store import Bounds
+from kvchat.library.memory import available_memory, staging_room
 from kvchat.paths import resolve_paths
 from kvchat.wording import size
 
@@ -68,14 +70,15 @@ class _Made:
 
     def __init__(self, folder: Path, made_bytes: int) -> None:
         self._folder, self._tokens = folder, tuple(range(1, made_bytes // TOKEN_BYTES + 1))
-        # Room for one file, not for two: the second is staged where the first was.
-        self._budget = int(1.2 * made_bytes)
+        # Room for one file, not for two: the second is staged where the first was. And no more than in real life.
+        self._budget: MemoryRoom = lambda held: min(int(1.2 * made_bytes), staging_room(held))
         self._open()
 
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
         self._slots = self._store.staging_folder()
-        in_memory = MEMORY_FOLDER if self._store.in_memory else self._slots
+        both = 2.5 * len(self._tokens) * TOKEN_BYTES  # what is staged and a copy of it
+        in_memory = MEMORY_FOLDER if available_memory().available > both and MEMORY_FOLDER.is_dir() else self._slots
         self._copy = in_memory / f"kvchat-bench-{disk.temporary_name()}"
 
     def measure(self) -> StoreAlone:
