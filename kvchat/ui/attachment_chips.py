@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
 from kvchat.chat.folding import Term, any_span
 from kvchat.chat.messages import Attachment
@@ -18,7 +19,6 @@ from kvchat.wording import one_line
 
 _NAME_LETTERS = 34
 _GAP = 4
-_ROW_WIDTH = 312  # of pictures beside each other: what a message has in the narrowest window
 
 
 class AttachmentChip(AttachmentCard):
@@ -40,7 +40,7 @@ class AttachmentChip(AttachmentCard):
 
 
 class ChipRows(QWidget):
-    """Pictures beside each other; below them chips one below the other, for names may be long."""
+    """Pictures and chips beside each other, in as many rows as they need."""
 
     changed = Signal()
 
@@ -49,9 +49,9 @@ class ChipRows(QWidget):
         self._look = look
         self.chips: list[AttachmentCard] = []
         self._terms: tuple[Term, ...] = ()
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(4)
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -62,20 +62,53 @@ class ChipRows(QWidget):
         """Show these and no others."""
         for chip in self.chips:
             chip.hide()
+            chip.setParent(None)
             chip.deleteLater()
         self.chips = [
             (PictureTile if attachment.data else AttachmentChip)(self._look, attachment, removable=removable)
             for attachment in attachments
         ]
-        for row in _packed([chip for chip in self.chips if chip.attachment.data]):
-            self._add_row(row)
+        self.chips.sort(key=lambda chip: not chip.attachment.data)  # pictures first: they are higher
         for chip in self.chips:
-            if not chip.attachment.data:
-                self._add_row([chip])
+            chip.setParent(self)
+            chip.show()
             chip.opened.connect(lambda a=chip.attachment: self._open(a))
             chip.removed.connect(lambda a=chip.attachment: self._remove(a, removable=removable))
         self.setVisible(bool(self.chips))
+        self._place(self.width())
+        self.updateGeometry()
         self.changed.emit()
+
+    def natural_width(self) -> int:
+        """All of them in one row."""
+        return sum(chip.sizeHint().width() + _GAP for chip in self.chips) - _GAP
+
+    def sizeHint(self) -> QSize:
+        """As wide as all of them, and as high as they are now."""
+        return QSize(self.natural_width(), self.heightForWidth(self.width()))
+
+    def minimumSizeHint(self) -> QSize:
+        """As wide as the widest of them."""
+        return QSize(max((chip.sizeHint().width() for chip in self.chips), default=0), 0)
+
+    def hasHeightForWidth(self) -> bool:
+        """More rows where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """The rows at that width."""
+        return max((place.bottom() + 1 for place in self._places(width)), default=0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put them in their places."""
+        self._place(event.size().width())
+
+    def event(self, event: QEvent) -> bool:
+        """One of them may have another size, now that its tokens are counted."""
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._place(self.width())
+            self.updateGeometry()
+        return super().event(event)
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         """Show which of them have these terms; they open there."""
@@ -93,13 +126,23 @@ class ChipRows(QWidget):
     def _has_terms(self, attachment: Attachment) -> bool:
         return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
 
-    def _add_row(self, chips: Sequence[AttachmentCard]) -> None:
-        row = QHBoxLayout()
-        row.setSpacing(_GAP)
-        for chip in chips:
-            row.addWidget(chip)
-        row.addStretch(1)
-        self._column.addLayout(row)
+    def _place(self, width: int) -> None:
+        for chip, place in zip(self.chips, self._places(width), strict=True):
+            chip.setGeometry(place)
+
+    def _places(self, width: int) -> list[QRect]:
+        """Where each goes at that width: beside the one before if there is room, else into the next row."""
+        places: list[QRect] = []
+        left = top = height = 0
+        before: AttachmentCard | None = None
+        for chip in self.chips:
+            size = chip.sizeHint()
+            another_kind = before is not None and bool(before.attachment.data) != bool(chip.attachment.data)
+            if left and (left + size.width() > width or another_kind):
+                left, top, height = 0, top + height + _GAP, 0
+            places.append(QRect(QPoint(left, top), size.boundedTo(QSize(max(width - left, 1), size.height()))))
+            left, height, before = left + size.width() + _GAP, max(height, size.height()), chip
+        return places
 
     def _open(self, attachment: Attachment) -> None:
         if attachment.data:
@@ -109,20 +152,6 @@ class ChipRows(QWidget):
 
     def _remove(self, attachment: Attachment, *, removable: bool) -> None:
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
-
-
-def _packed(chips: Sequence[AttachmentCard]) -> list[list[AttachmentCard]]:
-    """Rows no wider than _ROW_WIDTH, unless it is a single one."""
-    rows: list[list[AttachmentCard]] = []
-    used = 0
-    for chip in chips:
-        width = chip.sizeHint().width() + _GAP
-        if not rows or used + width > _ROW_WIDTH:
-            rows.append([])
-            used = 0
-        rows[-1].append(chip)
-        used += width
-    return rows
 
 
 def short_name(name: str) -> str:

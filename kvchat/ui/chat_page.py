@@ -13,8 +13,8 @@ from kvchat.ui.context_meter import ContextMeter
 from kvchat.ui.find_bar import FindBar
 from kvchat.ui.header import Header
 from kvchat.ui.jump_button import JUMP_ROOM
-from kvchat.ui.message_column import COLUMN_WIDTH
 from kvchat.ui.notices import Notices
+from kvchat.ui.page_style import COLUMN_WIDTH
 from kvchat.ui.transcript import Transcript
 
 _NOTICE_LETTERS = 64  # about so many to a line

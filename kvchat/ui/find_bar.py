@@ -1,4 +1,4 @@
-"""Finding words in the open chat: a line above it, and from one message that has them to the next."""
+"""Finding words in the open chat: a line above it, and from one place that has them to the next."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class FindBar(QFrame):
         self._look, self._page = look, page
         self._hits: list[str] = []  # ids of the messages, from above
         self._at = 0
+        self._spot, self._spots = 0, 0  # which of the marks of that message, and how many it has
         self.setProperty("kind", "notice")
         self.setAccessibleName("Find in this chat")
         self.field = QLineEdit()
@@ -36,8 +37,8 @@ class FindBar(QFrame):
         row.setSpacing(4)
         row.addWidget(self.field, 1)
         row.addWidget(self.place)
-        self.previous_button = self._button("Previous message found", "Shift+F3", lambda: self.step(-1))
-        self.next_button = self._button("Next message found", "F3", lambda: self.step(1))
+        self.previous_button = self._button("Previous place found", "Shift+F3", lambda: self.step(-1))
+        self.next_button = self._button("Next place found", "F3", lambda: self.step(1))
         self.close_button = self._button("Close", "Esc", self.close_bar)
         for button in (self.previous_button, self.next_button, self.close_button):
             row.addWidget(button)
@@ -61,10 +62,15 @@ class FindBar(QFrame):
         self._page.marks.open_document(message_id)
 
     def step(self, by: int) -> None:
-        """Go to another message that has the words; after the last comes the first."""
-        if self._hits:
+        """Go to another place that has the words; after the last comes the first."""
+        if not self._hits:
+            return
+        self._spots = len(self._page.marks.in_message(self._hits[self._at]))  # it may be there in full only now
+        self._spot += by
+        if not 0 <= self._spot < self._spots:
             self._at = (self._at + by) % len(self._hits)
-            self._show_place()
+            self._spot = 0 if by > 0 else -1
+        self._show_place()
 
     def close_bar(self) -> None:
         """Look for nothing any more."""
@@ -84,17 +90,21 @@ class FindBar(QFrame):
         self._hits = [m.id for m in self._page.messages if terms and has_terms(searched_text(m), terms)]
         self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
         self._page.marks.show_terms(terms)
+        self._spot = 0
         self._show_place()
 
     def _show_place(self) -> None:
         found = len(self._hits)
         words = f"{self._at + 1} of {found}" if found else "Not found" if self.field.text().strip() else ""
+        self._spots = self._page.show_message(self._hits[self._at], self._spot) if found else 0
+        if self._spot < 0:
+            self._spot = max(self._spots - 1, 0)
+        if self._spots > 1:
+            words = f"{self._spot + 1} of {self._spots} in message {words}"
         self.place.setText(words)
         self.place.setToolTip("Messages that have all these words" if found else "")
         for button in (self.previous_button, self.next_button):
-            button.setEnabled(found > 1)
-        if found:
-            self._page.show_message(self._hits[self._at])
+            button.setEnabled(found > 1 or self._spots > 1)
 
     def _button(self, words: str, keys: str, wish: object) -> QToolButton:
         button = QToolButton()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QColor, QTextCursor
 from PySide6.QtWidgets import QTextEdit
+from shiboken6 import isValid
 
 from kvchat.chat.folding import Term, spans
 from kvchat.ui.theme import Look
@@ -26,11 +27,17 @@ class HitMarks(QObject):
         super().__init__(page)
         self._page, self._look = page, look
         self._terms: tuple[Term, ...] = ()
+        self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
         look.changed.connect(self._restyle)
+
+    @property
+    def are_shown(self) -> bool:
+        """Whether anything is searched for."""
+        return bool(self._terms)
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         """Mark these terms from now on, and no others."""
-        self._terms = terms
+        self._terms, self._current = terms, None
         for view in self._page.views.values():
             for text in view.texts:
                 self._mark(text)
@@ -58,13 +65,17 @@ class HitMarks(QObject):
         if view is not None and view.chips is not None:
             view.chips.open_found()
 
-    def first_in(self, message_id: str) -> tuple[QTextEdit, QTextCursor] | None:
-        """The first mark of a message, and the text it stands in."""
+    def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
+        """The marks of a message from above, and the texts they stand in."""
         view = self._page.views.get(message_id)
-        for text in view.texts if view else ():
-            if cursors := self._cursors(text):
-                return text, cursors[0]
-        return None
+        return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
+
+    def lead_to(self, text: QTextEdit, cursor: QTextCursor) -> None:
+        """Let one mark stand out from the others."""
+        before, self._current = self._current, (text, cursor.selectionStart())
+        if before is not None and isValid(before[0]):
+            self._mark(before[0])
+        self._mark(text)
 
     def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
         words, cursors = text.toPlainText(), []
@@ -82,7 +93,10 @@ class HitMarks(QObject):
         for cursor in self._cursors(text):
             mark = QTextEdit.ExtraSelection()
             mark.cursor = cursor
-            mark.format.setBackground(QColor(self._look.theme.mark))
+            here = self._current == (text, cursor.selectionStart())
+            mark.format.setBackground(QColor(self._look.theme.accent if here else self._look.theme.mark))
+            if here:
+                mark.format.setForeground(QColor(self._look.theme.on_accent))
             marks.append(mark)
         text.setExtraSelections(marks)
         text.setProperty("marked", bool(marks))

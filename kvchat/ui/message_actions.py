@@ -1,4 +1,4 @@
-"""The small buttons under a message: there for the keyboard and for screen readers, seen while the mouse is near."""
+"""The small buttons under a message: always there for the keyboard; seen under the last, or while the mouse is near."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFocusEvent, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
 from kvchat.ui.icons import icon
 from kvchat.ui.page_style import PageStyle
@@ -19,6 +19,7 @@ class MessageActions(QWidget):
         super().__init__(parent)
         self._style = style
         self._buttons: list[_QuietButton] = []
+        self._always = False
         self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
         self._row = QHBoxLayout(self)
         self._row.setContentsMargins(0, 0, 0, 0)
@@ -35,6 +36,12 @@ class MessageActions(QWidget):
         self._buttons.append(button)
         self._row.addWidget(button)
         return button
+
+    def add_to(self, menu: QMenu) -> None:
+        """What the buttons do but copying, as entries of a menu."""
+        for button in self._buttons[1:]:
+            if not button.isHidden():
+                menu.addAction(button.icon(), button.toolTip(), button.click)
 
     def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
         """Which of several branches this is, counted from 0, always seen; `go` is given another one's position."""
@@ -56,9 +63,14 @@ class MessageActions(QWidget):
         for widget in (self.pager[0], place, self.pager[1]):
             self._row.addWidget(widget)
 
+    def stay(self, always: bool) -> None:
+        """Whether the buttons are always seen."""
+        self._always = always
+        self.reveal(self.underMouse())
+
     def reveal(self, seen: bool) -> None:
         """Show the buttons, or let them fade into the page."""
-        seen = seen or any(button.hasFocus() for button in self._buttons)
+        seen = seen or self._always or any(button.hasFocus() for button in self._buttons)
         for button in self._buttons:
             button.seen = seen
             button.update()

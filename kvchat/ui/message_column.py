@@ -15,12 +15,12 @@ from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
 from kvchat.chat.messages import Message
 from kvchat.ui.jump_button import JumpButton
+from kvchat.ui.page_style import COLUMN_WIDTH
 from kvchat.ui.reply_view import ReplyView
 from kvchat.ui.row_heights import RowHeights
 from kvchat.ui.transcript_tail import TranscriptTail
 from kvchat.ui.user_view import UserView
 
-COLUMN_WIDTH = 760
 _GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
 _LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _AT_END = 40  # pixels from the end that still count as being there

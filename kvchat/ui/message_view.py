@@ -64,14 +64,22 @@ class MessageView(QWidget):
         """The Markdown of what is selected of one of its texts."""
         return selected_markdown(text, self.column.blocks_of(text))
 
-    def edit(self) -> None:
-        """Let the user write the message anew, in its place."""
+    def unfold(self) -> None:
+        """Show all of it, where a part is hidden."""
+
+    def edit(self, words: str | None = None) -> None:
+        """Let the user write the message anew, in its place; go on with `words` where it was begun before."""
         if self.editor is not None:
             return
         asks = self.message.role is Role.USER
         action, hint = _ASKING_ANEW if asks else _ANSWERING_ANEW
         self.editor = MessageEditor(
-            self.message.content.strip("\n"), self.style_in_use.font, action, hint, enter=asks, parent=self
+            self.message.content.strip("\n") if words is None else words,
+            self.style_in_use.font,
+            action,
+            hint,
+            enter=asks,
+            parent=self,
         )
         self.editor.done.connect(lambda text: self._wish(Wish.EDIT, text))
         self.editor.given_up.connect(self.end_edit)
@@ -83,7 +91,8 @@ class MessageView(QWidget):
         self.editor.show()
         self.changed.emit()
         self.editor.field.moveCursor(QTextCursor.MoveOperation.End)
-        self.editor.field.setFocus()
+        if words is None:
+            self.editor.field.setFocus()
 
     def end_edit(self) -> None:
         """Show the message again."""

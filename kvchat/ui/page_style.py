@@ -14,6 +14,7 @@ from kvchat.ui.markdown import Markdown
 from kvchat.ui.markdown_html import prose_css
 from kvchat.ui.theme import Look
 
+COLUMN_WIDTH = 760  # pixels of the messages, where there is room
 _COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways
 
 

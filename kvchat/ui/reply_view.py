@@ -109,6 +109,7 @@ class ReplyView(MessageView):
     def set_last(self, last: bool) -> None:
         """Whether it is the last message: only then can it go on."""
         self._last = last
+        self.action_row.stay(last)
         self._go_on.setVisible(last)
         if self.footer is not None:
             self.footer.offer_to_go_on(last)

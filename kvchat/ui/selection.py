@@ -53,6 +53,12 @@ class Selection(QObject):
         if self._head is not None and self._is_between(view.message.id):
             text.selectAll()
 
+    def watch_view(self, view: MessageView) -> None:
+        """One more message, with a menu beside its texts as well."""
+        self._owner[view] = view
+        view.installEventFilter(self)
+        view.destroyed.connect(lambda: self._owner.pop(view, None))
+
     def clear(self) -> None:
         """Select nothing."""
         for view in self._page.views.values():
@@ -77,6 +83,11 @@ class Selection(QObject):
         """The mouse and the keys of all texts."""
         view = self._owner.get(watched)
         if view is None:
+            return False
+        if watched is view:
+            if isinstance(event, QContextMenuEvent) and view.editor is None:
+                self._open_menu(None, view, event)
+                return True
             return False
         if isinstance(event, QMouseEvent) and not isinstance(watched, QTextEdit):
             return self._mouse_event(watched.parent(), view, event)  # type: ignore[arg-type]
@@ -163,8 +174,10 @@ class Selection(QObject):
         best: tuple[int, QTextEdit, str] | None = None
         for view in self._page.views.values():
             for text in view.texts:
-                top = text.mapToGlobal(QPoint(0, 0)).y()
-                away = max(top - mouse.y(), mouse.y() - (top + text.height()), 0)
+                top, last = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
+                if top >= last:  # folded away
+                    continue
+                away = max(top - mouse.y(), mouse.y() - min(top + text.height(), last), 0)
                 if best is None or away < best[0]:
                     best = (away, text, view.message.id)
         if best is None:
@@ -213,6 +226,7 @@ class Selection(QObject):
 
     def select_message(self, view: MessageView) -> None:
         """Select all of a message."""
+        view.unfold()
         texts = view.texts
         self._clear_others(texts[0])
         last = texts[-1].document().characterCount() - 1
@@ -228,12 +242,14 @@ class Selection(QObject):
         if self._anchor is None or (self._head is None and self._anchor.text is not text):
             self._anchor = Spot(view.message.id, text, text.textCursor().anchor())
 
-    def _open_menu(self, text: QTextEdit, view: MessageView, event: QContextMenuEvent) -> None:
-        self._adopt(text, view)
-        menu = QMenu(text)
+    def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
+        menu = QMenu(text or view)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        some = self._head is not None or text.textCursor().hasSelection()
-        link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
+        some, link = False, ""
+        if text is not None:
+            self._adopt(text, view)
+            some = self._head is not None or text.textCursor().hasSelection()
+            link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
         if some:
             menu.addAction("Copy as text", lambda: _put(self.as_text()))
             menu.addAction("Copy as Markdown", lambda: _put(self.as_markdown()))
@@ -244,6 +260,9 @@ class Selection(QObject):
             menu.addAction("Copy the link’s address", lambda: _put(link))
         menu.addSeparator()
         menu.addAction("Select this message", lambda: self.select_message(view))
+        if not view.action_row.isHidden():
+            menu.addSeparator()
+            view.action_row.add_to(menu)
         menu.popup(event.globalPos())
 
     def _copy_message(self, view: MessageView, *, markdown: bool) -> None:

@@ -41,6 +41,7 @@ class Transcript(MessageColumn):
         self._formulas = Formulas(self)
         self._style = PageStyle(look, self._formulas)
         self._live: tuple[str, str, str, float | None] | None = None
+        self._edits: dict[str, str] = {}  # begun, of messages that have no widget now
         self._came_by: tuple[str, bool] | None = None  # the branch gone to, and whether forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
@@ -91,6 +92,7 @@ class Transcript(MessageColumn):
 
     def end_edit(self, message_id: str) -> None:
         """The message is no longer written anew."""
+        self._edits.pop(message_id, None)
         if message_id in self.views:
             self.views[message_id].end_edit()
 
@@ -109,18 +111,26 @@ class Transcript(MessageColumn):
         self.tail.unanswered.setVisible(unanswered)
         self._fit_tail()
 
-    def show_message(self, message_id: str) -> None:
-        """Bring a message into sight: its first mark, or else its beginning."""
+    def show_message(self, message_id: str, number: int = 0) -> int:
+        """Bring a message into sight: its mark of that number (−1: the last), or else its beginning.
+
+        How many marks it has.
+        """
         row = self._row_of.get(message_id)
         if row is None:
-            return
+            return 0
         self._go_to(row)
-        if found := self.marks.first_in(message_id):
-            text, cursor = found
+        if self.marks.are_shown:
+            self.views[message_id].unfold()
+        found = self.marks.in_message(message_id)
+        if found:
+            text, cursor = found[number if number < len(found) else -1]
+            self.marks.lead_to(text, cursor)
             mark = text.cursorRect(cursor)
             top = text.mapTo(self._ground, mark.topLeft()).y() - self.verticalScrollBar().value()
             if not 0 <= top <= self.viewport().height() - mark.height():
                 self._arrange(top - self.viewport().height() // 3)
+        return len(found)
 
     def focusNextPrevChild(self, next: bool) -> bool:
         """Tab goes through the messages as they stand, then on to what is below the page."""
@@ -145,6 +155,14 @@ class Transcript(MessageColumn):
     def whole_message(self, message: Message, *, markdown: bool) -> str:
         """All of a message, as Markdown or as words."""
         return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        """What is being written in their places is kept."""
+        for id in ids:
+            editor = self.views[id].editor
+            if editor is not None:
+                self._edits[id] = editor.field.toPlainText()
+        super()._drop(ids)
 
     def _pinned(self) -> set[str]:
         return self.selection.pinned()
@@ -206,6 +224,7 @@ class Transcript(MessageColumn):
         view.text_made.connect(self.marks.watch)
         view.text_made.connect(self._watch_links)
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
+        self.selection.watch_view(view)
         self.marks.watch_documents(view)
         view.begin()
         if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
@@ -213,6 +232,8 @@ class Transcript(MessageColumn):
             view.render_now()
         view.show()
         view.changed.connect(lambda: self._view_changed(message.id))
+        if message.id in self._edits:
+            view.edit(self._edits.pop(message.id))
         self._tell_place(view)
         if self._came_by and message.id == self._came_by[0]:
             self._focus_pager(view, self._came_by[1])

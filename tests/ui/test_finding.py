@@ -44,9 +44,7 @@ def marked(window: MainWindow) -> list[str]:
 
 def in_sight(window: MainWindow, message_id: str) -> bool:
     """Whether the first mark of a message can be seen."""
-    found = window.transcript.marks.first_in(message_id)
-    assert found is not None
-    text, cursor = found
+    text, cursor = window.transcript.marks.in_message(message_id)[0]
     place = text.mapTo(window.transcript.viewport(), text.cursorRect(cursor).center())
     return window.transcript.viewport().rect().contains(place)
 
@@ -135,6 +133,44 @@ async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow,
     assert window.find_bar.place.text() == "1 of 2"
     qtbot.keyClicks(window.find_bar.field, "x")
     assert window.find_bar.place.text() == "Not found"
+
+
+async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    words = "A heron. " + "Words in between. " * 300
+    first = furnished.chat.write("other", Role.USER, words + "A heron.")
+    last = furnished.chat.write("other", Role.ASSISTANT, f"{words}\n\nA heron.\n\n```\nheron\n```")
+    window.bridge.open("other")
+    await until(lambda: len(window.transcript.messages) == 3 and last.id in window.transcript.views)
+    await until(lambda: all(view.complete for view in window.transcript.views.values()))
+    window.activateWindow()
+    qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
+    qtbot.keyClicks(window.find_bar.field, "heron")
+    places = [window.find_bar.place.text()]
+    seen = [led_to(window)]
+    for _ in range(5):
+        qtbot.keyClick(window, Qt.Key.Key_F3)
+        places.append(window.find_bar.place.text())
+        seen.append(led_to(window))
+    there = [(last.id, 0), (last.id, 1), (last.id, 2), (first.id, 0), (first.id, 1), (last.id, 0)]
+    assert seen == there
+    here = "1 of 3 in message 2 of 2", "2 of 3 in message 2 of 2", "3 of 3 in message 2 of 2"
+    assert places == [*here, "1 of 2 in message 1 of 2", "2 of 2 in message 1 of 2", here[0]]
+    for place in there[4::-1]:
+        qtbot.keyClick(window, Qt.Key.Key_F3, SHIFT)
+        assert led_to(window) == place
+
+
+def led_to(window: MainWindow) -> tuple[str, int]:
+    """The message and the number of the mark that stands out; it is in sight."""
+    page, accent = window.transcript, window.transcript._look.theme.accent
+    for id in page.views:
+        for number, (text, cursor) in enumerate(page.marks.in_message(id)):
+            for mark in text.extraSelections():
+                if mark.cursor == cursor and mark.format.background().color().name() == accent:  # type: ignore[attr-defined]
+                    place = text.mapTo(page.viewport(), text.cursorRect(cursor).center())
+                    assert page.viewport().rect().contains(place)
+                    return id, number
+    raise AssertionError("nothing stands out")
 
 
 async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

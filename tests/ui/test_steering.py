@@ -88,6 +88,24 @@ async def test_escape_gives_an_edit_up_and_stops_nothing(
     assert ("stop", "lakes") not in furnished.chat.calls
 
 
+async def test_an_edit_that_was_begun_is_there_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    question = (await views(window))[0]
+    qtbot.mouseClick(button(question, "Edit this message"), LEFT)
+    assert question.editor is not None
+    qtbot.keyClicks(question.editor.field, " And why?")
+    other = furnished.chat.add("Other").id
+    window.bridge.open(other)
+    await until(lambda: not window.transcript.views)
+    window.bridge.open("lakes")
+    question = (await views(window))[0]
+    assert question.editor is not None
+    assert question.editor.field.toPlainText() == "Which lake is deepest? And why?"
+    qtbot.keyClick(question.editor.field, Qt.Key.Key_Escape)
+    window.bridge.open(other)
+    window.bridge.open("lakes")
+    assert (await views(window))[0].editor is None, "it was given up"
+
+
 async def test_a_reply_is_written_anew(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     reply = (await views(window))[1]
     qtbot.mouseClick(button(reply, "Edit the reply"), LEFT)
