@@ -127,6 +127,14 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """The engine has said nothing for so long; 0 when it goes on."""
+
+    conversation_id: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ReplyFinished:
     """The reply is whole (or was stopped) and on disk."""
 
@@ -205,6 +213,7 @@ TurnEvent = (
     | FirstToken
     | ReplyDelta
     | Speed
+    | Silent
     | ReplyFinished
     | Saving
     | Saved

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from kvchat.chat.continuation import Echo
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
-from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
+from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Silent, Speed
 from kvchat.chat.messages import Message, MessageState, Receipt
 from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.worker import Worker
 from kvchat.engine.wire import ChatChunk, PromptProgress, Timings
 
 FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
+SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest
 SPEED_INTERVAL_S = 0.25  # how often the strip hears of the speed
 
 
@@ -80,7 +81,8 @@ class ReplyWriter:
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
         self.read_ahead: Timings | None = None  # of what this turn read before the request itself
         self._earlier: tuple[Timings, int] | None = None  # of a reply that took several requests: and `cached_tokens`
-        self._sent_at = sent_at  # time.perf_counter() at Send
+        self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
+        self._longest_gap_s, self._silent = 0.0, False
         self._database = database
         self._worker = worker
         self._events = events
@@ -127,6 +129,7 @@ class ReplyWriter:
 
     async def consume(self, chunks: AsyncIterator[ChatChunk], echo: Echo | None = None) -> None:
         """Take the stream to its end, without the echo of what was there. What has come stays in `draft`."""
+        self._heard_at = time.perf_counter()
         flusher = asyncio.create_task(self._flush_regularly())
         try:
             async with contextlib.aclosing(chunks) as stream:  # type: ignore[type-var]
@@ -174,6 +177,7 @@ class ReplyWriter:
 
     def _take(self, chunk: ChatChunk) -> None:
         draft = self.draft
+        self._heard()
         if chunk.timings:
             draft.timings = chunk.timings
             draft.prompt_done = chunk.timings.prompt_tokens
@@ -209,10 +213,28 @@ class ReplyWriter:
     def _had_before(self, cached: int) -> int:
         return min(cached, self.read_ahead.cache_n) if self.read_ahead else cached
 
+    def _tell_silence(self) -> None:
+        """Say that nothing comes, if that is longer than usual."""
+        silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
+        if silent >= max(usual, SILENT_READING_S if self.draft.empty else SILENT_S):
+            self._silent = True
+            self._events.publish(Silent(self.message.conversation_id, silent))
+
+    def _heard(self) -> None:
+        """Something came: how long that took is what is usual here."""
+        now = time.perf_counter()
+        gap, self._heard_at = now - self._heard_at, now
+        if self._silent:
+            self._silent = False
+            self._events.publish(Silent(self.message.conversation_id, 0.0))
+        elif not self.draft.empty:
+            self._longest_gap_s = max(self._longest_gap_s, gap)
+
     async def _flush_regularly(self) -> None:
         warned = False
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
+            self._tell_silence()
             if not self._unwritten:
                 continue
             self._unwritten = False

@@ -88,7 +88,9 @@ class AttachedEngine(EngineBoard):
         self._publish(EngineStatus(EngineState.STOPPED))
 
     async def _follow(self, address: ServerAddress) -> None:
-        client = LlamaServerClient(address.url, address.key, on_fault=lambda _: self._doubt.set())
+        client = LlamaServerClient(
+            address.url, address.key, on_fault=lambda _: self._doubt.set(), on_silence=self._doubt.set
+        )
         client.rows.alone = False
         lost: EngineFailure | None = None
         try:

@@ -49,12 +49,14 @@ class LlamaServerClient:
         *,
         hang_guard_s: float | None = 600.0,
         on_fault: Callable[[EngineError], None] = lambda _: None,
+        on_silence: Callable[[], None] = lambda: None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
 
         A prefill shows progress at least after each batch, so a silence of minutes is a hang. `on_fault` is told of
-        every request that went wrong, before whoever made it is.
+        every request that went wrong, before whoever made it is; `on_silence`, now and then, while none of the words
+        comes that were coming.
         """
         self.base_url = base_url
         self.key = key
@@ -62,7 +64,7 @@ class LlamaServerClient:
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
         self._sight: Sight | None = None
-        self._http = Transport(base_url, key, hang_guard_s, on_fault, transport)
+        self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
 
     async def __aenter__(self) -> Self:
         """The client itself."""

@@ -200,7 +200,11 @@ class EngineSupervisor(EngineBoard):
         self.plan, self._process = invocation.plan, process
         watch = Watch(self._watch, self.log)
         client = LlamaServerClient(
-            invocation.base_url, invocation.key, hang_guard_s=self._watch.silence_s, on_fault=watch.report
+            invocation.base_url,
+            invocation.key,
+            hang_guard_s=self._watch.silence_s,
+            on_fault=watch.report,
+            on_silence=watch.worry,
         )
         try:
             reason = await self._bring_up(process, client, invocation.plan.port, status)

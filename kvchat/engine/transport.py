@@ -18,6 +18,7 @@ from kvchat.engine.interface import EngineBroken, EngineError, EngineGone, Engin
 from kvchat.engine.wire import ChatChunk
 
 CONNECT_S = 5.0
+WORRY_S = 10.0  # without a word, after words were coming
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
 _LAST_WORDS_S = 0.1  # at the end, for what a reply's connection still holds
 _GONE_ADVICE = "kvchat starts it again by itself; send the message once more."
@@ -33,11 +34,12 @@ class Transport:
         key: str,
         hang_guard_s: float | None,
         on_fault: Callable[[EngineError], None],
+        on_silence: Callable[[], None],
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
         """See `LlamaServerClient`."""
         self._hang_guard_s = hang_guard_s
-        self._on_fault = on_fault
+        self._on_fault, self._on_silence = on_fault, on_silence
         self._closing = asyncio.Event()
         self._streams: set[asyncio.Task[None]] = set()
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
@@ -97,13 +99,27 @@ class Transport:
         self._streams.add(reading)
         reading.add_done_callback(self._streams.discard)
         try:
-            while (chunk := await arrived.get()) is not None:
+            begun = False
+            while (chunk := await self._next(arrived, begun=begun)) is not None:
                 if isinstance(chunk, Exception):
                     raise chunk
+                begun = begun or bool(chunk.text or chunk.thinking)
                 yield chunk
         finally:
             reading.cancel()
             await asyncio.wait({reading})
+
+    async def _next(
+        self, arrived: asyncio.Queue[ChatChunk | Exception | None], *, begun: bool
+    ) -> ChatChunk | Exception | None:
+        """What arrives next. Once words were coming, a long silence is told; a prompt takes as long as it takes."""
+        while begun and arrived.empty():
+            try:
+                async with asyncio.timeout(WORRY_S):
+                    return await arrived.get()
+            except TimeoutError:
+                self._on_silence()
+        return await arrived.get()
 
     async def _read(
         self, path: str, body: dict[str, Any], arrive: Callable[[ChatChunk | Exception | None], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class WatchPolicy:
     misses: int = 4  # so many in a row, and it hangs
     asleep_s: float = 30.0  # the clock on the wall went so much further than ours: the computer slept
     silence_s: float = 600.0  # a reply without a sign for so long hangs; a prefill tells of each batch
+    worried_every_s: float = 2.0  # words were coming and stopped: it is asked at once, and hangs within a minute
+    worried_answer_s: float = 12.0
 
 
 class Watch:
@@ -33,31 +36,44 @@ class Watch:
         self._policy = policy
         self._log = log
         self._wall = wall
-        self._reported: asyncio.Future[EngineFailure] = asyncio.get_running_loop().create_future()
+        self._reported: EngineFailure | None = None
+        self._worried = False
+        self._news = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
         """A request went wrong; what only a new process can heal ends the watch."""
         reason = failure.ailing(error)
-        if reason is not None and not self._reported.done():
-            self._reported.set_result(reason)
+        if reason is not None and self._reported is None:
+            self._reported = reason
+            self._news.set()
+
+    def worry(self) -> None:
+        """Words were coming, and for some time none has: ask the engine now rather than in its turn."""
+        if not self._worried:
+            self._worried = True
+            self._news.set()
 
     async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
         """Wait until the process is of no more use; the reason. Cancel it when the process ended by itself."""
         misses = 0
         while misses < self._policy.misses:
-            before = self._wall()
-            done, _ = await asyncio.wait({self._reported}, timeout=self._policy.every_s)
-            if done:
-                return self._reported.result()
-            if self._wall() - before - self._policy.every_s > self._policy.asleep_s:
+            before, pause = self._wall(), self._policy.worried_every_s if self._worried else self._policy.every_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
+            self._news.clear()
+            if self._reported is not None:
+                return self._reported
+            if self._wall() - before - pause > self._policy.asleep_s:
                 self._log.note("kvchat: the computer slept; asking the engine whether it still answers")
                 misses = 0  # what it missed before was its falling asleep
             misses = 0 if await self._answers(client) else misses + 1
+            self._worried = self._worried and misses > 0
         return failure.hangs()
 
     async def _answers(self, client: LlamaServerClient) -> bool:
         try:
-            await client.health(timeout_s=self._policy.answer_s)
+            await client.health(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
         except EngineGone:
             return False
         except EngineError:

@@ -16,6 +16,7 @@ from kvchat.chat.events import (
     Saved,
     SaveSkipped,
     Saving,
+    Silent,
     Speed,
     TurnEvent,
     TurnFailed,
@@ -88,6 +89,10 @@ class TurnStory:
                 self._tell_first_token(event)
             case Speed(tokens_per_second=speed):
                 self._say("speed", f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.1f} tokens/s", "live")
+            case Silent(seconds=seconds):
+                self._pieces.pop("silence", None)
+                if seconds:
+                    self._say("silence", f"no word for {seconds:.0f} s", "warn")
             case ReplyDelta():
                 self._reading_ended()
             case ReplyFinished() | TurnFailed():
@@ -125,6 +130,7 @@ class TurnStory:
     def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
         self._reading_ended()
         self._pieces.pop("wait", None)
+        self._pieces.pop("silence", None)
         self._over = True
         if isinstance(event, TurnFailed):
             self._say("end", "failed", "bad")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvchat import runtime as runtime_module
+from kvchat.chat import reply as reply_module
 from kvchat.chat import turns
 from kvchat.chat.events import (
     Notice,
@@ -27,6 +28,7 @@ from kvchat.chat.events import (
     Saved,
     SaveSkipped,
     Saving,
+    Silent,
     TurnFailed,
 )
 from kvchat.chat.messages import MessageState, Role, Source
@@ -476,3 +478,20 @@ async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage:
         receipt = await again.answered(chat, "Are you back?")
         assert receipt.source is Source.COLD
         assert again.kept().absorbed() == 1
+
+
+async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_module, "SILENT_S", 0.1)
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream", FAKE_REPLY="one two three four")
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(Silent))
+    assert stage.of(Silent)[0].seconds > 0.1
+    assert stage.runtime.engine.status.state is EngineState.READY
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    reply = await future
+    assert reply is not None
+    assert reply.content == "one two three four"
+    assert stage.of(Silent)[-1].seconds == 0

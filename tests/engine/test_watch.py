@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine import transport
 from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.interface import Engine, EngineError, EngineSilent
 from kvchat.engine.log import EngineLog
@@ -49,6 +50,31 @@ def failures(said: list[EngineStatus]) -> list[FailureKind]:
     """Each failure that was told while the engine was starting again, once."""
     told = [status.failure.kind for status in said if status.failure and status.state is EngineState.STARTING]
     return list(dict.fromkeys(told))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
+async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WORRY_S", 0.2)
+    patient = WatchPolicy(every_s=3600.0, misses=2, worried_every_s=0.05, worried_answer_s=1.0)
+    fake_engine.set(FAKE_REPLY="one two three four", FAKE_HOLD_DURING="stream")
+    async with watched(fake_engine, patient) as supervisor:
+        frozen, said = supervisor.pid, list[EngineStatus]()
+        assert frozen is not None
+        supervisor.subscribe(said.append)
+        words = asyncio.create_task(ask(await supervisor.ready()))
+        await until(lambda: any("chat" in request["path"] for request in fake_engine.requests()))
+        await asyncio.sleep(0.5)  # a silence alone is no reason: it answers
+        assert not said
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: failures(said))
+        assert failures(said) == [FailureKind.HANGS]
+        with pytest.raises(EngineError):
+            await words
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        await ask(await supervisor.ready())
+        assert supervisor.pid != frozen
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")

@@ -16,6 +16,7 @@ from kvchat.chat.events import (
     Saved,
     SaveSkipped,
     Saving,
+    Silent,
     Speed,
     TurnEvent,
     TurnFailed,
@@ -165,3 +166,10 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
     assert story.pending == "Making room for a longer chat…"
     story.tell(MakingRoom("c", 20_000, done=True))
     assert words(story) == []
+
+
+def test_silence_is_told_as_long_as_it_lasts() -> None:
+    story = told(FirstToken("c", 300, 0, 100), Silent("c", 12.4))
+    assert Piece("no word for 12 s", "warn") in story.pieces
+    story.tell(Silent("c", 0))
+    assert "no word for 12 s" not in words(story)
