@@ -100,7 +100,8 @@ class FindBar(QFrame):
         if self._spot < 0:
             self._spot = max(self._spots - 1, 0)
         if self._spots > 1:
-            words = f"{self._spot + 1} of {self._spots} in message {words}"
+            spot = f"{self._spot + 1} of {self._spots}"
+            words = f"{spot} in message {words}" if found > 1 else spot
         self.place.setText(words)
         self.place.setToolTip("Messages that have all these words" if found else "")
         for button in (self.previous_button, self.next_button):
