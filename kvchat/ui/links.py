@@ -90,7 +90,6 @@ def ask_to_open(parent: QWidget, url: str) -> LinkDialog | None:
     if not is_web_link(url):
         return None
     dialog = LinkDialog(parent, url)
-    dialog.finished.connect(dialog.deleteLater)
     dialog.open()
     return dialog
 
