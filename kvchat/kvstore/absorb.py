@@ -7,7 +7,6 @@ its block gets its name when it is written.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from kvchat.kvstore.blocks import BlockFiles, Changed, Written
 from kvchat.kvstore.recipe import (
     RESIDUE,
     BlockUse,
-    CacheRows,
     Extent,
     Recipe,
     RecipeError,
@@ -33,18 +31,10 @@ from kvchat.kvstore.recipe import (
     row_parts,
 )
 from kvchat.kvstore.residue import pack_residue
+from kvchat.kvstore.spans import Before, Span, known_rows, samples_of, spans_of, unchanged_of
 from kvchat.kvstore.store import Wanted, always
 
 _FLUSHING = 4  # threads that wait for the disk, while others compute
-
-
-@dataclass(frozen=True)
-class Before:
-    """An absorbed save point that begins with the same tokens."""
-
-    recipe: Recipe
-    shared: int  # leading tokens
-    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
 
 
 @dataclass(frozen=True)
@@ -53,33 +43,6 @@ class Absorbed:
 
     recipe: Recipe
     written: int  # bytes of blocks
-
-
-@dataclass(frozen=True)
-class _Known:
-    """Rows that are in a block already, according to the save point that comes before."""
-
-    use: BlockUse
-    block_rows: int
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Rows of a cache of the file, and the block they may be in."""
-
-    cache: int
-    run: Run
-    known: _Known | None
-    unchanged: bool  # they are believed to be, see `take_apart`
-
-    def use(self) -> BlockUse:
-        """The rows as part of the known block."""
-        assert self.known is not None
-        use = self.known.use
-        skip = use.skip + self.run.position - use.position
-        return replace(
-            use, cache=self.cache, row=self.run.row, rows=self.run.rows, skip=skip, position=self.run.position
-        )
 
 
 def take_apart(
@@ -112,7 +75,7 @@ def take_apart(
             span
             for number, cache in enumerate(row_map.caches)
             for run in cache.runs
-            for span in _spans(number, run, _known(before, number, cache), _unchanged(before, number, cache))
+            for span in spans_of(number, run, known_rows(before, number, cache), unchanged_of(before, number, cache))
         ]
         uses, new = work.reuse(spans)
         written = work.write(new, list(residue_chunks(extents, row_map.breaks)))
@@ -121,47 +84,6 @@ def take_apart(
         raise Changed("the file was changed while it was taken apart")
     uses = sorted(uses + [use for use, _ in written], key=lambda use: (use.cache == RESIDUE, use.cache, use.row))
     return Absorbed(Recipe(size, row_map, tuple(uses)), sum(count for _, count in written))
-
-
-def _known(before: Before | None, number: int, cache: CacheRows) -> list[_Known]:
-    """The earlier save point's rows of this cache at the shared positions, by position."""
-    if before is None or number >= len(before.recipe.row_map.caches):
-        return []
-    theirs = before.recipe.row_map.caches[number]
-    if [region.row_size for region in theirs.regions] != [region.row_size for region in cache.regions]:
-        return []
-    mine = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
-    mine.sort(key=lambda use: use.position)
-    usable = [replace(use, rows=min(use.rows, before.shared - use.position)) for use in mine]
-    return [_Known(use, use.size // cache.row_bytes) for use in usable]
-
-
-def _unchanged(before: Before | None, number: int, cache: CacheRows) -> int:
-    """How many leading tokens' rows of this cache are believed to be those of the earlier save point."""
-    if before is None or number >= len(before.recipe.row_map.caches):
-        return 0
-    return before.unchanged if cache.kind == before.recipe.row_map.caches[number].kind == "full" else 0
-
-
-def _spans(number: int, run: Run, known: Sequence[_Known], unchanged: int) -> Iterator[_Span]:
-    """The run in parts, each with the rows known at its positions."""
-    done = run.position
-    end = run.position + run.rows
-
-    def part(first: int, last: int, one: _Known | None) -> _Span:
-        return _Span(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
-
-    for one in known:
-        first = max(done, one.use.position)
-        last = min(end, one.use.position + one.use.rows)
-        if first >= last:
-            continue
-        if first > done:
-            yield part(done, first, None)
-        yield part(first, last, one)
-        done = last
-    if done < end:
-        yield part(done, end, None)
 
 
 class _Work:
@@ -179,10 +101,10 @@ class _Work:
         self._file, self._row_map, self._extents = file, row_map, extents
         self._blocks, self._wanted, self._gives_way = blocks, wanted, gives_way
 
-    def reuse(self, spans: Sequence[_Span]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
+    def reuse(self, spans: Sequence[Span]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """The spans that are in known blocks, and the runs that are not, as long as can be."""
         known = [span for span in spans if span.known]
-        samples = _samples(known)
+        samples = samples_of(known)
         if samples and len(self._same(samples)) == len(samples):
             believed = [span for span in known if span.unchanged and self._there(span)]
             reused = believed + self._same([span for span in known if not span.unchanged])
@@ -200,19 +122,19 @@ class _Work:
                 new.append((span.cache, span.run))
         return [span.use() for span in reused], new
 
-    def _there(self, span: _Span) -> bool:
+    def _there(self, span: Span) -> bool:
         """Whether its block is there."""
         assert span.known is not None
         return self._blocks.claim(span.known.use.block, span.known.use.size) is not None
 
-    def _same(self, spans: Sequence[_Span]) -> list[_Span]:
+    def _same(self, spans: Sequence[Span]) -> list[Span]:
         """Those whose rows are the very bytes of their block.
 
         Rows computed anew differ from some token on: after the first difference of a cache the rest is not compared.
         """
         different: dict[int, int] = {}
 
-        def compare(span: _Span, buffer: memoryview) -> bool:
+        def compare(span: Span, buffer: memoryview) -> bool:
             if span.run.position > different.get(span.cache, span.run.position):
                 return False
             same = self._there(span) and self._equal(span, buffer)
@@ -223,7 +145,7 @@ class _Work:
         answers = positioned.in_parallel(spans, compare, self._wanted, gives_way=self._gives_way)
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
-    def _equal(self, span: _Span, buffer: memoryview) -> bool:
+    def _equal(self, span: Span, buffer: memoryview) -> bool:
         """Whether rows of the file are the bytes of a known block, or of some rows of it."""
         assert span.known is not None
         cache, use, run = self._row_map.caches[span.cache], span.known.use, span.run
@@ -303,15 +225,6 @@ class _Work:
                 yield piece
 
 
-def _samples(known: Sequence[_Span]) -> list[_Span]:
-    """Of the unchanged spans of each cache the last and another: what is read of them."""
-    of_caches: dict[int, list[_Span]] = {}
-    for span in known:
-        if span.unchanged:
-            of_caches.setdefault(span.cache, []).append(span)
-    return [one for spans in of_caches.values() for one in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]
-
-
-def _goes_on(run: Run, span: _Span) -> bool:
+def _goes_on(run: Run, span: Span) -> bool:
     """Whether a span's rows and tokens follow a run's."""
     return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)

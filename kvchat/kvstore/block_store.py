@@ -21,7 +21,7 @@ from kvchat.kvstore import disk, index_points
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.keeping import Keeping
-from kvchat.kvstore.memory_files import MEMORY_FOLDER
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts
 from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.restoring import Restoring
@@ -43,7 +43,7 @@ from kvchat.kvstore.savepoint import (
 )
 from kvchat.kvstore.saving import Saving
 from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
-from kvchat.kvstore.staging import MemoryRoom, Staging
+from kvchat.kvstore.staging import Staging
 from kvchat.kvstore.store import Bounds, StoreRefused, Wanted, always
 
 
@@ -112,7 +112,7 @@ class BlockStore:
 
     def staged_bytes(self) -> int:
         """Bytes of what is staged or warm now, in memory and on disk."""
-        return self._parts.staging.bytes() + self._parts.staging.bytes_on_disk()
+        return self._parts.staging.bytes(disk_too=True)
 
     def staging_folder(self) -> Path:
         """A fresh private folder where one engine of this process saves and restores. Raises OSError."""

@@ -8,14 +8,70 @@ import shutil
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from blake3 import blake3
 
+from kvchat.kvstore import disk
 from kvchat.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
 SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
+
+
+MemoryRoom = Callable[[int], int]  # from what lies in memory now to what may lie there, in bytes
+
+
+class MemoryPool:
+    """A process's files in memory, within the room there is for them; some are to spare, to be written over.
+
+    Its caller has the lock.
+    """
+
+    def __init__(self, folder: Path, room: MemoryRoom) -> None:
+        self.folder, self._room = disk.private_folder(folder), room
+        self.spare: list[Path] = []
+        self.expected: dict[Path, int] = {}  # what is still to grow, and to how much
+
+    def new(self) -> Path:
+        """A fresh name."""
+        return self.folder / disk.temporary_name()
+
+    def bytes(self) -> int:
+        """Bytes of all files here, the expected ones as large as they are going to be."""
+        held = 0
+        for path in disk.listing(self.folder):
+            with contextlib.suppress(OSError):
+                held += max(path.stat().st_size, self.expected.get(path, 0))
+        return held
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for so many bytes more, now."""
+        held = self.bytes()
+        return held + size <= self._room(held) and size + SLACK <= disk.free_bytes(self.folder)
+
+    def take_spare(self) -> Path | None:
+        """The largest file to spare that nobody has open."""
+        for file in sorted(self.spare, key=size_of, reverse=True):
+            self.spare.remove(file)
+            if is_alone(file):
+                return file
+            delete(file)
+        return None
+
+    def expect_spare(self, size: int) -> Path | None:
+        """A name for another file to spare of that size; None if there is one, or no room: see `fill_up`."""
+        if not size or self.spare or not self.fits(size):
+            return None
+        file = self.new()
+        self.expected[file] = size
+        return file
+
+    def forget_spares(self) -> None:
+        """Delete them: they hold what was in them."""
+        while self.spare:
+            delete(self.spare.pop())
 
 
 def stamp(file: Path) -> tuple[int, ...]:

@@ -12,13 +12,11 @@ import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files, presence
-
-MemoryRoom = Callable[[int], int]  # from what staging holds in memory now to what it may hold, in bytes
+from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,13 @@ class Staging:
         self._room = room
         self._warm: OrderedDict[str, _Warm] = OrderedDict()
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
-        self._spare: list[Path] = []  # in memory, to be written over
-        self._expected: dict[Path, int] = {}  # what an engine is going to save in memory
         private = memory_files.private_folder_in(memory_folder, folder) if room(0) > 0 else None
         self.roots = [disk.private_folder(folder)] + ([private] if private else [])
         self.locks = folder  # says which processes are there, see `presence`
         presence.hold(folder)
         self.owner = disk.temporary_name()
         self._own = disk.private_folder(folder / self.owner)
-        self._memory = disk.private_folder(private / self.owner) if private else None
+        self._memory = MemoryPool(private / self.owner, room) if private else None
         self._memory_root = memory_folder
 
     @property
@@ -74,11 +70,11 @@ class Staging:
         """
         if self._memory is None:
             return False
-        left = self._memory.parent / owner / f"{point_id}.slot"
+        left = self._memory.folder.parent / owner / f"{point_id}.slot"
         try:
             if left.stat().st_size != size:
                 return False
-            mine = self._memory / disk.temporary_name()
+            mine = self._memory.new()
             left.rename(mine)
             self.keep(point_id, mine)
         except OSError:
@@ -95,9 +91,9 @@ class Staging:
         shutil.rmtree(self._own, ignore_errors=True)
         presence.let_go(self.locks)
         if self._memory is not None:
-            shutil.rmtree(self._memory, ignore_errors=True)
+            shutil.rmtree(self._memory.folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                self._memory.parent.rmdir()
+                self._memory.folder.parent.rmdir()
 
     def expect(self, place: Path, size: int, unabsorbed: frozenset[str]) -> bool:
         """An engine is going to save about so much at `place`: have it go to memory, if there is room; whether it will.
@@ -105,31 +101,30 @@ class Staging:
         Not in a folder that is not from `slot_folder`: its server may not see this one's memory.
         """
         with self._lock:
-            if not self._is_own(place) or not self._make_room(size, unabsorbed, spares=False):
+            if self._memory is None or not self._is_own(place) or not self._make_room(self._memory, size, unabsorbed):
                 return False
-            assert self._memory is not None
-            file = self._memory / disk.temporary_name()
+            file = self._memory.new()
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             place.symlink_to(file)
-            self._expected[file] = size
+            self._memory.expected[file] = size
             return True
 
     def forget(self, place: Path) -> None:
         """Nothing was saved at `place` after all, or nothing that is of use."""
         with self._lock, contextlib.suppress(OSError):
-            if place.is_symlink() and self._is_own(place):
+            if self._memory is not None and place.is_symlink() and self._is_own(place):
                 file = place.readlink()
-                self._expected.pop(file, None)
+                self._memory.expected.pop(file, None)
                 file.unlink(missing_ok=True)
             place.unlink(missing_ok=True)
 
     def take_in(self, place: Path) -> Path:
         """The file an engine has saved at `place`, moved to where `keep` may be told of it."""
         with self._lock:
-            if place.is_symlink() and self._is_own(place):
+            if self._memory is not None and place.is_symlink() and self._is_own(place):
                 file = place.readlink()
                 place.unlink()
-                self._expected.pop(file, None)
+                self._memory.expected.pop(file, None)
                 return file
         file = self._own / disk.temporary_name()
         disk.move(place, file)  # between file systems it is a copy
@@ -143,31 +138,28 @@ class Staging:
         with self._lock:
             if target is not None and not self._is_own(target):
                 return target
-            if not self._make_room(size, unabsorbed, spares=True):
+            if self._memory is None:
                 return self._own / disk.temporary_name()
-            assert self._memory is not None
-            return self._spare.pop() if self._spare else self._memory / disk.temporary_name()
-
-    def give_back(self, file: Path) -> None:
-        """What `blank` gave was not needed."""
-        with self._lock:
-            self._let_go(file)
+            spare = self._spare_for(self._memory, size, unabsorbed)
+            if not self._make_room(self._memory, size - memory_files.size_of(spare), unabsorbed):
+                self.give_back(spare)
+                return self._own / disk.temporary_name()
+            return spare
 
     def prepare(self, size: int) -> None:
         """Have a file of that size to spare, if there is memory nobody uses. For a background thread."""
         with self._lock:
-            if not size or self._memory is None or self._spare or not self._fits(size):
-                return
-            file = self._memory / disk.temporary_name()
-            self._expected[file] = size
+            file = self._memory.expect_spare(size) if self._memory is not None else None
+        if self._memory is None or file is None:
+            return
         try:
             memory_files.fill_up(file, size)
             with self._lock:
-                self._spare.append(file)
+                self._memory.spare.append(file)
         except OSError:
             file.unlink(missing_ok=True)
         finally:
-            self._expected.pop(file, None)
+            self._memory.expected.pop(file, None)
 
     def keep(self, point_id: str, file: Path, older_rows: int = 0, *, waits: bool = True) -> None:
         """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""
@@ -178,7 +170,7 @@ class Staging:
             before = self._warm.pop(point_id, None)
             self._warm[point_id] = _Warm(file, memory_files.stamp(file), older_rows)
             if before is not None:
-                self._let_go(before.path)
+                self.give_back(before.path)
 
     def warm(self, point_id: str) -> Path | None:
         """The warm file of a save point, None when there is none or someone has touched it."""
@@ -207,7 +199,7 @@ class Staging:
         if file == target:
             return
         with self._lock:
-            if self._memory is not None and file.parent == self._memory and self._is_own(target):
+            if self._memory is not None and file.parent == self._memory.folder and self._is_own(target):
                 target.symlink_to(file)
             else:
                 disk.link_or_copy(file, target)
@@ -222,14 +214,14 @@ class Staging:
                 target.unlink()
             if file is not None:
                 self._restamp(file)
-                self._let_go(file)
+                self.give_back(file)
 
     def drop(self, point_id: str) -> None:
         """Delete a warm file, and what is left of others in files to spare."""
         with self._lock:
             warm = self._warm.pop(point_id, None)
-            while self._spare:
-                memory_files.delete(self._spare.pop())
+            if self._memory is not None:
+                self._memory.forget_spares()
         if warm is not None:
             memory_files.delete(warm.path)
 
@@ -239,24 +231,18 @@ class Staging:
         On disk the last used stays, unless `disk_too`.
         """
         with self._lock:
-            self._make_room(0, unabsorbed, spares=False, some=True)
+            if self._memory is not None:
+                self._make_room(self._memory, 0, unabsorbed)
             on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._own]
             for name in on_disk if disk_too else on_disk[:-1]:
                 if name not in unabsorbed:
                     memory_files.delete(self._warm.pop(name).path)
 
-    def bytes(self) -> int:
-        """Bytes in memory, of warm files and those to spare."""
+    def bytes(self, *, disk_too: bool = False) -> int:
+        """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
         with self._lock:
-            held = 0
-            for path in disk.listing(self._memory) if self._memory is not None else ():
-                with contextlib.suppress(OSError):
-                    held += max(path.stat().st_size, self._expected.get(path, 0))
-            return held
-
-    def bytes_on_disk(self) -> int:
-        """Bytes that this process's folder takes on disk."""
-        return disk.tree_size(self._own)
+            in_memory = self._memory.bytes() if self._memory is not None else 0
+            return in_memory + (disk.tree_size(self._own) if disk_too else 0)
 
     def on_disk(self, point_id: str) -> bool:
         """Whether a save point's warm file lies on disk."""
@@ -271,57 +257,40 @@ class Staging:
     def _is_own(self, place: Path) -> bool:
         return place.parent.parent == self._own
 
-    def _fits(self, size: int) -> bool:
-        held = self.bytes()
-        assert self._memory is not None
-        return held + size <= self._room(held) and size + memory_files.SLACK <= disk.free_bytes(self._memory)
-
-    def _make_room(self, size: int, unabsorbed: frozenset[str], *, spares: bool, some: bool = False) -> bool:
-        """Make room in memory for a file of that size, if that can be; whether there is.
-
-        `spares`: it may be written over another, which is left in `_spare`. `some`: as far as possible will do.
-        """
-        if self._memory is None:
-            return False
+    def _unused(self, memory: MemoryPool, unabsorbed: frozenset[str]) -> list[str]:
+        """The save points whose files in memory can go, the longest unused first."""
         busy = set(self._given.values())
-        unused = [
+        return [
             name
             for name, warm in self._warm.items()
-            if warm.path.parent == self._memory and name not in unabsorbed and warm.path not in busy
+            if warm.path.parent == memory.folder and name not in unabsorbed and warm.path not in busy
         ]
-        can_go = [*self._spare, *(self._warm[name].path for name in unused)]
-        if not some and not self._fits(size - sum(map(memory_files.size_of, can_go))):
-            return False
-        if (
-            spares
-            and not self._spare
-            and not self._fits(size)
-            and unused
-            and memory_files.is_alone(self._warm[unused[0]].path)
-        ):
-            self._spare.append(self._warm.pop(unused.pop(0)).path)
-        to_use: Path | None = None
-        while spares and self._spare and to_use is None:
-            self._spare.sort(key=memory_files.size_of)
-            to_use = self._spare.pop()
-            if not memory_files.is_alone(to_use):
-                memory_files.delete(to_use)
-                to_use = None
-        there = memory_files.size_of(to_use) if to_use else 0
-        while not self._fits(size - there) and (self._spare or unused):
-            memory_files.delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)
-        if to_use:
-            self._spare.append(to_use)
-        return self._fits(size - there)
 
-    def _let_go(self, file: Path) -> None:
-        """A file that is perhaps no longer needed."""
-        if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
-            return
-        if file.parent == self._memory and file.exists():
-            self._spare.append(file)
-        elif file.parent == self._own:
-            memory_files.delete(file)
+    def _spare_for(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> Path:
+        """A file to write over, be it one that has to go for room anyway; else a new one."""
+        if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
+            memory.spare.append(self._warm.pop(unused[0]).path)
+        return memory.take_spare() or memory.new()
+
+    def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:
+        """Make room for so many bytes more, if that can be; whether there is."""
+        unused = self._unused(memory, unabsorbed)
+        can_go = sum(map(memory_files.size_of, [*memory.spare, *(self._warm[name].path for name in unused)]))
+        if size > 0 and not memory.fits(size - can_go):
+            return False
+        while not memory.fits(size) and (memory.spare or unused):
+            memory_files.delete(memory.spare.pop() if memory.spare else self._warm.pop(unused.pop(0)).path)
+        return memory.fits(size)
+
+    def give_back(self, file: Path) -> None:
+        """What `blank` gave, or an engine was given, is perhaps no longer needed."""
+        with self._lock:
+            if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
+                return
+            if self._memory is not None and file.parent == self._memory.folder and file.exists():
+                self._memory.spare.append(file)
+            elif file.parent == self._own:
+                memory_files.delete(file)
 
     def _restamp(self, file: Path) -> None:
         """A name more or less changes a file's times; only we give it names."""

@@ -20,9 +20,8 @@ from kvchat.cli.bench.home import BenchFailed, say
 from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
 from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.memory_files import MEMORY_FOLDER
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
 from kvchat.kvstore.savepoint import Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
-from kvchat.kvstore.staging import MemoryRoom
 from kvchat.kvstore.store import Bounds
 from kvchat.library.memory import available_memory, staging_room
 from kvchat.paths import resolve_paths
