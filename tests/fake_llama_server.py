@@ -423,6 +423,7 @@ class FakeServer(socketserver.ThreadingTCPServer):
             "model_path": str(self.flags.model),
             "build_info": "b0-fake",
             "chat_template": "chatml",
+            "eos_token": "<|im_end|>",
             "modalities": {"vision": bool(self.flags.mmproj and switch("FAKE_SEES"))},
         }
 

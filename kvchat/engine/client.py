@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import json
@@ -16,6 +17,7 @@ from kvchat.engine import bodies, wire
 from kvchat.engine.interface import EngineError, EngineRefused, NotOurEngine
 from kvchat.engine.sight import FIRST_ID, Sight, cannot_show, without_pictures
 from kvchat.engine.slot_rows import SlotRows
+from kvchat.engine.tokenizing import PromptTokens
 from kvchat.engine.transport import CONNECT_S, Transport
 from kvchat.engine.wire import (
     ChatChunk,
@@ -28,6 +30,7 @@ from kvchat.engine.wire import (
     Timings,
 )
 
+MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
 _HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
 _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
 
@@ -64,6 +67,7 @@ class LlamaServerClient:
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
         self._sight: Sight | None = None
+        self._prompts = PromptTokens(self._tokens)
         self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
 
     async def __aenter__(self) -> Self:
@@ -117,11 +121,8 @@ class LlamaServerClient:
         async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
             return await self._http.call("POST", path, body)
 
-        async def tokenize(text: str, special: bool) -> tuple[int, ...]:
-            return await self._tokens({"content": text, "add_special": special, "parse_special": True})
-
         other = copy.copy(self)
-        other._sight = Sight(call, tokenize, projector, marker)
+        other._sight = Sight(call, self._tokens, projector, marker)
         return other
 
     async def check_schema(self, schema: str) -> None:
@@ -131,7 +132,9 @@ class LlamaServerClient:
 
     async def facts(self) -> ServerFacts:
         """GET /props."""
-        return wire.parse_facts(await self._http.call("GET", "/props"))
+        facts = wire.parse_facts(await self._http.call("GET", "/props"))
+        self._prompts.learn_end(facts.end_token)
+        return facts
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
@@ -139,11 +142,11 @@ class LlamaServerClient:
         rendered = await self._http.call("POST", "/apply-template", body)
         if pictures := [picture for message in messages for picture in message.pictures]:
             return await self._eyes().tokens(str(rendered.get("prompt")), pictures)
-        return await self._tokens({"content": rendered.get("prompt"), "add_special": True, "parse_special": True})
+        return await self._prompts.of(str(rendered.get("prompt")))
 
     async def count_tokens(self, text: str) -> int:
         """How many tokens a text has, by itself: /tokenize."""
-        return len(await self._tokens({"content": text, "add_special": False, "parse_special": True}))
+        return len(await self._tokens(text, False))
 
     async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to the slot, with progress and timings.
@@ -202,8 +205,10 @@ class LlamaServerClient:
             raise cannot_show("no projector is loaded")
         return self._sight
 
-    async def _tokens(self, body: dict[str, Any]) -> tuple[int, ...]:
-        tokens = wire.parse_tokens(await self._http.call("POST", "/tokenize", body))
+    async def _tokens(self, text: str, special: bool) -> tuple[int, ...]:
+        body = {"content": text, "add_special": special, "parse_special": True}
+        answer = await self._http.answer("POST", "/tokenize", body)
+        tokens = await asyncio.to_thread(wire.parse_tokens, answer) if len(answer) > MANY else wire.parse_tokens(answer)
         if tokens is None:
             raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
         return tokens

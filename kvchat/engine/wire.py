@@ -131,6 +131,7 @@ class ServerFacts:
     total_slots: int
     sees: bool  # a projector for pictures is loaded
     media_marker: str  # what stands for a picture in a rendered prompt
+    end_token: str = ""  # the model's end-of-text token, as text
 
 
 @dataclass(frozen=True)
@@ -230,12 +231,13 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
         total_slots=_int(body, "total_slots"),
         sees=_dict(body, "modalities").get("vision") is True,
         media_marker=_str(body, "media_marker") or "<__media__>",  # builds of the year before did not tell
+        end_token=_str(body, "eos_token"),
     )
 
 
-def parse_tokens(body: dict[str, Any]) -> tuple[int, ...] | None:
+def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
     """The answer of /tokenize; None when it is not a list of ids."""
-    tokens = body.get("tokens")
+    tokens = parse_object(answer).get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         return None
     return tuple(tokens)

@@ -428,3 +428,16 @@ async def test_words_that_cannot_be_stored_come_back_and_nothing_is_sent(stage: 
     (back,) = stage.of(QuestionNotStored)
     assert back.text == QUESTION
     assert not stage.requests("/v1/chat/completions")
+
+
+async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, "A long story. " * 80)
+    await stage.answered(chat, "And then?")  # whether prompts can be cut was tried by now
+    before = len(stage.requests("/tokenize"))
+    await stage.runtime.chat.context.use(chat)
+    await stage.answered(chat, "And then?")
+    await stage.runtime.chat.context.use(chat)
+    asked = [len(str(body["content"])) for body in stage.requests("/tokenize")[before:]]
+    assert max(asked) < 200
+    assert len(asked) <= 5

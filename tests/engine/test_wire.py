@@ -96,9 +96,9 @@ def test_slot_answers() -> None:
 
 
 def test_tokens() -> None:
-    assert wire.parse_tokens({"tokens": [1, 2]}) == (1, 2)
-    assert wire.parse_tokens({"tokens": [{"id": 1}]}) is None
-    assert wire.parse_tokens({}) is None
+    assert wire.parse_tokens(b'{"tokens": [1, 2]}') == (1, 2)
+    assert wire.parse_tokens(b'{"tokens": [{"id": 1}]}') is None
+    assert wire.parse_tokens(b"{}") is None
 
 
 def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:

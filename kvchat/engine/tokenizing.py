@@ -1,0 +1,84 @@
+"""The ids of prompts, each text tokenised once: a prompt that begins like one before is tokenised from there on.
+
+Special tokens part a text: what stands before one and what follows are tokenised each by itself. So a prompt can be cut
+where a message ends, at the model's end-of-text token. Whether that holds with this model is tried with the first one
+that can be cut; where it does not, every prompt is tokenised whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+Ids = tuple[int, ...]
+KEPT = 4  # prompts: that of the turn, its two boundary probes, and one beside
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A prompt and its ids."""
+
+    text: str
+    ids: Ids
+
+
+class PromptTokens:
+    """Of one engine process."""
+
+    def __init__(self, tokenize: Callable[[str, bool], Awaitable[Ids]]) -> None:
+        """`tokenize` asks the engine for a text's ids, with or without those that begin a prompt."""
+        self._tokenize = tokenize
+        self._known: deque[_Known] = deque(maxlen=KEPT)
+        self._end, self._end_id = "", -1
+        self._holds: bool | None = None  # whether prompts can be cut; None before it was tried
+
+    def learn_end(self, token: str) -> None:
+        """The model's end-of-text token, as it stands in prompts."""
+        self._end = token
+
+    async def of(self, text: str) -> Ids:
+        """The ids of a prompt. Raises what `tokenize` does."""
+        same = next((known for known in self._known if known.text == text), None)
+        if same is not None:
+            return same.ids
+        ids = await self._from_a_known_one(text) if self._end and self._holds is not False else None
+        if ids is None or self._holds is None:
+            whole = await self._tokenize(text, True)
+            if ids is not None:
+                self._holds = ids == whole
+            ids = whole
+        self._known.append(_Known(text, ids))
+        return ids
+
+    async def _from_a_known_one(self, text: str) -> Ids | None:
+        """The ids by way of the prompt that shares most with it; None where none can be cut."""
+        shared = [(common(known.text, text), known) for known in self._known]
+        most, known = max(shared, key=lambda one: one[0], default=(0, None))
+        cut = text.rfind(self._end, 0, most)
+        if known is None or cut <= 0:
+            return None
+        if self._end_id < 0:
+            alone = await self._tokenize(self._end, False)
+            if len(alone) != 1:
+                self._holds = False
+                return None
+            self._end_id = alone[0]
+        if known.ids.count(self._end_id) != known.text.count(self._end):
+            return None
+        place = -1
+        for _ in range(text.count(self._end, 0, cut) + 1):
+            place = known.ids.index(self._end_id, place + 1)
+        return known.ids[:place] + await self._tokenize(text[cut:], False)
+
+
+def common(a: str, b: str) -> int:
+    """How many leading characters two texts share."""
+    least, most = 0, min(len(a), len(b))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if a[least:middle] == b[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
