@@ -45,6 +45,8 @@ class FocusHome(QObject):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The keys, the input method and the clicks of what has the keyboard."""
+        if not self._composer.isVisible():
+            return False
         is_button = isinstance(watched, QAbstractButton)
         match event:
             case QKeyEvent() if event.type() == QEvent.Type.KeyPress and is_typing(event):
@@ -92,7 +94,11 @@ class FocusHome(QObject):
         """Take the keyboard from a button that was clicked, or that Qt gave it to because who had it is gone."""
         due, self._due = self._due, False
         left, self._left = self._left, None
-        if not self._window.isActiveWindow() or QApplication.activePopupWidget() is not None:
+        if (
+            not self._composer.isVisible()
+            or not self._window.isActiveWindow()
+            or QApplication.activePopupWidget() is not None
+        ):
             return
         now = QApplication.focusWidget()
         gone = left is not None and not (isValid(left) and left.isVisible() and left.isEnabled())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QInputMethodEvent, QInputMethodQueryEvent
-from PySide6.QtWidgets import QApplication, QFileDialog, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.messages import MessageState, Role
@@ -183,3 +183,15 @@ async def test_space_still_presses_what_tab_has_reached(
     qtbot.keyClick(view.copy_button, Qt.Key.Key_Space)
     assert QApplication.clipboard().text() == "print(1)"
     assert focused() is view.copy_button, "whoever goes by Tab goes on from there"
+
+
+async def test_nothing_goes_into_a_message_that_is_not_to_be_seen(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    window.show_first_start()
+    place = next(one for one in window.first_start.findChildren(QPushButton) if one.isVisible() and one.isEnabled())
+    place.setFocus()
+    qtbot.keyClicks(place, "abc")
+    assert not window.composer.draft
+    assert focused() is place
