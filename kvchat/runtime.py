@@ -29,6 +29,7 @@ from kvchat.library.corrections import CorrectionBook
 from kvchat.library.downloads import Download, DownloadState
 from kvchat.library.gguf_facts import read_facts
 from kvchat.library.kv_cache import kv_bytes
+from kvchat.library.memory import available_memory
 from kvchat.library.model_library import ModelLibrary
 from kvchat.migrations import drop_old_copies
 from kvchat.paths import Paths
@@ -82,7 +83,8 @@ class Runtime:
         self._closed = False
         self._storing_settings = asyncio.Lock()
         self._background = Background()
-        self._background.begin(asyncio.to_thread(store.prepare))
+        # A load is planned meanwhile with what is free: so small a part of it that it is not missed.
+        self._background.begin(asyncio.to_thread(store.prepare, available_memory().available // 16))
 
     async def raise_context(self, tokens: int) -> None:
         """Wish for a larger context size and start the engine with it; save points stay good."""

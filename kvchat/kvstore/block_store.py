@@ -196,12 +196,16 @@ class BlockStore:
         self.prepare()
         return report
 
-    def prepare(self) -> None:
-        """Have memory ready for the next file that has to be put together. For a background thread."""
+    def prepare(self, most: int | None = None) -> None:
+        """Have memory ready for the next file that has to be put together, if it takes `most` bytes at most.
+
+        For a background thread.
+        """
         with contextlib.suppress(StoreRefused), _in_words():
             with self._parts.index.read() as db:
                 size = index_points.last_used_size(db)
-            self._parts.staging.prepare(size)
+            if most is None or size <= most:
+                self._parts.staging.prepare(size)
 
     def set_aside(self, save_point: SavePoint, reason: str) -> None:
         """Take a save point out of use, because the engine refused it or its restore proved hollow."""

@@ -90,7 +90,7 @@ class NoStore:
         """Nothing waits."""
         return AbsorbReport(0, 0, ())
 
-    def prepare(self) -> None:
+    def prepare(self, most: int | None = None) -> None:
         """For nothing."""
 
     def set_aside(self, save_point: SavePoint, reason: str) -> None:

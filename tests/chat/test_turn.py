@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,10 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.chat.slot import NOT_WORTH_IT
+from kvchat.kvstore import saving
+from kvchat.kvstore.absorb import Absorbed, take_apart
+from kvchat.kvstore.recipe import RowMap
+from kvchat.kvstore.spans import Before
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.kept import spoil
@@ -53,6 +58,26 @@ async def test_the_next_turn_is_hot_and_restores_nothing(stage: Stage) -> None:
     assert receipt.prompt_tokens - receipt.cached_tokens < 60
     assert receipt.restore_ms == 0
     assert not stage.requests("/slots/0?action=restore")
+
+
+async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    absorbed: list[tuple[int, int]] = []
+
+    def spy(slot_file: Path, row_map: RowMap, before: Before | None, *rest: Any, **more: Any) -> Absorbed:
+        absorbed.append((before.unchanged, before.shared) if before else (0, 0))
+        return take_apart(slot_file, row_map, before, *rest, **more)
+
+    monkeypatch.setattr(saving, "take_apart", spy)
+    chat = await stage.chat()
+    await stage.answered(chat)
+    (first,) = [event.tokens for event in stage.events if isinstance(event, Saved)]
+    await stage.answered(chat, "And the harbour?")
+    assert absorbed == [(0, 0), (first, first)]
+    other = await stage.chat()
+    await stage.answered(other, "Something else altogether?")  # the slot keeps the template's first words at most
+    assert absorbed[-1][0] <= absorbed[-1][1] < first
+    await stage.answered(chat, "Back again.")  # restored, and grown from there
+    assert absorbed[-1][0] > first
 
 
 async def test_the_slot_file_holds_the_turn_boundary(stage: Stage) -> None:
