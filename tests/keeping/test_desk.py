@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvchat.chat.database import Database
 from kvchat.chat.events import EventBus
 from kvchat.chat.messages import MessageState, Role
 from kvchat.chat.worker import Worker
+from kvchat.errors import KvchatError
 from kvchat.keeping.backup import make_backup
 from kvchat.keeping.desk import KeepingDesk
 from kvchat.keeping.exporting import ExportForm, export_file
@@ -133,3 +135,21 @@ async def cancel(task: asyncio.Future[object]) -> None:
     task.cancel()
     for _ in range(3):
         await asyncio.sleep(0)
+
+
+async def test_what_the_window_writes_never_takes_the_place_of_something_else(bench: Bench) -> None:
+    out = bench.folder / "out"
+    for which, name in (("export", "chats.json"), ("back up", "backup.zip")):
+        link, behind = out / name, bench.folder / f"behind {name}"
+        link.unlink(missing_ok=True)
+        behind.touch()
+        link.symlink_to(behind)
+        await bench.work(which, lambda done, total: None)
+        assert link.is_symlink()
+        assert behind.stat().st_size > 0
+        link.unlink()
+        os.mkfifo(link)
+        with pytest.raises(KvchatError) as told:
+            await bench.work(which, lambda done, total: None)
+        assert "It is a pipe, not a file." in told.value.detail
+        assert link.is_fifo()
