@@ -13,7 +13,7 @@ NUMBERS = "Speed and token counts"
 STYLE = "Creativity and style"
 # Where what a reply went on from came from, the best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = "still loaded", "remembered", "read again"
-FIRST_REPLY = "first reply"  # what was read for it was not read again: there was nothing to remember
+FIRST_REPLY, READ = "first reply", "read"  # and not again: there was nothing to remember, or next to nothing of use
 
 
 # What the field says, and what the window says instead. The field's terms stay in the details, on the command line and

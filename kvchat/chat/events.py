@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Attachment, Receipt
+from kvchat.chat.slot_state import Verdict
 from kvchat.engine.status import EngineStatus
 from kvchat.errors import KvchatError
 
@@ -104,6 +105,7 @@ class FirstToken:
     ttft_ms: float
     cached_tokens: int
     prompt_tokens: int
+    verdict: Verdict | None = None  # as the receipt will have it; None: the engine has told no counts yet
 
 
 @dataclass(frozen=True)

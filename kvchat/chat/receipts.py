@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Receipt, Source
-from kvchat.wording import FIRST_REPLY, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
+from kvchat.chat.slot_state import LEAST_SHARE, Verdict
+from kvchat.wording import FIRST_REPLY, READ, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
 
 WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
 NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
@@ -29,17 +30,25 @@ class ReceiptLine:
     fault: bool = False
 
 
-def where_from(source: Source, cached: int, prompt: int, reason: str | None = None) -> str:
+def where_from(verdict: Verdict, cached: int, prompt: int) -> str:
     """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read."""
-    if source is Source.COLD:
-        return FIRST_REPLY if reason == NOTHING_TO_MISS else READ_AGAIN
-    return WHERE[source] if 2 * cached >= prompt else f"{WHERE[source]} in part"
+    if verdict.miss_reason == NOTHING_TO_MISS:
+        return FIRST_REPLY
+    where = WHERE[verdict.source]
+    if verdict.source is Source.COLD or 2 * cached >= prompt:
+        return where
+    return f"{where} in part" if cached >= LEAST_SHARE * prompt else READ
+
+
+def where_told(receipt: Receipt) -> str:
+    """As `where_from`, of a receipt."""
+    verdict = Verdict(receipt.source, receipt.hollow, receipt.miss_reason)
+    return where_from(verdict, receipt.cached_tokens, receipt.prompt_tokens)
 
 
 def receipt_line(receipt: Receipt) -> ReceiptLine:
     """The receipt as it stands under a reply."""
-    where = where_from(receipt.source, receipt.cached_tokens, receipt.prompt_tokens, receipt.miss_reason)
-    words = f"{brief(receipt.ttft_ms)} · {where}"
+    words = f"{brief(receipt.ttft_ms)} · {where_told(receipt)}"
     if receipt.hollow:
         words = f"{words}: {UNUSED}"
     return ReceiptLine(" · ".join([words, *_waits(receipt)]), fault=receipt.hollow)
@@ -67,8 +76,7 @@ def receipt_sentence(receipt: Receipt) -> str:
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
-    where = where_from(receipt.source, cached, receipt.prompt_tokens, receipt.miss_reason)
-    source = f"{where}; {f'hollow restore: {UNUSED}' if receipt.hollow else _IN_FULL[receipt.source]}"
+    source = f"{where_told(receipt)}; {f'hollow restore: {UNUSED}' if receipt.hollow else _IN_FULL[receipt.source]}"
     lines = [
         ("Time to first token", duration(receipt.ttft_ms)),
         ("  Loading (restore)", _restore(receipt)),

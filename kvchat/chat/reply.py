@@ -13,7 +13,7 @@ from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Silent, Speed
 from kvchat.chat.messages import Message, MessageState, Receipt
-from kvchat.chat.slot_state import Loaded, Verdict
+from kvchat.chat.slot_state import Loaded, Verdict, judged
 from kvchat.chat.worker import Worker
 from kvchat.engine.wire import ChatChunk, PromptProgress, Timings
 
@@ -79,6 +79,7 @@ class ReplyWriter:
         self.draft = Draft()
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
+        self.loaded: Loaded | None = None  # what the slot was made ready with for the request
         self.read_ahead: Timings | None = None  # of what this turn read before the request itself
         self._earlier: tuple[Timings, int] | None = None  # of a reply that took several requests: and `cached_tokens`
         self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
@@ -199,8 +200,9 @@ class ReplyWriter:
             draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s - self.queue_wait_s)
             read = [timings for timings in (self.read_ahead, draft.timings) if timings]
             draft.prefill_ms = sum(timings.prompt_ms for timings in read)
-            prompt = draft.timings.prompt_tokens if draft.timings else 0
-            self._events.publish(FirstToken(conversation, draft.ttft_ms, self.cached_tokens, prompt))
+            cached, prompt = self.cached_tokens, draft.timings.prompt_tokens if draft.timings else 0
+            verdict = judged(self.loaded, cached, prompt) if self.loaded and draft.timings else None
+            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict))
         text, thinking = chunk.text, chunk.thinking
         if first:  # whoever listens may not know the beginning
             text, thinking = self.before.content + text, self.before.thinking + thinking

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from kvchat.chat.events import Event, EventBus, SaveSkipped
 from kvchat.chat.room import ReadyEngine
-from kvchat.chat.slot import PROVED_SHARE, SlotKeeper
+from kvchat.chat.slot import SlotKeeper
+from kvchat.chat.slot_state import PROVED_SHARE
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.interface import EngineError, EngineRefused
 from kvchat.engine.wire import ChatMessage

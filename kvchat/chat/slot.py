@@ -17,27 +17,22 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.finishing import Finishing
 from kvchat.chat.interruption import YieldingLock
-from kvchat.chat.messages import Source
 from kvchat.chat.prompt import BOUNDARY_PROBES
 from kvchat.chat.rates import Rates
 from kvchat.chat.restorer import Restorer
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.saver import Saver
-from kvchat.chat.slot_state import EARLY_TOKENS, Loaded, SlotContents, Verdict
+from kvchat.chat.slot_state import EARLY_TOKENS, Loaded, SlotContents, Verdict, judged
 from kvchat.engine.sight import FIRST_ID
 from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
-from kvchat.kvstore.savepoint import Miss, SavePoint, Tier, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Miss, SavePoint, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore
-
-# A restore is proved when the engine reused this share of what it could have, and hollow below the other.
-PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 
 NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and the model was loaded without its sight"
 NOT_WORTH_IT = "reading it again takes no longer than loading it"
 NO_RESTORING = "chats cannot be remembered with this engine and model"
-SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
 class SlotKeeper:
@@ -116,24 +111,11 @@ class SlotKeeper:
         """
         if self._contents:
             self._contents = replace(self._contents, unproved=None)
-        expected = loaded.expected_cached
-        if cached < HOLLOW_SHARE * (expected or prompt):
-            return await self._disproved(conversation_id, loaded, cached)
-        source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
-        if cached >= PROVED_SHARE * expected:
-            return Verdict(source, hollow=False, miss_reason=None)
-        return Verdict(source, hollow=False, miss_reason=f"the engine reused {cached:,} of {expected:,} tokens it had")
-
-    async def _disproved(self, conversation_id: str, loaded: Loaded, cached: int) -> Verdict:
-        """The engine read (nearly) everything again."""
-        if loaded.restore is None:
-            reason = loaded.miss_reason or "the engine did not reuse what it held"
-            return Verdict(Source.COLD, hollow=False, miss_reason=reason)
-        point = loaded.restore.save_point
-        hollow = f"hollow restore: the engine accepted {point.n_tokens:,} tokens and then reused {cached:,} of them"
-        await self._restorer.set_aside(point, hollow)
-        self._events.publish(RestoreFailed(conversation_id, hollow, hollow=True))
-        return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
+        verdict = judged(loaded, cached, prompt)
+        if verdict.hollow and loaded.restore and verdict.miss_reason:
+            await self._restorer.set_aside(loaded.restore.save_point, verdict.miss_reason)
+            self._events.publish(RestoreFailed(conversation_id, verdict.miss_reason, hollow=True))
+        return verdict
 
     def note(self, room: ReadyEngine, conversation_id: str, tokens: Tokens, *, exact: bool = False) -> None:
         """The slot now holds at least these tokens of this conversation."""

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from kvchat.chat.messages import Source
 from kvchat.kvstore.savepoint import SavePoint, Tier, Tokens
 
+# A restore is proved when the engine reused this share of what it could have, and hollow below the other.
+PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
+# What a prompt shares with any other, the words a template begins with, is no memory of it.
+LEAST_SHARE, LEAST_TOKENS = 0.1, 64
+
 # A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
 # made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
 EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
+
+_SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,23 @@ class Verdict:
     source: Source
     hollow: bool
     miss_reason: str | None
+
+
+def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
+    """What it proves of a load that `cached` tokens of the `prompt` that followed came from the engine's cache.
+
+    The same for the words while a reply comes and for its receipt.
+    """
+    expected = loaded.expected_cached
+    if cached < HOLLOW_SHARE * (expected or prompt):
+        if loaded.restore is None:
+            reason = loaded.miss_reason or "the engine did not reuse what it held"
+            return Verdict(Source.COLD, hollow=False, miss_reason=reason)
+        had = loaded.restore.save_point.n_tokens
+        hollow = f"hollow restore: the engine accepted {had:,} tokens and then reused {cached:,} of them"
+        return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
+    source = _SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
+    if cached >= PROVED_SHARE * expected:
+        few = cached < max(LEAST_SHARE * prompt, min(LEAST_TOKENS, PROVED_SHARE * prompt))
+        return Verdict(source, hollow=False, miss_reason=loaded.miss_reason if few else None)
+    return Verdict(source, hollow=False, miss_reason=f"the engine reused {cached:,} of {expected:,} tokens it had")

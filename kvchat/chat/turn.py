@@ -145,6 +145,7 @@ class Turn:
 
     async def _say(self, messages: list[ChatMessage], reply: ReplyWriter) -> None:
         engine = await self._prepare(messages, reply)
+        reply.loaded = self._loaded
         self._parts.slot.note_request(engine, self.conversation_id, self._prompt, self._loaded)
         last = messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
@@ -195,7 +196,7 @@ class Turn:
         try:
             self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
             reply.note_load(self._loaded)
-            if self._loaded.miss_reason and not any(message.role == Role.ASSISTANT.value for message in messages):
+            if not any(message.role == Role.ASSISTANT.value for message in messages):
                 self._loaded = replace(self._loaded, miss_reason=NOTHING_TO_MISS)  # there was nothing to miss
         except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
             engine = await self._next_engine(loss)

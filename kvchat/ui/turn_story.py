@@ -23,10 +23,8 @@ from kvchat.chat.events import (
     WaitingForEngine,
     WaitingForWriter,
 )
-from kvchat.chat.messages import Receipt, Source
-from kvchat.chat.receipts import UNUSED, where_from
-from kvchat.chat.slot import HOLLOW_SHARE
-from kvchat.wording import READ_AGAIN, duration, size
+from kvchat.chat.receipts import UNUSED, where_from, where_told
+from kvchat.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, size
 
 _RANKS = {"ttft": 0, "speed": 1, "restore": 2}
 
@@ -47,6 +45,7 @@ class TurnStory:
         self._pieces: dict[str, Piece] = {}
         self._over = False
         self._restored: Restored | None = None
+        self._failed = ""  # why nothing was restored that was to be
         self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
         self.pending = ""  # what to say where the reply will stand; empty once it has begun
 
@@ -105,26 +104,22 @@ class TurnStory:
         self._pieces.pop("wait", None)
         match event:
             case Restoring(bytes=count):
-                self._restored = None
+                self._restored, self._failed = None, ""
                 self._say("restore", f"loading {size(count)}…", "live")
                 self.pending = f"Loading {size(count)}…"
             case Restored(bytes=count, ms=ms):
                 self._restored = event
                 self._say("restore", f"loaded {size(count)} in {duration(ms)}")
             case RestoreFailed(reason=reason, hollow=hollow):
-                self._restored = None
+                self._restored, self._failed = None, "" if hollow else reason
                 self._say("restore", f"{READ_AGAIN}: {UNUSED}" if hollow else f"not loaded: {reason}", "warn")
 
     def _tell_first_token(self, event: FirstToken) -> None:
         self._fresh()
         self._reading_ended()
-        cached, prompt, restored = event.cached_tokens, event.prompt_tokens, self._restored
-        if restored is not None and cached < HOLLOW_SHARE * min(restored.tokens, prompt):
-            self._say("restore", f"{READ_AGAIN}: {UNUSED}", "warn")
-        elif restored is not None:
-            self._say_where(Source.WARM, where_from(Source.WARM, cached, prompt))
-        elif 2 * cached >= prompt > 0:  # else only the receipt knows
-            self._say_where(Source.HOT, where_from(Source.HOT, cached, prompt))
+        if event.verdict is not None:
+            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens)
+            self._say_where(where, hollow=event.verdict.hollow)
         self._say("ttft", f"first word after {duration(event.ttft_ms)}")
 
     def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
@@ -135,24 +130,23 @@ class TurnStory:
         if isinstance(event, TurnFailed):
             self._say("end", "failed", "bad")
         else:
-            if event.receipt is not None and not event.receipt.hollow:
-                self._agree_with(event.receipt)
+            if event.receipt is not None:
+                self._say_where(where_told(event.receipt), hollow=event.receipt.hollow)
             if "speed" in self._pieces:
                 self._pieces["speed"] = replace(self._pieces["speed"], tone="")
-        self._restored = None
+        self._restored, self._failed = None, ""
 
-    def _agree_with(self, receipt: Receipt) -> None:
-        """The receipt knows where the reply's chat came from; until now only the counts were known."""
-        where = where_from(receipt.source, receipt.cached_tokens, receipt.prompt_tokens, receipt.miss_reason)
-        failed = self._pieces.get("restore")
-        if failed is None or failed.tone != "warn":  # why it was not loaded says more
-            self._say_where(receipt.source, where)
-
-    def _say_where(self, source: Source, where: str) -> None:
-        loaded = f": {size(self._restored.bytes)} in {duration(self._restored.ms)}" if self._restored else ""
-        good = source is not Source.COLD and not where.endswith("part")
-        self._pieces = {"restore": Piece(where)} | self._pieces  # it comes first, whenever it is known
-        self._say("restore", f"{where}{loaded}", "good" if good else "")
+    def _say_where(self, where: str, *, hollow: bool) -> None:
+        """Where the reply's chat came from, first of all that is said."""
+        more, tone = "", "good" if where in (STILL_LOADED, REMEMBERED) else ""
+        if hollow:
+            more, tone = UNUSED, "warn"
+        elif where == READ_AGAIN and self._failed:
+            more, tone = self._failed, "warn"
+        elif where.startswith(REMEMBERED) and self._restored:
+            more = f"{size(self._restored.bytes)} in {duration(self._restored.ms)}"
+        self._pieces = {"restore": Piece(where)} | self._pieces
+        self._say("restore", f"{where}: {more}" if more else where, tone)
 
     def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
         self._over = True
@@ -180,6 +174,6 @@ class TurnStory:
     def _forget(self) -> None:
         self._pieces.clear()
         self._over = False
-        self._restored = None
+        self._restored, self._failed = None, ""
         self.fraction = None
         self.pending = ""

@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed
 from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.chat.slot_state import Verdict
 from kvchat.engine.interface import EngineError
 from kvchat.engine.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
@@ -457,7 +458,7 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     furnished.events.publish(Prefilling("thesis", 2959, 5918, 0))
     assert strip.remarks.text == "reading 50 % of 5,918 tokens"
     assert strip.progress.isVisible()
-    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918))
+    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
     assert strip.remarks.text == "still loaded · first word after 0.31 s"
     assert not strip.progress.isVisible()
     furnished.events.publish(Prefilling("jeju", 1, 2, 0))

@@ -24,10 +24,13 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.messages import Source
 from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_line
+from kvchat.chat.slot_state import Verdict
 from kvchat.errors import KvchatError
 from kvchat.ui.turn_story import Piece, TurnStory
 from tests.ui.fake_runtime import a_receipt
 
+FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
+HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason="hollow restore")
 A_RESTORE = (Restoring("c", 136_000_000, 5906), Restored("c", 136_000_000, 5906, 21.4))
 
 
@@ -67,22 +70,22 @@ def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
     before = told(*A_RESTORE)
     assert before.pieces[0].tone == ""
     assert "remembered" not in before.pieces[0].text
-    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918))
+    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918, FROM_DISK))
     assert after.pieces[0] == Piece("remembered: 136 MB in 21 ms", "good", 2)
 
 
 def test_a_hollow_restore_is_a_fault() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918))
+    story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918, HOLLOW))
     assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn", 2)
 
 
 def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918))
+    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918, FROM_DISK))
     assert story.pieces[0] == Piece("remembered in part: 136 MB in 21 ms", "", 2)
 
 
 def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000))
+    story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000, FROM_DISK))
     assert story.pieces[0].tone == "good"
 
 
@@ -94,20 +97,30 @@ def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     assert story.pieces[0].tone == "warn"
 
 
-@pytest.mark.parametrize("source", list(Source))
-@pytest.mark.parametrize("cached", [5906, 1200])
-def test_the_strip_says_of_a_reply_what_its_receipt_says(source: Source, cached: int) -> None:
-    restored = source in (Source.WARM, Source.DISK)
-    cached = 0 if source is Source.COLD else cached
-    receipt = a_receipt(source, cached_tokens=cached, ttft_ms=310)
-    restore = (Restored("c", 136_000_000, cached, 21.4),) if restored else ()
-    story = told(*restore, FirstToken("c", 310, cached, 5918))
-    live = [piece.text.partition(":")[0] for piece in story.pieces]
+@pytest.mark.parametrize("cached", [5906, 1200, 100])
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        *(Verdict(source, hollow=False, miss_reason=None) for source in Source),
+        Verdict(Source.HOT, hollow=False, miss_reason=NOTHING_TO_MISS),
+        Verdict(Source.COLD, hollow=False, miss_reason=NOTHING_TO_MISS),
+        Verdict(Source.COLD, hollow=False, miss_reason="its file was damaged"),
+        HOLLOW,
+    ],
+)
+@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed("c", "its file was damaged"),)])
+def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
+    before: tuple[TurnEvent, ...], verdict: Verdict, cached: int
+) -> None:
+    receipt = a_receipt(
+        verdict.source, cached_tokens=cached, ttft_ms=310, hollow=verdict.hollow, miss_reason=verdict.miss_reason
+    )
+    story = told(*before, FirstToken("c", 310, cached, 5918, verdict))
+    live = words(story)
     story.tell(ReplyFinished("c", "m", receipt))
-    strip, line = [piece.text.partition(":")[0] for piece in story.pieces], receipt_line(receipt).text
-    assert line == f"0.3 s · {strip[0]}"
-    assert strip[1] == "first word after 0.31 s"
-    assert live in (strip, strip[1:]), "nothing is taken back"
+    assert words(story) == live, "nothing is taken back"
+    assert live[0].partition(":")[0] == receipt_line(receipt).text.partition(" · ")[2].partition(":")[0]
+    assert live[1] == "first word after 0.31 s"
 
 
 def test_the_first_reply_is_not_said_to_be_read_again() -> None:
@@ -129,7 +142,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
     story = told(
         *A_RESTORE,
         Prefilling("c", 5906, 5918, 5906),
-        FirstToken("c", 310, 5906, 5918),
+        FirstToken("c", 310, 5906, 5918, FROM_DISK),
         ReplyDelta("c", "m", "x", ""),
         Speed("c", 41.3, 6000),
         ReplyFinished("c", "m", None),

@@ -27,6 +27,7 @@ from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished, Restored, 
 from kvchat.chat.messages import Role, Source
 from kvchat.chat.presets import Preset
 from kvchat.chat.rates import BreakEven
+from kvchat.chat.slot_state import Verdict
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory_bar import COMPUTER, MemoryBar
@@ -155,7 +156,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
         Restoring("thesis", 136_000_000, 5906),
         Restored("thesis", 136_000_000, 5906, 21.0),
         Prefilling("thesis", 5910, 5918, 5906),
-        FirstToken("thesis", 310.0, 5906, 5918),
+        FirstToken("thesis", 310.0, 5906, 5918, Verdict(Source.DISK, hollow=False, miss_reason=None)),
         ReplyFinished("thesis", "m", a_receipt()),
         Saving("thesis"),
         Saved("thesis", 137_000_000, 6100, 310.0),
