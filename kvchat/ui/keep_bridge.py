@@ -38,6 +38,7 @@ class KeepBridge(QObject):
     """Each method is a menu entry."""
 
     restart_requested = Signal()
+    imported = Signal(list)  # of conversation ids
 
     def __init__(
         self, runtime: Runtime, look: Look, conversations: ListBridge, notices: Notices, wishes: Wishes, window: QWidget
@@ -89,7 +90,7 @@ class KeepBridge(QObject):
                 lambda tell: self._runtime.keeping.export(ids, target, tell),
                 ("Export cancelled", "Nothing was written."),
             )
-            self._notices.tell(f"Exported {several(count, 'chat')}", str(target))
+            self._tell_where(f"Exported {several(count, 'chat')}", target)
 
         self._wishes.start(export())
 
@@ -99,6 +100,8 @@ class KeepBridge(QObject):
             lambda tell: self._runtime.keeping.take_in(paths, tell),
             ("Import cancelled", "Nothing was imported."),
         )
+        if report.imported:
+            self.imported.emit(list(report.imported))
         title = f"Imported {several(len(report.imported), 'chat')}"
         known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
         if report.problems:

@@ -14,6 +14,8 @@ from kvchat.library.model_finder import UnreadableFolder
 from kvchat.library.model_library import JudgedModel
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
+from kvchat.ui.cards import Card
+from kvchat.ui.first_start import STARTER
 from kvchat.ui.model_rows import found_row, in_order
 from kvchat.ui.panel import Panel
 from kvchat.ui.row_list import Row, RowList, Tone
@@ -23,10 +25,29 @@ from kvchat.wording import several
 _SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
 
 
+class NoModels(Card):
+    """What to do where no model was found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say(
+            "No model was found on this computer",
+            "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other "
+            "applications and in the ones you choose.",
+            "",
+        )
+        self.starter = self.add_button(STARTER, "primary")
+        self.more = self.add_button("Get another…")
+        self.folder = self.add_button("Choose a folder…")
+        self.hide()
+
+
 class ModelsHere(QWidget):
     """Looks when it is told to, and shows what comes in."""
 
     use_requested = Signal(object)  # Path
+    starter_requested = Signal()
+    more_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
@@ -54,10 +75,15 @@ class ModelsHere(QWidget):
         self.folders = QPushButton("Folders…")
         self.folders.setAccessibleName("Folders to look in")
         self.folders.clicked.connect(self.open_folders)
+        self.none = NoModels()
+        self.none.starter.clicked.connect(self.starter_requested)
+        self.none.more.clicked.connect(self.more_requested)
+        self.none.folder.clicked.connect(self._ask_folder)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
         column.addWidget(self.filter)
+        column.addWidget(self.none)
         column.addWidget(self.list, 1)
         column.addWidget(self.reason)
         column.addLayout(self._build_buttons())
@@ -143,15 +169,15 @@ class ModelsHere(QWidget):
         self._show_current()
 
     def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
+        empty = not self._looking and not self._models
+        self.none.setVisible(empty)
+        for widget in (self.filter, self.use):
+            widget.setVisible(not empty)
         if self._looking:
             self.status.setText("Looking for models…")
             return
         count = len(self._models)
-        words = (
-            [several(count, "model")]
-            if count
-            else ["No model was found. Choose a folder, or get one under “Get more”."]
-        )
+        words = [several(count, "model")] if count else []
         words += [f"{folder.path} cannot be read." for folder in unreadable]
         self.status.setText(" · ".join(words))
 

@@ -26,6 +26,7 @@ from kvchat.wording import size
 class ModelsWindow(Panel):
     """Finds nothing and asks nothing before it is opened."""
 
+    starter_requested = Signal()
     model_used = Signal()  # another model was chosen and is being loaded
 
     def __init__(self, runtime: Runtime, look: Look, wishes: Wishes, parent: QWidget | None = None) -> None:
@@ -107,6 +108,9 @@ class ModelsWindow(Panel):
         self.tabs.idToggled.connect(self._show_page)
         self.tabs.button(0).setChecked(True)
         self.here.use_requested.connect(lambda path: self.wish(self._use(path)))
+        self.here.more_requested.connect(lambda: self.tabs.button(1).click())
+        self.here.starter_requested.connect(self.starter_requested)
+        self.here.starter_requested.connect(self.close)
         self.hub.token_requested.connect(self.open_token)
         self.downloads.token_requested.connect(self.open_token)
         self.downloads.pause_requested.connect(lambda download: self._runtime.models.downloads.pause(download.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import QObject
@@ -30,6 +31,14 @@ class Shelf(QObject):
         sidebar.top_requested.connect(lambda ids, on: wishes.start(self._chat.organiser.keep_on_top(ids, on)))
         sidebar.move_requested.connect(lambda ids, to: wishes.start(self._chat.organiser.move(ids, to)))
         sidebar.new_folder_requested.connect(self._ask_folder)
+
+    async def show_imported(self, ids: list[str]) -> None:
+        """Chats that are new: all of them in sight of the list, chosen, the first one open."""
+        self._sidebar.search.field.clear()
+        self._sidebar.arrange(replace(self._sidebar.arrangement, folder=None, archive=False))
+        await self._bridge.list.reload()
+        self._bridge.open(ids[0])
+        self._sidebar.choose(ids)
 
     async def _delete(self, ids: list[str]) -> None:
         self._bridge.step_away(ids)

@@ -22,6 +22,7 @@ from kvchat.ui.theme import Look
 class SideWindows(QObject):
     """Opens them, and joins those that lead to each other."""
 
+    starter_requested = Signal()
     model_used = Signal()  # another model was chosen in the models window
     begun = Signal(str)  # a conversation began with its settings
 
@@ -73,6 +74,7 @@ class SideWindows(QObject):
         if self._models is None:
             self._models = ModelsWindow(self._runtime, self._look, self._wishes, self._parent)
             self._models.model_used.connect(self.model_used)
+            self._models.starter_requested.connect(self.starter_requested)
         self._models.open_here()
         return self._models
 

@@ -161,7 +161,7 @@ class Sidebar(QFrame):
         if len(chosen) < 2:
             self.mark(current)
         elif len(self.chosen) != len(chosen):
-            self._select(chosen)
+            self.choose(chosen)
 
     def mark(self, conversation_id: str | None) -> None:
         """Select a row without announcing it; None selects nothing."""
@@ -231,7 +231,8 @@ class Sidebar(QFrame):
         if len(self.chosen) == 1:
             self.selected.emit(self.chosen[0])
 
-    def _select(self, ids: Sequence[str]) -> None:
+    def choose(self, ids: Sequence[str]) -> None:
+        """Select these as well, without announcing it."""
         wanted = QItemSelection()
         for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
             wanted.append(QItemSelectionRange(index))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
@@ -20,9 +20,11 @@ from kvchat.chat.database import Database
 from kvchat.chat.worker import Worker
 from kvchat.keeping.backup import BackupFacts
 from kvchat.keeping.desk import KeepingDesk
+from kvchat.keeping.importing import ImportReport
 from kvchat.keeping.restore import finish_restore
 from kvchat.stoppable import Progress
 from kvchat.ui import keep_bridge
+from kvchat.ui.arrangement import Arrangement
 from kvchat.ui.confirm import ConfirmDialog
 from kvchat.ui.import_report import ImportReportDialog
 from kvchat.ui.main_window import MainWindow
@@ -70,13 +72,17 @@ def dialogs(window: MainWindow) -> list[QProgressDialog]:
 
 
 async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(window, "Export this chat…")
     dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
     assert Path(dialog.selectedFiles()[0]).name == "Thesis chapter 3 4.json"
     pick(window, tmp_path / "one.md")
     await until(lambda: notices(window) == ["Exported 1 chat"])
+    opened: list[str] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toLocalFile()))
+    next(b for b in window.notices.findChildren(QPushButton) if b.text() == "Open folder").click()
+    assert opened == [str(tmp_path)]
     assert "Thesis: chapter 3/4" in (tmp_path / "one.md").read_text("utf-8")
 
 
@@ -88,6 +94,34 @@ async def test_all_chats_go_out_and_come_in_again(kept: FakeRuntime, window: Mai
     pick(window, tmp_path / "all.json")
     await until(lambda: "Imported 0 chats" in notices(window))
     assert window.notices.on_show[-1].words[1] == "2 chats were here already."
+
+
+async def test_imported_chats_are_shown_whatever_was_looked_at(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
+    window.sidebar.arrange(Arrangement(archive=True))
+    window.sidebar.search.field.setText("Jeju")
+    if window.sidebar.isVisible():
+        window.place.toggle_sidebar()
+    take_in = kept.keeping.take_in
+
+    async def and_tell(paths: list[Path], tell: Progress) -> ImportReport:
+        report = await take_in(paths, tell)
+        for number, id in enumerate(report.imported):
+            kept.chat.add(f"Chat {number}", id=id)
+        return report
+
+    kept.keeping.take_in = and_tell  # type: ignore[method-assign,assignment]
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "theirs.json")
+    await until(lambda: "Imported 3 chats" in notices(window))
+    await until(lambda: len(window.sidebar.chosen) == 3)
+    assert {kept.chat.talks[id].title for id in window.sidebar.chosen} == {"Chat 0", "Chat 1", "Chat 2"}
+    assert window.bridge.current in window.sidebar.chosen
+    assert window.sidebar.list.isVisible()
+    assert window.sidebar.arrangement == Arrangement()
 
 
 async def test_what_cannot_be_imported_is_told_line_by_line(

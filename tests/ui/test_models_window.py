@@ -148,9 +148,8 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     models.here.add_folder(str(tmp_path))
     await until(lambda: not titles(models))
     assert runtime.settings.model_folders == (str(tmp_path),)
-    assert models.here.status.text() == (
-        "No model was found. Choose a folder, or get one under “Get more”. · /locked cannot be read."
-    )
+    assert models.here.status.text() == "/locked cannot be read."
+    assert models.here.none.isVisible()
     menu = models.here.open_folders()
     stop = next(action for action in menu.actions() if action.text().startswith("Stop looking in"))
     stop.trigger()
@@ -212,6 +211,7 @@ async def test_no_network_is_told_in_the_window(
     qtbot.mouseClick(models.hub.search, LEFT)
     await until(lambda: models.notices.on_show)
     assert models.notices.on_show[0].words[0] == "Hugging Face cannot be reached"
+    assert "rrno" not in models.notices.on_show[0].words[1]
     assert models.hub.heading.text() != "Searching…"
 
 
@@ -297,3 +297,23 @@ async def test_a_gpu_is_judged_by_its_own_memory(runtime: FakeRuntime, models: M
     runtime.memory = MemoryFacts(64 * GB)
     models.here.look()
     await until(lambda: chips(models)[:2] == ["fits", "fits"])
+
+
+async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    asked: list[bool] = []
+    window.first_start.starter_requested.connect(lambda: asked.append(True))
+    runtime.models.there = []
+    models = window.beside.open_models()
+    await until(models.here.none.isVisible)
+    assert models.here.use.isHidden()
+    qtbot.mouseClick(models.here.none.more, LEFT)
+    assert models.hub.isVisible()
+    models.tabs.button(0).click()
+    qtbot.mouseClick(models.here.none.folder, LEFT)
+    dialog = models.findChild(QFileDialog)
+    assert isinstance(dialog, QFileDialog)
+    dialog.close()
+    qtbot.mouseClick(models.here.none.starter, LEFT)
+    assert asked == [True]
+    assert not models.isVisible()
+    assert window.first_start.is_fetching
