@@ -13,12 +13,14 @@ import qasync
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from kvchat import __version__
+from kvchat.chat.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
+from kvchat.keeping.repair import repair
 from kvchat.keeping.restore import finish_restore
 from kvchat.library.starter import StarterProgress, fetch_starter
 from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime, open_runtime
-from kvchat.settings import load_settings
+from kvchat.settings import Settings, load_settings
 from kvchat.stoppable import Threads
 from kvchat.ui.finishing import close_in_sight
 from kvchat.ui.main_window import MainWindow
@@ -67,9 +69,11 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
     look = Look(qt, settings.theme)
     look.follow(settings)
     try:
-        runtime = await open_runtime(paths, settings)
+        runtime = await _opened(paths, settings)
     except KvchatError as error:
         await _say(error)
+        return 1
+    if runtime is None:
         return 1
     app = _Application(runtime, look, instance)
     try:
@@ -78,6 +82,21 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
     finally:
         await app.close()
     return _AGAIN if app.again else 0
+
+
+async def _opened(paths: Paths, settings: Settings) -> Runtime | None:
+    """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError."""
+    try:
+        return await open_runtime(paths, settings)
+    except ChatsDamaged as error:
+        words = "Repairing keeps all that can be read, with what the newest automatic backup has."
+        if not await _ask(error.title, f"{words} The damaged file is set aside.", error.detail, "Repair"):
+            return None
+        repaired = await asyncio.to_thread(repair, paths)
+        if repaired is None:
+            raise
+        await _ask("Your chats are repaired", repaired.words, "", "")
+        return await open_runtime(paths, settings)
 
 
 class _Application:
@@ -161,9 +180,19 @@ class _Application:
 
 async def _say(error: KvchatError) -> None:
     """A message box for what keeps the window from opening."""
+    await _ask(error.title, " ".join(part for part in (error.detail, error.advice) if part), "", "")
+
+
+async def _ask(title: str, words: str, detail: str, action: str) -> bool:
+    """A message box before there is a window; whether the user wants `action`. Without one there is but OK."""
     closed = asyncio.Event()
-    box = QMessageBox(QMessageBox.Icon.Critical, "kvchat", error.title)
-    box.setInformativeText(" ".join(part for part in (error.detail, error.advice) if part))
+    box = QMessageBox(QMessageBox.Icon.Critical if action else QMessageBox.Icon.Warning, "kvchat", title)
+    box.setInformativeText("\n\n".join(part for part in (words, detail) if part))
+    wanted = box.addButton(action, QMessageBox.ButtonRole.AcceptRole) if action else None
+    if wanted is not None:
+        box.setDefaultButton(wanted)
+        box.addButton("Quit", QMessageBox.ButtonRole.RejectRole)
     box.finished.connect(lambda _: closed.set())
     box.open()
     await closed.wait()
+    return wanted is not None and box.clickedButton() is wanted

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvchat.chat.messages import Attachment, Message
+from kvchat.chat.rows import attachment_of
 from kvchat.engine.wire import Picture
 
 
@@ -25,8 +26,7 @@ def with_attachments(db: sqlite3.Connection, messages: list[Message]) -> list[Me
     ids = json.dumps([message.id for message in messages])
     query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"
     for row in db.execute(query, (ids,)):
-        attachment = Attachment(row["name"], row["size"], row["hash"], row["text"], row["data"])
-        found.setdefault(row["message_id"], []).append(attachment)
+        found.setdefault(row["message_id"], []).append(attachment_of(row))
     if not found:
         return messages
     return [replace(m, attachments=tuple(found[m.id])) if m.id in found else m for m in messages]

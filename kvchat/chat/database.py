@@ -81,28 +81,29 @@ class Database(DatabaseFile):
 
     def branch(self, conversation_id: str) -> list[Message]:
         """The messages from the root to the conversation's leaf, oldest first."""
-        query = """
-            WITH RECURSIVE up (id, depth) AS (
-                SELECT leaf_id, 0 FROM conversations WHERE id = ?
-                UNION ALL SELECT messages.parent_id, depth + 1 FROM up JOIN messages USING (id)
-            )
-            SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
-        """
         with self.reading() as db:
-            rows = db.execute(query, (conversation_id,))
-            return with_attachments(db, [message_of(row) for row in rows])
+            leaf = leaf_of(db, conversation_id)
+        return self.path(leaf) if leaf is not None else []
 
     def path(self, message_id: str) -> list[Message]:
-        """The messages from the root to this one, oldest first; empty if it was deleted."""
+        """The messages from the root to this one, oldest first; empty if it was deleted.
+
+        Messages of a damaged file that answer each other in a circle are said once.
+        """
         query = """
-            WITH RECURSIVE up (id, depth) AS (
-                SELECT ?, 0 UNION ALL SELECT messages.parent_id, depth + 1 FROM up JOIN messages USING (id)
+            WITH RECURSIVE up (id) AS (
+                SELECT ? UNION SELECT messages.parent_id FROM up JOIN messages USING (id)
             )
-            SELECT messages.* FROM up JOIN messages USING (id) ORDER BY depth DESC
+            SELECT messages.* FROM up JOIN messages USING (id)
         """
         with self.reading() as db:
-            rows = db.execute(query, (message_id,))
-            return with_attachments(db, [message_of(row) for row in rows])
+            found = {message.id: message for message in map(message_of, db.execute(query, (message_id,)))}
+            path: list[Message] = []
+            at: str | None = message_id
+            while at is not None and at in found:
+                path.append(found.pop(at))
+                at = path[-1].parent_id
+            return with_attachments(db, path[::-1])
 
     def append(
         self,
@@ -217,14 +218,20 @@ class Database(DatabaseFile):
             return float(row[0]) if row else None
 
 
+def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
+    """The end of the conversation's current branch; where that is missing in a damaged file, the newest message."""
+    here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
+    newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
+    row = db.execute(here, (conversation_id,)).fetchone() or db.execute(newest, (conversation_id,)).fetchone()
+    return row[0] if row else None
+
+
 def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
     """The conversation's leaf. Raises ConversationGone."""
-    row = db.execute(
-        "SELECT leaf_id FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)
-    ).fetchone()
-    if row is None:
+    there = "SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NULL"
+    if not db.execute(there, (conversation_id,)).fetchone():
         raise ConversationGone
-    return row["leaf_id"]  # type: ignore[no-any-return]
+    return leaf_of(db, conversation_id)
 
 
 def _insert(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kvchat.chat.database import Database
 from kvchat.chat.messages import Attachment
+from kvchat.chat.rows import attachment_of, text_of
 from kvchat.chat.worker import Worker
 
 NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a draft but no id
@@ -36,15 +37,15 @@ class Drafts:
 
 def _load(database: Database) -> dict[str, str]:
     with database.reading() as db:
-        return {row["conversation_id"]: row["text"] for row in db.execute("SELECT * FROM drafts")}
+        return {text_of(row["conversation_id"]): text_of(row["text"]) for row in db.execute("SELECT * FROM drafts")}
 
 
 def _load_attached(database: Database) -> dict[str, tuple[Attachment, ...]]:
     found: dict[str, tuple[Attachment, ...]] = {}
     with database.reading() as db:
         for row in db.execute("SELECT * FROM draft_attachments ORDER BY position"):
-            attachment = Attachment(row["name"], row["size"], row["hash"], row["text"], row["data"])
-            found[row["conversation_id"]] = (*found.get(row["conversation_id"], ()), attachment)
+            id = text_of(row["conversation_id"])
+            found[id] = (*found.get(id, ()), attachment_of(row))
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.chat.events import EventBus, Notice
+from kvchat.chat.own_backups import scrub
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.tree import removed_messages
@@ -98,6 +99,7 @@ class Forgetting:
                 gone, self._gone = self._gone, set()
                 await self._finder.forget()
                 await self._worker.run(self._database.write_through)
+                await asyncio.to_thread(scrub, self._database.file, gone)
                 await self._worker.run(_forgotten, self._database, gone)
         finally:
             self._overwriting = False

@@ -76,6 +76,8 @@ def stand_last(database: Database, question_id: str, *, answered_now: bool) -> b
         if chat is None or (chat["leaf_id"] == question_id and not answered_now):
             return False
         rows = {row["id"]: row for row in db.execute(query, (chat["id"],))}
+        if question_id not in rows:  # an index of a damaged file does not know it
+            return False
         answered = {row["parent_id"] for row in rows.values() if row["role"] == Role.ASSISTANT.value}
 
         def waits(id: str | None) -> bool:

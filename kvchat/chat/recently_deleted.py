@@ -19,11 +19,13 @@ from kvchat.chat.context_desk import StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.excerpts import beginning
+from kvchat.chat.rows import text_of, time_of
 from kvchat.chat.worker import Worker
 from kvchat.errors import KvchatError
 
 UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep nothing
 _LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
+_EARLIEST_S = 1_700_000_000  # seconds since 1970: before that there was no kvchat
 _LOOK_EVERY_S = 3600.0  # for what has been kept long enough
 
 
@@ -158,7 +160,14 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
     """
     with database.reading() as db:
         found = [
-            Deleted(row["id"], row["id"], row["title"], row["messages"], "", *_times(row["deleted_at"], keep_s))
+            Deleted(
+                text_of(row["id"]),
+                text_of(row["id"]),
+                text_of(row["title"]),
+                row["messages"],
+                "",
+                *_times(row["deleted_at"], keep_s),
+            )
             for row in db.execute(chats)
         ]
     for removed in tree.removed_messages(database):
@@ -178,8 +187,10 @@ def purge_left_behind(database: Database, keep_s: float) -> None:
                 database.delete(entry.id) if entry.is_chat else tree.let_go(database, entry.id)
 
 
-def _times(deleted_at: float, keep_s: float) -> tuple[datetime, datetime]:
-    at = datetime.fromtimestamp(deleted_at, UTC)
+def _times(deleted_at: object, keep_s: float) -> tuple[datetime, datetime]:
+    now = time.time()
+    sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
+    at = time_of(deleted_at if sane else now)  # what is damaged is kept, and not taken for old
     return at, at + timedelta(seconds=keep_s)
 
 

@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass
 
 from kvchat.chat.database import Database
-from kvchat.chat.database_file import StorageFailed
+from kvchat.chat.database_file import ChatsDamaged, StorageFailed
 from kvchat.chat.excerpts import Excerpt, Marks, beginning, excerpt
 from kvchat.chat.folding import Term, spread, terms_of
 from kvchat.chat.messages import Role
+from kvchat.chat.rows import text_of
 from kvchat.chat.worker import Worker
 
 MOST_CHATS = 100  # shown for one search
@@ -107,7 +108,7 @@ def index_some(database: Database) -> bool:
     length = 0
     with database.reading() as db:
         for row in db.execute(stale, (_AT_ONCE,)):
-            text = spread("\n".join(filter(None, (row["text"], row["documents"]))))
+            text = spread("\n".join(map(text_of, filter(None, (row["text"], row["documents"])))))
             words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
             length += len(text)
             if length > _TEXT_AT_ONCE:
@@ -115,11 +116,24 @@ def index_some(database: Database) -> bool:
     if not words:
         return False
     numbers = [(number,) for number, _, _ in words]
-    with database.transaction() as db:
-        db.executemany("DELETE FROM searched_words WHERE rowid = ?", numbers)
-        db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
-        db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
+    try:
+        with database.transaction() as db:
+            db.executemany("DELETE FROM searched_words WHERE rowid = ?", numbers)
+            db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
+            db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
+    except (ChatsDamaged, sqlite3.IntegrityError):
+        begin_anew(database)
+        return True
     return len(words) == _AT_ONCE or length > _TEXT_AT_ONCE
+
+
+def begin_anew(database: Database) -> None:
+    """Read all messages anew: the index is damaged. Raises StorageFailed."""
+    with database.transaction() as db:
+        made = db.execute("SELECT sql FROM sqlite_master WHERE name = 'searched_words'").fetchone()[0]
+        db.execute("DROP TABLE searched_words")
+        db.execute(made)
+        db.execute("UPDATE searched SET stale = 1")
 
 
 def merge_some(database: Database, pages: int) -> bool:
@@ -157,13 +171,14 @@ class _Excerpts:
     def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
         """A chat, and the line around the hit in the newest of the messages."""
         query = "SELECT title FROM conversations WHERE id = ?"
-        title = self._db.execute(query, (conversation_id,)).fetchone()["title"]
+        title = text_of(self._db.execute(query, (conversation_id,)).fetchone()["title"])
         if not messages:
             return FoundChat(conversation_id, title, (), "", ())
         row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
-        said = excerpt(row["content"], self._terms, markdown=row["role"] == Role.ASSISTANT.value)
+        content = text_of(row["content"])
+        said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)
         document = None if said else self._in_document(messages[0])
-        line = said or document or beginning(row["content"])
+        line = said or document or beginning(content)
         return FoundChat(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
 
     def _in_document(self, message_id: str) -> Excerpt | None:
@@ -171,11 +186,11 @@ class _Excerpts:
         query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
         names = []
         for row in self._db.execute(query, (_READ_MOST, message_id)):
-            name = beginning(row["name"], self._terms)
+            name = beginning(text_of(row["name"]), self._terms)
             names.append(name)
-            line = self._line(row["text"])
+            line = self._line(text_of(row["text"]))
             if line is not None or name.marks:
-                line = line or beginning(row["text"])
+                line = line or beginning(text_of(row["text"]))
                 before = len(name.text) + 2
                 marks = tuple((start + before, end + before) for start, end in line.marks)
                 return Excerpt(f"{name.text}: {line.text}", (*name.marks, *marks))

@@ -14,12 +14,14 @@ from typing import Any
 from kvchat.chat.database import ConversationGone, Database
 from kvchat.chat.messages import Message, Role
 from kvchat.chat.prompt import NEW_TITLE, title_from
+from kvchat.chat.rows import attachment_of, text_of
 from kvchat.chat.title_words import words_said
 from kvchat.errors import KvchatError
 
+# UNION and not UNION ALL: the messages of a damaged file may answer each other in a circle.
 _BELOW = """
-    WITH RECURSIVE down (id, depth) AS (
-        SELECT ?, 0 UNION ALL SELECT messages.id, depth + 1 FROM down JOIN messages ON messages.parent_id = down.id
+    WITH RECURSIVE down (id) AS (
+        SELECT ? UNION SELECT messages.id FROM down JOIN messages ON messages.parent_id = down.id
     )
 """
 
@@ -96,8 +98,8 @@ def remove(database: Database, message: Message) -> Removed:
     What followed was said because of it; without it the model would be shown answers to questions nobody asked.
     """
     with database.transaction() as db:
-        query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id) ORDER BY depth"
-        removed = tuple(dict(row) for row in db.execute(query, (message.id,)))
+        query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id)"
+        removed = _in_order([dict(row) for row in db.execute(query, (message.id,))], message.id)
         query = "SELECT leaf_id, title FROM conversations WHERE id = ?"
         leaf = db.execute(query, (message.conversation_id,)).fetchone()
         if leaf is None or not removed:
@@ -111,11 +113,16 @@ def remove(database: Database, message: Message) -> Removed:
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
         kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
         _keep(db, kept)
-        questions = [row["content"] for row in removed if row["role"] == Role.USER.value]
+        questions = [text_of(row["content"]) for row in removed if row["role"] == Role.USER.value]
         first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
-        gone = [*(row["content"] for row in removed), *(row["name"] + "\n" + row["text"] for row in attachments)]
-        if first is None or leaf["title"] in map(title_from, questions) or _names(db, leaf["title"], gone, message):
-            _set_title(db, message.conversation_id, title_from(first["content"]) if first else NEW_TITLE)
+        gone = [text_of(row["content"]) for row in removed]
+        gone += [f"{text_of(row['name'])}\n{text_of(row['text'])}" for row in attachments]
+        if (
+            first is None
+            or leaf["title"] in map(title_from, questions)
+            or _names(db, text_of(leaf["title"]), gone, message)
+        ):
+            _set_title(db, message.conversation_id, title_from(text_of(first["content"])) if first else NEW_TITLE)
         return kept
 
 
@@ -169,8 +176,8 @@ def let_go(database: Database, first_id: str) -> set[str]:
 
 def _keep(db: sqlite3.Connection, removed: Removed) -> None:
     """Put what was removed where it can be had back from."""
-    attachments = [row | {"data": base64.b64encode(row["data"]).decode()} for row in removed.attachments]
-    rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False)
+    attachments = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in removed.attachments]
+    rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False, default=text_of)
     values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
     db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?, ?, ?)", values)
 
@@ -181,10 +188,21 @@ def _removed(row: sqlite3.Row) -> Removed | None:
         kept = json.loads(row["rows"])
         attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in kept["attachments"])
         where = row["conversation_id"], row["leaf_id"], row["title"], tuple(kept["messages"]), attachments
-        removed = Removed(*where, float(row["removed_at"]), row["title_now"])
+        removed = Removed(*where, row["removed_at"], row["title_now"])
         return removed if removed.id == row["id"] and isinstance(removed.words, str) else None
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
+
+
+def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, Any], ...]:
+    """The rows of a message and all below it, parents before their children."""
+    children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        children[row["parent_id"]].append(row)
+    ordered = [row for row in rows if row["id"] == first_id]
+    for row in ordered:
+        ordered += [child for child in children.pop(row["id"], []) if child["id"] != first_id]
+    return tuple(ordered)
 
 
 def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:
@@ -195,7 +213,7 @@ def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Mes
         " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
     )
     rows = db.execute(query, (message.conversation_id,))
-    return words_said(" ".join(said), (row[0] for row in rows)) != said
+    return words_said(" ".join(said), (text_of(row[0]) for row in rows)) != said
 
 
 def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -229,6 +247,6 @@ def _neighbour(db: sqlite3.Connection, message: Message) -> str | None:
         (message.conversation_id, message.parent_id),
     )
     ids = [row["id"] for row in rows]
-    position = ids.index(message.id)
+    position = ids.index(message.id) if message.id in ids else 0
     beside = ids[position - 1 : position] if position else ids[1:2]
     return beside[0] if beside else None

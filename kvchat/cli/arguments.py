@@ -267,3 +267,5 @@ def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     backup.add_argument("target", type=Path, metavar="FILE", help="- is standard output")
     restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")
     restore.add_argument("source", type=Path, metavar="FILE")
+    words = "where the chats' file is damaged: keep all that can be read, and what the newest automatic backup has"
+    commands.add_parser("repair", help=words)

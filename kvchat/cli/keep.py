@@ -1,4 +1,4 @@
-"""`kvchat export`, `import`, `backup` and `restore`: conversations in and out, without a screen."""
+"""`kvchat export`, `import`, `backup`, `restore` and `repair`: conversations in and out, without a screen."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvchat.errors import KvchatError
 from kvchat.keeping.backup import make_backup, write_backup
 from kvchat.keeping.exporting import ExportForm, export_file, write_export
 from kvchat.keeping.importing import import_paths
+from kvchat.keeping.repair import repair
 from kvchat.keeping.restore import finish_restore, forget_waiting, in_use, lay_ready
 from kvchat.paths import resolve_paths
 from kvchat.wording import several, size
@@ -88,4 +89,14 @@ def run_restore(source: Path) -> int:
         forget_waiting(paths)
         raise StillRunning
     print(f"restored {several(facts.conversations, 'chat')}; what was here is in {replaced}")
+    return 0
+
+
+def run_repair() -> int:
+    """Repair a damaged file of chats. Returns the exit code. Raises KvchatError."""
+    paths = resolve_paths()
+    paths.ensure()
+    finish_restore(paths)
+    repaired = repair(paths)
+    print(repaired.words if repaired else "The chats are whole; nothing was changed.")
     return 0

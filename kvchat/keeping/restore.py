@@ -72,14 +72,19 @@ def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, tota
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
         _check_database(waiting / DATABASE)
         progress(facts.unpacked, facts.unpacked)
-        with whole_file(waiting / _READY) as ready:
-            ready.write_text(f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}", "utf-8")
+        say_ready(paths, datetime.now(UTC))
         return facts
     except (*ZIP_FAULTS, sqlite3.Error) as error:
         raise _bad(source, error) from error
     finally:
         if not (waiting / _READY).exists():
             forget_waiting(paths)
+
+
+def say_ready(paths: Paths, now: datetime) -> None:
+    """What was laid ready is all there. Raises OSError."""
+    with whole_file(paths.data / WAITING / _READY) as ready:
+        ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
 
 
 def forget_waiting(paths: Paths) -> None:
@@ -92,14 +97,14 @@ def forget_waiting(paths: Paths) -> None:
 
 def in_use(paths: Paths) -> bool:
     """Whether any kvchat has the database open: only if none has, SQLite lets its journal mode be changed."""
-    if not paths.database.exists():
+    if not paths.database.exists() or not paths.database.stat().st_size:
         return False
     try:
         with closing(sqlite3.connect(paths.database, timeout=0)) as db:
             return bool(db.execute("PRAGMA journal_mode = DELETE").fetchone()[0] != "delete")
     except sqlite3.OperationalError:
         return True
-    except sqlite3.DatabaseError:  # damaged: a good reason to restore
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # damaged: a good reason to restore
         return False
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from kvchat.chat.database import Database
 from kvchat.chat.messages import MessageState, Receipt, Role, Source
 from kvchat.chat.pictures import CannotAttach, picture_of
+from kvchat.chat.rows import attachment_of, receipt_of, role_of, state_of, text_of
 
 Row = dict[str, Any]
 
@@ -106,20 +107,25 @@ def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for row in db.execute(query, (conversation_id,)):
         entry = {name: value for name, value in _kept(row).items() if name not in ("message_id", "position", "data")}
-        if row["data"]:
+        if attachment_of(row).data:
             entry["data"] = base64.b64encode(row["data"]).decode()
         found.setdefault(row["message_id"], {"attachments": []})["attachments"].append(entry)
     return found
 
 
 def _kept(row: sqlite3.Row) -> Row:
-    return {name: row[name] for name in row.keys() if name not in _LEFT_OUT}  # noqa: SIM118 - a Row is no mapping
+    values = {name: row[name] for name in row.keys() if name not in _LEFT_OUT}  # noqa: SIM118 - a Row is no mapping
+    return {
+        name: text_of(value) if isinstance(value, bytes) and name != "data" else value for name, value in values.items()
+    }
 
 
 def _message_row(row: sqlite3.Row) -> Row:
     kept = _kept(row)
-    if kept["receipt"]:
-        kept["receipt"] = json.loads(kept["receipt"])
+    kept |= {name: text_of(kept[name]) for name in ("id", "content", "thinking")}
+    kept |= {"role": role_of(row).value, "state": state_of(row["state"]).value}
+    if kept["receipt"]:  # of a damaged one nothing is kept
+        kept["receipt"] = json.loads(kept["receipt"]) if receipt_of(kept["receipt"]) else None
     if kept["state"] == MessageState.STREAMING.value:  # whoever reads the file will not see it end
         kept["state"] = MessageState.INTERRUPTED.value
     return kept

@@ -116,4 +116,4 @@ async def test_kvchat_starts_where_what_was_left_behind_cannot_go(
 
 def delete_long_ago(database: Database, conversation_id: str) -> None:
     with database.transaction() as db:
-        db.execute("UPDATE conversations SET deleted_at = 1 WHERE id = ?", (conversation_id,))
+        db.execute("UPDATE conversations SET deleted_at = 1700000001 WHERE id = ?", (conversation_id,))

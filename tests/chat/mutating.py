@@ -1,0 +1,232 @@
+"""Damages a real file of chats in many seeded ways and does with it what users do: `run(rounds, seed)`.
+
+Only documented errors may come out, nothing may hang, what is not touched stays readable, and a repair ends well.
+    python -m tests.chat.mutating ROUNDS [SEED]
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from kvchat.chat import opening, tree
+from kvchat.chat.database import Database
+from kvchat.chat.drafts import _load, _load_attached
+from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.options import ChatOptions
+from kvchat.chat.own_backups import back_up
+from kvchat.chat.presets import default_preset, manner_of, presets, store_options
+from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.recently_deleted import entries
+from kvchat.chat.search import find, index_some
+from kvchat.engine.wire import Sampling
+from kvchat.errors import KvchatError
+from kvchat.keeping.exporting import ExportForm, export_file
+from kvchat.keeping.repair import repair
+from kvchat.paths import Paths, resolve_paths
+
+PATIENCE_S = 60.0  # far more than a round takes on a busy machine
+_NAMES = ("Lakes", "Mountains", "Rivers", "Seas")
+_ROWS = {  # what a row of a damaged file may hold instead of what was written there
+    "messages": ("role", "content", "thinking", "state", "created_at", "receipt", "parent_id", "conversation_id", "id"),
+    "conversations": ("title", "created_at", "updated_at", "leaf_id", "options", "model", "folder", "id"),
+    "attachments": ("name", "size", "hash", "text", "data", "message_id"),
+    "drafts": ("text", "conversation_id"),
+    "removed": ("rows", "removed_at", "leaf_id", "title"),
+    "presets": ("name", "system", "options"),
+}
+_NONSENSE = (
+    b"\xff\xfe\x80",
+    "{",
+    "[]",
+    '{"source": "moon"}',
+    "",
+    0,
+    -1,
+    1e300,
+    2**62,
+    "null",
+    "\ud7ff\uffff",
+    "☃" * 300,
+)
+
+
+def library(folder: Path) -> Paths:
+    """Some chats with all that chats can have, and a backup of an earlier state."""
+    paths = resolve_paths({"KVCHAT_HOME": str(folder)})
+    paths.ensure()
+    receipt = Receipt(1.0, 0.0, 1.0, 0.0, 10, 5, 5, 30.0, Source.COLD)
+    with closing(Database(paths.database)) as database:
+        for number, name in enumerate(_NAMES):
+            chat = database.create_conversation(name, "Be brief." if number % 2 else None).id
+            store_options(database, chat, ChatOptions(Sampling(temperature=0.5)))
+            for at in range(20):
+                document = Attachment("notes.txt", 9, "h", f"{name} notes. " * 50)
+                question = database.append_question(chat, f"{name} {at}? " * 20, [document] if at % 5 == 0 else [])
+                reply = database.append(chat, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+                done = Message(
+                    reply.id,
+                    chat,
+                    question.id,
+                    Role.ASSISTANT,
+                    f"{name} are {at}. " * 60,
+                    "Hm.",
+                    MessageState.COMPLETE,
+                    reply.created_at,
+                    receipt,
+                )
+                database.update_reply(done)
+            if number == 1:
+                back_up(paths.database, often=True)
+            tree.remove(database, database.append_question(chat, f"Gone from {name}"))
+            with database.transaction() as db:
+                db.execute("INSERT INTO drafts VALUES (?, ?)", (chat, f"A draft about {name}"))
+        while index_some(database):
+            pass
+    return paths
+
+
+def mutate(paths: Paths, chance: random.Random) -> str:
+    """Damage the file in one way; what was done."""
+    way = chance.choice(("flip", "flip", "page", "cut", "empty", "rows", "rows", "rows", "circle", "leaf", "index"))
+    file = paths.database
+    if way in ("rows", "circle", "leaf", "index"):
+        return f"{way}: {_damage_rows(file, way, chance)}"
+    data = bytearray(file.read_bytes())
+    if way == "flip":
+        for _ in range(chance.choice((1, 20, 200))):
+            data[chance.randrange(4096, len(data))] = chance.randrange(256)
+    elif way == "page":
+        at = chance.randrange(0, len(data) // 4096) * 4096
+        data[at : at + 4096] = chance.choice((bytes(4096), chance.randbytes(4096)))
+    else:
+        del data[0 if way == "empty" else chance.randrange(1, len(data)) :]
+    file.write_bytes(data)
+    return way
+
+
+def _damage_rows(file: Path, way: str, chance: random.Random) -> str:
+    with closing(sqlite3.connect(file)) as db, db:
+        if way == "index":
+            db.execute("UPDATE searched_words_data SET block = x'00ff' WHERE id > 1")
+            return "the search's"
+        if way == "leaf":
+            db.execute("UPDATE conversations SET leaf_id = 'nobody' WHERE rowid = ?", (chance.randint(1, 4),))
+            return "dangling"
+        if way == "circle":
+            (chat,) = db.execute("SELECT id FROM conversations WHERE rowid = ?", (chance.randint(1, 4),)).fetchone()
+            query = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+            ids = [row[0] for row in db.execute(query, (chat,))]
+            first, last = sorted(chance.choices(range(len(ids)), k=2))
+            db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (ids[last], ids[first]))
+            return "of parents"
+        done = []
+        for _ in range(chance.randint(1, 6)):
+            table = chance.choice(list(_ROWS))
+            column, value = chance.choice(_ROWS[table]), chance.choice(_NONSENSE)
+            with suppress(sqlite3.Error):
+                db.execute(
+                    f"UPDATE {table} SET {column} = ? WHERE rowid ="
+                    f" (SELECT rowid FROM {table} ORDER BY random() LIMIT 1)",
+                    (value,),
+                )
+                done.append(f"{table}.{column} = {value!r:.20}")
+        return ", ".join(done)
+
+
+def use(paths: Paths) -> set[str]:
+    """All that users do with chats, without an engine; the chats whose every message can be read."""
+    whole: set[str] = set()
+    with suppress(KvchatError), closing(Database(paths.database)) as database:
+        _try(database.check)
+        _try(database.mark_interrupted)
+        for read in (entries, tree.removed_messages, presets, default_preset, _load, _load_attached):
+            _try(lambda read=read: read(database, 0.0) if read is entries else read(database))  # type: ignore[misc]
+        _try(lambda: [index_some(database) for _ in range(20)])
+        _try(lambda: find(database, "notes lakes"))
+        for conversation in _try(database.conversations) or []:
+            branch = _try(lambda id=conversation.id: tree.current_branch(database, id)) or []  # type: ignore[misc]
+            prompt_messages(branch)
+            if len(branch) >= 40 and all("\ufffd" not in message.content for message in branch):
+                whole |= {name for name in _NAMES if any(message.content.startswith(name) for message in branch)}
+            _try(lambda id=conversation.id: manner_of(database, id))  # type: ignore[misc]
+            for form in ExportForm:
+                target = paths.data / f"out.{form.value}"
+                _try(lambda id=conversation.id, form=form, to=target: export_file(database, [id], form, to))  # type: ignore[misc]
+            _try(lambda id=conversation.id: _ask(database, id))  # type: ignore[misc]
+    return whole
+
+
+def _ask(database: Database, conversation_id: str) -> None:
+    """What `ask` writes, and a deletion."""
+    beginning = opening.ask(database, conversation_id, "And now?")
+    opening.stand_last(database, beginning.question_id, answered_now=True)
+    path = database.path(beginning.question_id)
+    assert path[-1].content == "And now?", "the question was lost"
+    reply = database.append(conversation_id, beginning.question_id, Role.ASSISTANT, "So.", MessageState.COMPLETE)
+    removed = tree.remove(database, path[-1])
+    assert {row["id"] for row in removed.rows} >= {beginning.question_id, reply.id}
+    tree.put_back(database, removed.id)
+
+
+def _try(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except KvchatError:
+        return None
+
+
+def one_round(paths: Paths, seed: int) -> None:
+    """Damage the chats of `paths` and use them, as they are and repaired. Raises what is no KvchatError."""
+    told = mutate(paths, random.Random(seed))
+    try:
+        before = use(paths)
+        repair(paths)
+        after = use(paths)
+        assert before <= after, f"the repair lost {before - after}"
+        assert after >= set(_NAMES[:2]) or not before, f"only {after} of {_NAMES} can be read after the repair"
+        with closing(Database(paths.database)) as database:
+            database.check()
+            assert database.conversations()
+    except Exception as error:
+        raise AssertionError(f"seed {seed}, {told}: {error!r}") from error
+
+
+def run(rounds: int, seed: int = 1) -> list[str]:
+    """So many rounds from that seed on; what went wrong in them, in words."""
+    faults = []
+    with tempfile.TemporaryDirectory(prefix="kvchat-mutating-") as folder:
+        library(Path(folder) / "good")
+        for number in range(seed, seed + rounds):
+            home = Path(folder) / str(number)
+            shutil.copytree(Path(folder) / "good", home)
+            fault: list[str] = []
+
+            def work(home: Path = home, number: int = number, fault: list[str] = fault) -> None:
+                try:
+                    one_round(resolve_paths({"KVCHAT_HOME": str(home)}), number)
+                except AssertionError:
+                    fault.append(traceback.format_exc())
+
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            thread.join(PATIENCE_S)
+            faults += [f"seed {number} hangs"] if thread.is_alive() else fault
+            shutil.rmtree(home, ignore_errors=True)
+    return faults
+
+
+if __name__ == "__main__":
+    found = run(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    print("\n".join(found))
+    print(json.dumps({"rounds": int(sys.argv[1]), "faults": len(found)}))
+    sys.exit(1 if found else 0)
