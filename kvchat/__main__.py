@@ -88,7 +88,7 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
             from kvchat.cli import search
 
             return lambda: search.run(" ".join(options.words), as_json=options.json)
-        case "export" | "import" | "backup" | "restore":
+        case "export" | "import" | "backup" | "restore" | "repair":
             return _keep(options)
         case "doctor":
             from kvchat.cli import doctor
@@ -107,6 +107,8 @@ def _keep(options: argparse.Namespace) -> Callable[[], int]:
             return lambda: keep.run_export(export_options(options))
         case "import":
             return lambda: keep.run_import(options.files)
+        case "repair":
+            return keep.run_repair
         case "backup":
             return lambda: keep.run_backup(options.target)
         case _:

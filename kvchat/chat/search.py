@@ -145,10 +145,23 @@ def merge_some(database: Database, pages: int) -> bool:
 
 
 def find(database: Database, query: str) -> tuple[FoundChat, ...]:
-    """The chats with all words of the query in their title or in one message, as far as they are indexed."""
+    """The chats with all words of the query in their title or in one message, as far as they are indexed.
+
+    A damaged index is made anew first.
+    """
     terms = terms_of(query)
     if not terms:
         return ()
+    try:
+        return _find(database, terms)
+    except ChatsDamaged:
+        begin_anew(database)
+        while index_some(database):
+            pass
+        return _find(database, terms)
+
+
+def _find(database: Database, terms: tuple[Term, ...]) -> tuple[FoundChat, ...]:
     expression = " AND ".join(term.expression for term in terms)
     hits: dict[str, list[str]] = {}
     with database.reading() as db:

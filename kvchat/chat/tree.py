@@ -151,8 +151,10 @@ def put_back(database: Database, first_id: str) -> None:
         if removed is None:
             raise ConversationGone
         parent = removed.rows[0]["parent_id"]
-        if parent and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
+        circle = parent in {row["id"] for row in removed.rows}  # of a damaged file
+        if parent and not circle and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
             raise BelongsToDeleted
+        db.execute("PRAGMA defer_foreign_keys = ON")
         _insert(db, "messages", removed.rows)
         _insert(db, "attachments", removed.attachments)
         db.execute("DELETE FROM removed WHERE id = ?", (first_id,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
@@ -32,6 +31,14 @@ def written(paths: Paths) -> dict[str, int]:
     """How many messages each chat shows."""
     with closing(Database(paths.database)) as database:
         return {c.title: len(tree.current_branch(database, c.id)) for c in database.conversations()}
+
+
+def lose_a_page(paths: Paths) -> None:
+    """Of the chat about rivers."""
+    data = bytearray(paths.database.read_bytes())
+    at = data.index(b"Rivers are 7. Rivers are 7.") // 4096 * 4096
+    data[at : at + 4096] = bytes(4096)
+    paths.database.write_bytes(data)
 
 
 def test_thirty_ways_to_damage_a_file() -> None:
@@ -69,13 +76,7 @@ def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> 
 def test_what_is_lost_is_said_by_chat(paths: Paths) -> None:
     for backup in backups_of(paths.database):
         backup.unlink()
-    with closing(sqlite3.connect(paths.database)) as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        page = db.execute("PRAGMA page_size").fetchone()[0]
-    data = bytearray(paths.database.read_bytes())
-    at = data.index(b"Rivers are 7. Rivers are 7.") // page * page
-    data[at : at + page] = bytes(page)
-    paths.database.write_bytes(data)
+    lose_a_page(paths)
     repaired = repair(paths)
     assert repaired is not None
     assert [title for title, _ in repaired.found.lost] == ["Rivers"]
@@ -156,9 +157,7 @@ def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monke
     monkeypatch.setattr("kvchat.chat.database_file.SMALL", 0)
     with closing(Database(paths.database)) as database:
         database.check()  # closed well, and large: believed
-    data = bytearray(paths.database.read_bytes())
-    data[8192:] = bytes(len(data) - 8192)
-    paths.database.write_bytes(data)
+    lose_a_page(paths)
     with closing(Database(paths.database)) as database:
         database.check()
         with pytest.raises(ChatsDamaged):
