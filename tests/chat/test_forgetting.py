@@ -17,6 +17,7 @@ from kvchat import migrations
 from kvchat.chat import forgetting, recently_deleted, titles
 from kvchat.chat.events import Notice
 from kvchat.chat.messages import Attachment, Source
+from kvchat.chat.own_backups import back_up, backups_of
 from kvchat.chat.prompt import title_from
 from kvchat.kvstore.store import StoreRefused
 from tests.chat.stage import QUESTION, Stage
@@ -44,6 +45,7 @@ async def asked(stage: Stage) -> str:
     assert reply is not None
     await stage.runtime.chat.idle()
     assert (await stage.runtime.chat.finder.find("quokka")).chats
+    assert back_up(stage.runtime.paths.database, often=True)
     return chat
 
 
@@ -69,6 +71,7 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
 ) -> None:
     chat = await asked(stage)
     assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
+    assert backups_of(stage.runtime.paths.database)[0] in traces(stage)
     monkeypatch.setattr(recently_deleted, "UNDO_S", 0)
     await keep_deleted(stage, 0)
     _, _, question, _ = await stage.runtime.chat.messages(chat)
