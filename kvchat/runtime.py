@@ -10,12 +10,11 @@ from pathlib import Path
 
 from kvchat.chat.background import Background
 from kvchat.chat.database import Database
-from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
 from kvchat.chat.finishing import Unfinished
 from kvchat.chat.forgetting import forget_strangers
-from kvchat.chat.own_backups import back_up
+from kvchat.chat.own_backups import DailyBackups
 from kvchat.chat.rates import BreakEven
 from kvchat.chat.recently_deleted import purge_left_behind
 from kvchat.chat.service import ChatService
@@ -48,7 +47,6 @@ from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_desk import BOUND_SETTINGS, Store, StoreDesk, open_store_or_none, store_bounds
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
-BACKUP_EVERY_S = 3600.0  # looks whether a day is over
 
 
 class Runtime:
@@ -84,8 +82,7 @@ class Runtime:
         self.keeping = KeepingDesk(paths, database, worker, self.events)
         self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
         self._closed = False
-        self._stays = False
-        self._closing = asyncio.Event()
+        self._backups = DailyBackups(paths.database, self._notify)
         self._storing_settings = asyncio.Lock()
         self._background = Background()
         # A load is planned meanwhile with what is free: so small a part of it that it is not missed.
@@ -125,8 +122,7 @@ class Runtime:
         """
         if problem := self.save_points.problem:
             self._notify(problem.title, f"{problem.detail} {problem.advice}")
-        self._stays = True
-        self._background.begin(self._back_up_daily())
+        self._backups.begin()
         self.chat.forget_left_behind()
         self.chat.following.begin()
         await self._take_newest_model()
@@ -197,7 +193,6 @@ class Runtime:
             return
         self._closed = True
         finishing = self.chat.slot.finishing
-        self._closing.set()
         self._rest.end()
         await self.models.close()
         self.chat.close()
@@ -205,7 +200,7 @@ class Runtime:
         await self.room.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
-        await self._back_up(often=self._stays)
+        await self._backups.close()
         await finishing.in_time(asyncio.to_thread(self._store.close, finishing.wanted), SAVE_PATIENCE_S)
         await self._worker.run(self._database.close)
         self._worker.close()
@@ -223,20 +218,6 @@ class Runtime:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
         if not await self.chat.slot.finishing.rested(self.chat.idle(), SAVE_PATIENCE_S):
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
-
-    async def _back_up_daily(self) -> None:
-        while not self._closed:
-            await self._back_up(often=False)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(BACKUP_EVERY_S):
-                    await self._closing.wait()
-
-    async def _back_up(self, *, often: bool) -> None:
-        """Copy the chats for when their file is damaged. That this fails is told, and costs nothing else."""
-        try:
-            await asyncio.to_thread(back_up, self.paths.database, often=often)
-        except StorageFailed as error:
-            self._notify(error.title, f"{error.detail} {error.advice}")
 
     def _download_changed(self, download: Download) -> None:
         name = download.order.file.name

@@ -6,11 +6,12 @@ into a fresh file: a damaged one is never copied over a good one. What is delete
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvchat.chat.database_file import BACKUPS, ChatsDamaged, StorageFailed
 from kvchat.chat.migrations import migrate
 
 KEPT = 3
+LOOK_EVERY_S = 3600.0
 FAULTS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes from it what is no text
 LARGE = 256_000_000  # bytes: such a file is copied once a day, and not at every end of a run
 # What is said, in an order in which each row finds what it refers to. What is searched is made anew from it.
@@ -67,6 +69,37 @@ def back_up(file: Path, *, often: bool) -> bool:
         raise StorageFailed("No automatic backup could be made", f"{today}: {error}.", "Make room there.") from error
     except FAULTS as error:
         raise ChatsDamaged(file, str(error)) from error
+
+
+class DailyBackups:
+    """Makes them while kvchat runs and at its end. Belongs to the event loop's thread."""
+
+    def __init__(self, file: Path, tell: Callable[[str, str], None]) -> None:
+        """`tell` is given a title and a detail when a backup cannot be made: that costs nothing else."""
+        self._file, self._tell = file, tell
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """For an app that stays: look now, and then every hour, whether today has one."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """The last one of the run; of a run that did not stay only if today has none."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._make(often=self._task is not None)
+
+    async def _run(self) -> None:
+        while True:
+            await self._make(often=False)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _make(self, *, often: bool) -> None:
+        try:
+            await asyncio.to_thread(back_up, self._file, often=often)
+        except StorageFailed as error:
+            self._tell(error.title, f"{error.detail} {error.advice}")
 
 
 def scrub(file: Path, ids: Iterable[str]) -> None:
