@@ -38,7 +38,7 @@ def totals(db: sqlite3.Connection, today: str) -> Totals:
     points, logical, rows, on_disk, written = db.execute(query).fetchone()
     row = db.execute("SELECT bytes FROM written WHERE day = ?", (today,)).fetchone()
     of_today = row[0] if row else 0
-    return Totals(points, logical, rows, on_disk, written, of_today)
+    return Totals(*map(int, (points, logical, rows, on_disk, written, of_today)))
 
 
 def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
