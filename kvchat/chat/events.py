@@ -51,6 +51,14 @@ class WaitingForWriter:
 
 
 @dataclass(frozen=True)
+class WaitingForChat:
+    """Another conversation is answered: the turn waits until that is over."""
+
+    conversation_id: str
+    other: str
+
+
+@dataclass(frozen=True)
 class MakingRoom:
     """The engine is started again with a larger context, which this conversation needs."""
 
@@ -207,6 +215,7 @@ class Notice:
 TurnEvent = (
     WaitingForEngine
     | WaitingForWriter
+    | WaitingForChat
     | MakingRoom
     | Restoring
     | Restored

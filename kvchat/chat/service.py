@@ -88,6 +88,7 @@ class ChatService:
         self.organiser = Organiser(database, worker, events, self.leave, self.recently_deleted)
         self.following = Following(database, worker, events)
         self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
+        self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
 
     @property
     def busy(self) -> str | None:

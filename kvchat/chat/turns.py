@@ -10,6 +10,7 @@ from kvchat.chat.background import Background
 from kvchat.chat.context_desk import ContextDesk, StillAnswering
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed, WaitingForWriter
+from kvchat.chat.line import Line
 from kvchat.chat.messages import Attachment, Message
 from kvchat.chat.models import remember_model
 from kvchat.chat.opening import Beginning, stand_last
@@ -38,6 +39,7 @@ class Turns:
         """
         self._parts, self._background, self._context, self._model = parts, background, context, model
         self._give_way = give_way
+        self._line = Line(parts.events)
         self._turns: list[Turn] = []  # running or waiting, until their save is over
 
     @property
@@ -59,6 +61,17 @@ class Turns:
         for turn in self._turns:
             if conversation_id in (None, turn.conversation_id):
                 turn.stop()
+
+    def ahead_of(self, conversation_id: str) -> str | None:
+        """The conversation that is answered while this one waits, None if it does not wait for another."""
+        return self._line.ahead_of(conversation_id)
+
+    def go_first(self, conversation_id: str) -> None:
+        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
+        other = self._line.ahead_of(conversation_id)
+        self._line.put_first(conversation_id)
+        if other is not None:
+            self.stop(other)
 
     def end_settling(self, conversation_id: str) -> None:
         """The next message makes the pending settle step of this conversation pointless."""
@@ -112,7 +125,8 @@ class Turns:
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
                 self._give_way(turn.conversation_id)
                 self._end_settling_soon()
-                await turn.run(done)
+                async with self._line.turn(turn.conversation_id):
+                    await turn.run(done)
                 await self._parts.slot.absorb()
         finally:
             await self._give_up(turn, reply)

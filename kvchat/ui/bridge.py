@@ -27,11 +27,13 @@ from kvchat.chat.events import (
 from kvchat.chat.messages import Attachment, Message
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.ui.confirm import confirm
 from kvchat.ui.draft_keeper import DraftKeeper
 from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.steering import Steering
 from kvchat.ui.talk import Talk
 from kvchat.ui.tasks import Wishes
+from kvchat.ui.turn_story import waiting_words
 from kvchat.ui.views import Views
 
 MOST_TALKS = 20  # that are over and remembered all the same, for who comes back to them
@@ -62,6 +64,7 @@ class Bridge(QObject):
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         views.transcript.retry_requested.connect(self.retry)
+        views.transcript.tail.first_requested.connect(self.go_first)
         self.steering = Steering(runtime, views.transcript, views.notices, wishes, self._run_turn, self)
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
@@ -119,6 +122,19 @@ class Bridge(QObject):
         """Answer the last message again."""
         if self.current is not None:
             self._run_turn(self.current, self._runtime.chat.retry(self.current))
+
+    def go_first(self) -> None:
+        """Answer the open conversation before the one it waits for, if the user is sure."""
+        here = self.current
+        if here is not None and (other := self._runtime.chat.ahead_of(here)):
+            confirm(
+                self._views.transcript,
+                "Answer this chat first?",
+                f"The reply in “{self.list.title(other)}” is stopped. What came of it is kept and can be continued.",
+                "Answer this first",
+                lambda: self._runtime.chat.go_first(here),
+                keep="Wait",
+            )
 
     def stop(self) -> None:
         """Stop the reply that runs here."""
@@ -241,7 +257,8 @@ class Bridge(QObject):
             case Restored() | Saved():
                 self.list.reload_soon()
         more_of_the_same = isinstance(event, ReplyDelta) and event.message_id == known  # hundreds a second
-        if here and not more_of_the_same:
+        waits = self.current is not None and self._runtime.chat.ahead_of(self.current) == id
+        if (here or waits) and not more_of_the_same:
             self._show_turn()
 
     async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
@@ -269,5 +286,7 @@ class Bridge(QObject):
     def _show_turn(self) -> None:
         """The open conversation's turn."""
         running = self.current is not None and self._runtime.chat.is_answering(self.current)
-        self._views.show_turn(self._runtime, self._talk(), self._messages, running=running)
+        other = self._runtime.chat.ahead_of(self.current) if self.current else None
+        waiting = waiting_words(self.list.title(other), self._talk(other).story) if other else ""
+        self._views.show_turn(self._runtime, self._talk(), self._messages, running=running, waiting=waiting)
         self.opened.emit(bool(self._messages) or running or self._loading)

@@ -96,9 +96,10 @@ class Transcript(MessageColumn):
         if message_id in self.views:
             self.views[message_id].end_edit()
 
-    def show_pending(self, words: str) -> None:
-        """What happens before the first token; empty hides it."""
+    def show_pending(self, words: str, *, waits: bool = False) -> None:
+        """What happens before the first token; empty hides it. `waits`: for another chat, which may be put off."""
         self.tail.pending.set_words(words)
+        self.tail.first.setVisible(waits and bool(words))
         self._fit_tail()
 
     def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:

@@ -20,6 +20,7 @@ from kvchat.chat.events import (
     Speed,
     TurnEvent,
     TurnFailed,
+    WaitingForChat,
     WaitingForEngine,
     WaitingForWriter,
 )
@@ -70,6 +71,9 @@ class TurnStory:
             case WaitingForWriter():
                 self._fresh()
                 self.pending = "This chat is being answered by another kvchat; waiting…"
+            case WaitingForChat():
+                self._fresh()
+                self.pending = "Another chat is being answered; this one is next."
             case MakingRoom(done=True):
                 self._pieces.pop("wait", None)
             case MakingRoom():
@@ -177,3 +181,9 @@ class TurnStory:
         self._restored, self._failed = None, ""
         self.fraction = None
         self.pending = ""
+
+
+def waiting_words(title: str, other: TurnStory) -> str:
+    """What stands where a reply will be that waits for another chat's: for which one, and how far that is."""
+    far = f"reading {100 * other.fraction:.0f} %" if other.fraction is not None else "writing its reply"
+    return f"Waiting for “{title}”: {far}."

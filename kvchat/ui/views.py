@@ -56,11 +56,13 @@ class Views:
             never_save=usage is not None and usage.never_save,
         )
 
-    def show_turn(self, runtime: Runtime, talk: Talk, messages: Sequence[Message], *, running: bool) -> None:
-        """A conversation's turn, wherever it is shown."""
+    def show_turn(
+        self, runtime: Runtime, talk: Talk, messages: Sequence[Message], *, running: bool, waiting: str = ""
+    ) -> None:
+        """A conversation's turn, wherever it is shown; `waiting` says for which other one it waits."""
         self.composer.set_busy(running)
         self.strip.show_turn(talk.story.pieces, talk.story.fraction)
-        self.transcript.show_pending(talk.story.pending if talk.awaiting else "")
+        self.transcript.show_pending((waiting or talk.story.pending) if talk.awaiting else "", waits=bool(waiting))
         too_long = isinstance(talk.failure, ConversationTooLong)  # the context's card says so, and what can be done
         told = too_long or _told_by_engine(talk.failure, runtime.engine.status)
         self.transcript.show_failure(None if told else talk.failure, runtime.model.name)

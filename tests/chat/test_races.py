@@ -30,6 +30,7 @@ from kvchat.chat.events import (
     Saving,
     Silent,
     TurnFailed,
+    WaitingForChat,
 )
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.engine.status import EngineState
@@ -495,3 +496,26 @@ async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
     assert reply is not None
     assert reply.content == "one two three four"
     assert stage.of(Silent)[-1].seconds == 0
+
+
+async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> None:
+    talking, second, third = await stage.chat(), await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    one = stage.runtime.chat.send(talking, "word " * 60)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    two, three = stage.runtime.chat.send(second, "Hello?"), stage.runtime.chat.send(third, "And me?")
+    await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
+    assert {event.other for event in stage.of(WaitingForChat)} == {talking}
+    chat = stage.runtime.chat
+    assert (chat.ahead_of(talking), chat.ahead_of(second), chat.ahead_of(third)) == (None, talking, talking)
+    chat.go_first(third)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    stopped = await one
+    assert stopped is not None
+    assert stopped.state is MessageState.STOPPED
+    assert await three is not None
+    assert await two is not None
+    order = [event.conversation_id for event in stage.of(ReplyFinished)]
+    assert order == [talking, third, second]
+    assert (await chat.go_on(stopped)) is not None
+    await chat.idle()

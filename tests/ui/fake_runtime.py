@@ -280,6 +280,7 @@ class FakeChat(ChatService):
         self.said: dict[str, list[Message]] = {}
         self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
         self.calls: list[tuple[str, ...]] = []
+        self.ahead: str | None = None  # is answered, and the others wait
         self.drafts: FakeDrafts = FakeDrafts()
         self.context: FakeContext = FakeContext(self.calls)
         self.finder: FakeFinder = FakeFinder(self)
@@ -298,6 +299,12 @@ class FakeChat(ChatService):
 
     def is_answering(self, conversation_id: str) -> bool:
         return conversation_id in self._running
+
+    def ahead_of(self, conversation_id: str) -> str | None:  # type: ignore[override]
+        return self.ahead if conversation_id != self.ahead else None
+
+    def go_first(self, conversation_id: str) -> None:  # type: ignore[override]
+        self.calls.append(("go_first", conversation_id))
 
     async def conversations(self) -> list[Conversation]:
         return sorted(self.talks.values(), key=lambda talk: talk.updated_at, reverse=True)

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QLabel, QLineEdit, QMenu, QPlainTextEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed
+from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed, WaitingForChat
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.chat.slot_state import Verdict
 from kvchat.engine.interface import EngineError
@@ -548,3 +548,24 @@ async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, w
     await until(lambda: card.isVisible() and card.height() > 0)
     tail = window.transcript.tail
     await until(lambda: tail.height() == tail.layout().totalHeightForWidth(tail.width()) > 0)
+
+
+async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    furnished.chat.ahead = "jeju"
+    window.bridge.send("What about chapter 4?")
+    await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
+    furnished.events.publish(WaitingForChat("thesis", "jeju"))
+    pending, first = window.transcript.tail.pending, window.transcript.tail.first
+    assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply."
+    furnished.events.publish(Prefilling("jeju", 400, 1000, 0))
+    assert pending.text() == "Waiting for “Trip to Jeju”: reading 40 %."
+    assert first.isVisible()
+    first.click()
+    assert "Trip to Jeju" in dialog(window).findChildren(QLabel)[1].text()
+    dialog(window).yes.click()
+    assert ("go_first", "thesis") in furnished.chat.calls
+    furnished.chat.ahead = None
+    furnished.events.publish(Prefilling("thesis", 1, 10, 0))
+    assert first.isHidden()
+    assert pending.text().startswith("Reading")
