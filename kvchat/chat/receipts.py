@@ -17,7 +17,7 @@ _IN_FULL = {  # what the field calls it
     Source.DISK: "restored from disk, proved by the engine’s own count",
     Source.COLD: "cold: read from the beginning",
 }
-QUEUED, STARTED = "for another chat", "for the engine to start"
+QUEUED, STARTED = "for another reply", "for the engine to start"
 _LEAST_WAIT_MS = 500.0  # nor is a shorter wait
 _LEAST_SAVING_MS = 100.0  # less than that is not worth a word
 

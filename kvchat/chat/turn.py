@@ -56,7 +56,9 @@ class Turn:
         self._answering = Interruption()
         self._settling = Settling(parts, conversation_id)
         self._stopped = False
-        self.behind_another = False  # at Send, another conversation had the slot or was to have it first
+        self.behind_another = (
+            False  # another reply comes first: another conversation's, or in this one another process's
+        )
         self._sent_at = time.perf_counter()
         self._queued_s = 0.0
         self._sampling = sampling  # wishes for this reply alone

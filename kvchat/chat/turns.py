@@ -139,6 +139,7 @@ class Turns:
         """Until no other process answers in the chat; False if the turn was stopped before."""
         parts, conversation_id = self._parts, turn.conversation_id
         parts.events.publish(WaitingForWriter(conversation_id))
+        turn.behind_another = True
         while not turn.stopped:
             await asyncio.sleep(LOOK_EVERY_S)
             alone = parts.writers.take(conversation_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from kvchat.chat import opening
 from kvchat.chat.database import Database
 from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.chat.receipts import receipt_line
 from kvchat.chat.tree import current_branch
 from kvchat.chat.writers import Writers
 from tests.chat.stage import Stage
@@ -147,6 +149,23 @@ async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, monkeypat
     monkeypatch.undo()
     await stage.runtime.chat.retry(chat)
     assert (await stage.runtime.chat.messages(chat))[-1].content.strip() == "You said: Two"
+
+
+async def test_the_wait_for_another_process_is_no_part_of_the_time_to_the_first_token(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Writers, "take", lambda self, id: False)
+        waiting = stage.runtime.chat.send(chat, "Two")
+        await stage.until(lambda: any(type(event).__name__ == "WaitingForWriter" for event in stage.events))
+        await asyncio.sleep(0.6)  # the receipt names no wait that is shorter than 0.5 s
+    reply = await waiting
+    assert reply is not None
+    assert reply.receipt is not None
+    assert reply.receipt.queue_wait_ms > 500
+    assert "for another reply" in receipt_line(reply.receipt).text
 
 
 def test_an_empty_reply_that_is_taken_back_takes_no_words_along(tmp_path: Path) -> None:
