@@ -93,6 +93,17 @@ def delete(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
+def can_link(folder: Path) -> bool:
+    """Whether a file in the folder can be a link to one elsewhere: not on every file system."""
+    link = folder / disk.temporary_name()
+    try:
+        link.symlink_to(folder)
+    except OSError:
+        return False
+    delete(link)
+    return True
+
+
 def fill_up(file: Path, size: int) -> None:
     """Make a private file of that size whose pages are there. Raises OSError."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:

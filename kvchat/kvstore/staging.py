@@ -8,7 +8,6 @@ container's 64 MB of /dev/shm, goes by way of the disk.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 from collections import OrderedDict
@@ -45,7 +44,8 @@ class Staging:
         self._room = room
         self._warm: OrderedDict[str, _Warm] = OrderedDict()
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
-        private = memory_files.private_folder_in(memory_folder, folder) if room(0) > 0 else None
+        usable = room(0) > 0 and memory_files.can_link(disk.private_folder(folder))
+        private = memory_files.private_folder_in(memory_folder, folder) if usable else None
         self.roots = [disk.private_folder(folder)] + ([private] if private else [])
         self.locks = folder  # says which processes are there, see `presence`
         presence.hold(folder)
@@ -104,7 +104,7 @@ class Staging:
             if self._memory is None or not self._is_own(place) or not self._make_room(self._memory, size, unabsorbed):
                 return False
             file = self._memory.new()
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            file.touch(0o600, exist_ok=False)
             place.symlink_to(file)
             self._memory.expected[file] = size
             return True
@@ -147,7 +147,7 @@ class Staging:
             return spare
 
     def prepare(self, size: int) -> None:
-        """Have a file of that size to spare, if there is memory nobody uses. For a background thread."""
+        """Have a file of that size to spare, if there is memory for it. For a background thread."""
         with self._lock:
             file = self._memory.expect_spare(size) if self._memory is not None else None
         if self._memory is None or file is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -114,6 +115,18 @@ def test_a_save_that_memory_cannot_hold_after_all_leaves_nothing(tmp_path: Path)
     point = bench.store.take(place, "thesis", FINGERPRINT, text(300))
     assert bench.store.usage().warm_bytes == 0
     assert stage(bench, text(300)).save_point.id == point.id
+
+
+def test_where_no_links_can_be_made_it_goes_by_way_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "as exFAT does")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save("thesis", text(300))
+    assert in_memory(bench) == []
+    bench.reopen()
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
 
 @pytest.mark.parametrize("place", ["small", "full", "none"])
