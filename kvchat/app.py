@@ -25,6 +25,7 @@ from kvchat.stoppable import Threads
 from kvchat.ui.finishing import close_in_sight
 from kvchat.ui.main_window import MainWindow
 from kvchat.ui.single_instance import SingleInstance
+from kvchat.ui.spent_timers import SpentTimers
 from kvchat.ui.theme import Look
 from kvchat.ui.tray import Tray
 
@@ -119,6 +120,7 @@ class _Application:
         """Show the window, then start the engine; both go on while the other is not ready yet."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._bug)
+        self._spent_timers = SpentTimers(loop, self._window)
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(number, self._told_to_end)
