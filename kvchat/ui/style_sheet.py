@@ -31,6 +31,7 @@ def _frames(t: Theme) -> str:
     QFrame[kind="composer"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 18px; }}
     QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
     QFrame[kind="chip"] {{ background: {t.hover}; border: none; border-radius: 9px; }}
+    QFrame[kind="composer"] QFrame[kind="chip"] {{ background: {t.selected}; }}
     QPushButton[kind="picture"] {{ border: none; padding: 0; background: transparent; }}
     QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
     QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
