@@ -23,6 +23,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.bridge import Bridge
 from kvchat.ui.composer import Composer, local_files
+from kvchat.ui.file_dialog import file_dialog
 from kvchat.ui.notices import Notices
 from kvchat.ui.pictures import of_image, prepared
 from kvchat.ui.tasks import Wishes
@@ -70,10 +71,8 @@ class AttachBridge(QObject):
 
     def choose(self) -> None:
         """Let the user pick files."""
-        dialog = QFileDialog(self._composer.window(), "Attach files")
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
+        dialog = file_dialog(self._composer.window(), "Attach files", QFileDialog.FileMode.ExistingFiles)
         dialog.filesSelected.connect(lambda names: self.take(_chosen(dialog, names)))
-        dialog.finished.connect(dialog.deleteLater)
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
 

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.errors import KvchatError
+from kvchat.ui.file_dialog import file_dialog
 from kvchat.ui.icons import app_icon
 from kvchat.ui.scroll_ground import ScrollGround
 from kvchat.wording import size
@@ -167,9 +168,8 @@ class FirstStart(QWidget):
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
     """Let the user pick a GGUF file; returns at once."""
-    dialog = QFileDialog(parent, "Choose a model file", str(Path.home()), "Models (*.gguf);;All files (*)")
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+    one = QFileDialog.FileMode.ExistingFile
+    dialog = file_dialog(parent, "Choose a model file", one, "Models (*.gguf);;All files (*)")
     dialog.fileSelected.connect(lambda name: on_pick(Path(name)))
     dialog.open()
 

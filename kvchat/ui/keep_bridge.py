@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from PySide6.QtCore import QObject, Qt, QUrl, Signal
+from PySide6.QtCore import QObject, QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
@@ -16,6 +16,7 @@ from kvchat.keeping.backup import BackupFacts
 from kvchat.runtime import Runtime
 from kvchat.stoppable import Progress
 from kvchat.ui.confirm import confirm
+from kvchat.ui.file_dialog import file_dialog
 from kvchat.ui.import_report import ImportReportDialog
 from kvchat.ui.list_bridge import ListBridge
 from kvchat.ui.notices import Notices
@@ -63,13 +64,13 @@ class KeepBridge(QObject):
 
     def take_in(self) -> None:
         """Chats from files, of kvchat or another application."""
-        dialog = self._dialog("Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS)
+        dialog = file_dialog(self._window, "Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS)
         dialog.filesSelected.connect(lambda names: self._wishes.start(self._take_in([Path(name) for name in names])))
         dialog.open()
 
     def take_in_folder(self) -> None:
         """Chats from all files in a folder."""
-        dialog = self._dialog("Import a folder of chats", QFileDialog.FileMode.Directory, "")
+        dialog = file_dialog(self._window, "Import a folder of chats", QFileDialog.FileMode.Directory, "")
         dialog.fileSelected.connect(lambda name: self._wishes.start(self._take_in([Path(name)])))
         dialog.open()
 
@@ -79,7 +80,7 @@ class KeepBridge(QObject):
 
     def restore(self) -> None:
         """Everything as it was in a backup."""
-        dialog = self._dialog("Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS)
+        dialog = file_dialog(self._window, "Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS)
         dialog.fileSelected.connect(lambda name: self._wishes.start(self._look_at(Path(name))))
         dialog.open()
 
@@ -164,7 +165,7 @@ class KeepBridge(QObject):
                 self.going_on.remove(words)
 
     def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
-        dialog = self._dialog(title, QFileDialog.FileMode.AnyFile, forms)
+        dialog = file_dialog(self._window, title, QFileDialog.FileMode.AnyFile, forms)
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.selectFile(str(Path.home() / name))
         dialog.setDefaultSuffix(Path(name).suffix[1:])
@@ -173,12 +174,6 @@ class KeepBridge(QObject):
         )
         dialog.fileSelected.connect(lambda picked: on_pick(Path(picked)))
         dialog.open()
-
-    def _dialog(self, title: str, mode: QFileDialog.FileMode, kinds: str) -> QFileDialog:
-        dialog = QFileDialog(self._window, title, str(Path.home()), kinds)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setFileMode(mode)
-        return dialog
 
 
 class _Progress:

@@ -15,6 +15,7 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.cards import Card
+from kvchat.ui.file_dialog import file_dialog
 from kvchat.ui.first_start import STARTER
 from kvchat.ui.model_rows import found_row, in_order
 from kvchat.ui.panel import Panel
@@ -129,8 +130,7 @@ class ModelsHere(QWidget):
         return row
 
     def _ask_folder(self) -> None:
-        dialog = QFileDialog(self, "Choose a folder with models", str(Path.home()))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog = file_dialog(self, "Choose a folder with models", QFileDialog.FileMode.Directory)
         dialog.fileSelected.connect(self.add_folder)
         dialog.open()
 

@@ -13,6 +13,7 @@ from kvchat.engine.graphics import find_graphics, install_advice
 from kvchat.engine.inventory import EngineEntry
 from kvchat.engine.trial import TrialStep
 from kvchat.secret_store import Keeper
+from kvchat.ui.file_dialog import file_dialog
 from kvchat.ui.flow import FlowLayout
 from kvchat.ui.settings_entries import ChoiceBox, Entry
 from kvchat.ui.settings_page import Desk, SettingsPage
@@ -137,8 +138,7 @@ class EnginePage(SettingsPage):
 
     def open_file_dialog(self) -> None:
         """Let the user point at a llama-server."""
-        dialog = QFileDialog(self, "Choose a llama-server")
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog = file_dialog(self, "Choose a llama-server", QFileDialog.FileMode.ExistingFile)
         dialog.fileSelected.connect(self._choose)
         dialog.open()
 

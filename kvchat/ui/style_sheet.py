@@ -64,6 +64,9 @@ def _words(t: Theme, base: float, small: float) -> str:
     QLabel[tone="warn"] {{ color: {t.warn}; }}
     QLabel[tone="good"] {{ color: {t.accent}; }}
     QToolTip {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; padding: 5px 7px; }}
+    /* Qt paints its balloon pale yellow in any theme. */
+    QBalloonTip QLabel {{ color: black; }}
+    QBalloonTip QPushButton {{ background: transparent; border: none; padding: 0; }}
     """
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtGui import QColor, QPalette
+from PySide6.QtWidgets import QApplication, QFileDialog, QLabel, QToolButton, QWidget
+from pytestqt.qtbot import QtBot
 
 from kvchat.settings import Settings
+from kvchat.ui.file_dialog import file_dialog
 from kvchat.ui.theme import Look
 from kvchat.ui.tokens import DARK, LIGHT, Theme, contrast
 
@@ -72,4 +75,42 @@ def test_system_follows_the_desktop(qapp: QApplication) -> None:
         qapp.styleHints().colorSchemeChanged.emit(scheme)
         assert look.theme is theme
     assert heard == ["dark", "light"]
+    look.deleteLater()
+
+
+class QBalloonTip(QWidget):
+    """Says what Qt's private class of this name says, in its colours: it needs a tray of an old kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        palette = self.palette()
+        palette.setColor(QPalette.ColorRole.Window, QColor(0xFF, 0xFF, 0xE1))
+        palette.setColor(QPalette.ColorRole.WindowText, Qt.GlobalColor.black)
+        self.setPalette(palette)
+        self.words = QLabel("kvchat is still here", self)
+
+
+@pytest.mark.parametrize("choice", ["light", "dark"])
+def test_the_balloon_of_the_tray_can_be_read(qapp: QApplication, qtbot: QtBot, choice: str) -> None:
+    look = Look(qapp, choice)
+    balloon = QBalloonTip()
+    qtbot.addWidget(balloon)
+    balloon.show()
+    ink, paper = balloon.words.palette().windowText().color(), balloon.palette().window().color()
+    assert contrast(ink.name(), paper.name()) >= 4.5
+    look.deleteLater()
+
+
+@pytest.mark.parametrize("choice", ["light", "dark"])
+def test_the_arrows_of_the_file_dialog_can_be_seen(qapp: QApplication, qtbot: QtBot, choice: str) -> None:
+    look, page = Look(qapp, choice), QWidget()
+    qtbot.addWidget(page)
+    dialog = file_dialog(page, "Choose", QFileDialog.FileMode.ExistingFile)
+    for name in ("backButton", "forwardButton", "toParentButton"):
+        button = dialog.findChild(QToolButton, name)
+        assert isinstance(button, QToolButton)
+        picture = button.icon().pixmap(16, 16).toImage()
+        solid = [picture.pixelColor(x, y) for x in range(16) for y in range(16)]
+        ink = max(solid, key=lambda colour: colour.alpha())
+        assert contrast(ink.name(), look.theme.page) >= 4.5
     look.deleteLater()
