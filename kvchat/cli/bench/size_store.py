@@ -27,7 +27,7 @@ from kvchat.library.memory import available_memory, staging_room
 from kvchat.paths import resolve_paths
 from kvchat.wording import size
 
-ROUNDS = 3
+ROUNDS, LARGE = 3, 4_000_000_000  # a file of so many bytes goes through once
 TURN = 100  # tokens of the next turn
 _FINGERPRINT = Fingerprint("bench", "f16", "f16", "auto", 1, "")
 _UNBOUNDED = 1 << 60  # bytes
@@ -109,12 +109,13 @@ class _Made:
         self._open()
         first_rebuild_ms = self._staged(first)
         rebuilds, copies, cold, cold_copies = [], [], [], []
-        for number in range(ROUNDS):
+        rounds = ROUNDS if made_bytes < LARGE else 1
+        for number in range(rounds):
             rebuilds.append(self._staged(second if number % 2 == 0 else first))
             copies.append(self._copied_to_staging(original))
-        for number in range(ROUNDS):
+        for number in range(rounds):
             self._drop_caches(original)
-            cold.append(self._staged(second if (ROUNDS + number) % 2 == 0 else first))
+            cold.append(self._staged(second if (rounds + number) % 2 == 0 else first))
             self._drop_caches(original)
             cold_copies.append(self._copied_to_staging(original))
         self._store.close()
