@@ -20,10 +20,10 @@ from kvchat.cli.bench.home import BenchFailed, say
 from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
 from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
+from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import Bounds
-from kvchat.library.memory import available_memory, staging_room
+from kvchat.library.memory import staging_room
 from kvchat.paths import resolve_paths
 from kvchat.wording import size
 
@@ -76,9 +76,7 @@ class _Made:
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
         self._slots = self._store.staging_folder()
-        both = 2.5 * len(self._tokens) * TOKEN_BYTES  # what is staged and a copy of it
-        in_memory = MEMORY_FOLDER if available_memory().available > both and MEMORY_FOLDER.is_dir() else self._slots
-        self._copy = in_memory / f"kvchat-bench-{disk.temporary_name()}"
+        self._copy = self._slots / "copy.slot"
 
     def measure(self) -> StoreAlone:
         """Once through everything."""
@@ -163,6 +161,7 @@ class _Made:
         taken = _ms_since(started)
         if not isinstance(staged, StagedFile):
             raise BenchFailed("The made file could not be put together again", staged.reason)
+        self._copy = staged.path.resolve().with_name("copy.slot")  # beside it, in memory or on disk
         self._store.unstage(staged)
         return taken
 
