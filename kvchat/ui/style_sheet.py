@@ -109,7 +109,7 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
     QPushButton[kind="new"]:focus {{ border: 1px solid {t.accent}; }}
     QPushButton[kind="send"] {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: {icon}px;
                    padding: 0; }}
-    QPushButton[kind="send"]:disabled {{ background: {t.hover}; border: 1px solid {t.hover}; }}
+    QPushButton[kind="send"]:disabled {{ background: {t.line}; border: 1px solid {t.line}; }}
     QPushButton[kind="send"]:focus {{ border: 2px solid {t.text}; }}
     QPushButton[kind="jump"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 16px; padding: 0; }}
     QPushButton[kind="jump"]:hover {{ background: {t.hover}; }}
