@@ -79,7 +79,7 @@ class ReplyWriter:
         self.draft = Draft()
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
-        self.loaded: Loaded | None = None  # what the slot was made ready with for the request
+        self._loaded = Loaded(0, None, miss_reason=None)  # how the slot was made ready for the request
         self.read_ahead: Timings | None = None  # of what this turn read before the request itself
         self._earlier: tuple[Timings, int] | None = None  # of a reply that took several requests: and `cached_tokens`
         self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
@@ -128,9 +128,13 @@ class ReplyWriter:
         cached = self._had_before(progress.cache)
         self._events.publish(Prefilling(self.message.conversation_id, progress.processed, total, cached))
 
-    async def consume(self, chunks: AsyncIterator[ChatChunk], echo: Echo | None = None) -> None:
-        """Take the stream to its end, without the echo of what was there. What has come stays in `draft`."""
+    async def consume(self, chunks: AsyncIterator[ChatChunk], loaded: Loaded, echo: Echo | None = None) -> None:
+        """Take the stream to its end, without the echo of what was there. What has come stays in `draft`.
+
+        `loaded`: how the slot was made ready for the request.
+        """
         self._heard_at = time.perf_counter()
+        self._loaded = loaded
         flusher = asyncio.create_task(self._flush_regularly())
         try:
             async with contextlib.aclosing(chunks) as stream:  # type: ignore[type-var]
@@ -201,7 +205,7 @@ class ReplyWriter:
             read = [timings for timings in (self.read_ahead, draft.timings) if timings]
             draft.prefill_ms = sum(timings.prompt_ms for timings in read)
             cached, prompt = self.cached_tokens, draft.timings.prompt_tokens if draft.timings else 0
-            verdict = judged(self.loaded, cached, prompt) if self.loaded and draft.timings else None
+            verdict = judged(self._loaded, cached, prompt) if draft.timings else None
             self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict))
         text, thinking = chunk.text, chunk.thinking
         if first:  # whoever listens may not know the beginning

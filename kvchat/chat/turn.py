@@ -147,14 +147,13 @@ class Turn:
 
     async def _say(self, messages: list[ChatMessage], reply: ReplyWriter) -> None:
         engine = await self._prepare(messages, reply)
-        reply.loaded = self._loaded
         self._parts.slot.note_request(engine, self.conversation_id, self._prompt, self._loaded)
         last = messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
         drawn, said = self._drawn, reply.predicted_before
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
-        await reply.consume(engine.engine.chat(messages, drawn), echo)
+        await reply.consume(engine.engine.chat(messages, drawn), self._loaded, echo)
 
     async def _say_on(self, engine: ReadyEngine, timings: Timings, path: list[Message], reply: ReplyWriter) -> None:
         """Go on with the reply in a larger context."""
