@@ -235,7 +235,7 @@ class Runtime:
             folder,
             EngineSupervisor(log=self._log, generations=generations),
             findings,
-            EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify),
+            EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify, self._store),
             lambda status: self._engine_changed(status) if self.room.is_current(own) else None,
             lambda: self.chat.tokens_needed(self.settings.model_path),
         )

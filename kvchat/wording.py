@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 MEMORY_OF_CHATS, STORAGE = "Memory of chats", "Storage"  # what is kept so that chats need not be read again; its place
+CHATS_READY = "chats kept ready, up to"  # staged in the computer's memory; a size follows
 ALWAYS_KEEP, NEVER_KEEP = "Always keep its memory", "Never keep its memory"
 NUMBERS = "Speed and token counts"
 STYLE = "Creativity and style"
@@ -22,6 +23,7 @@ IN_PLAIN_WORDS = {
     "KV cache": MEMORY_OF_CHATS,
     "save point": MEMORY_OF_CHATS,
     "slot": "the engine",
+    "staging": CHATS_READY.partition(",")[0],
     "prefill": "reading",
     "restore": "loading",
     "TTFT": "first word after",

@@ -43,7 +43,8 @@ class Saver:
             if not self._finishing.wanted():
                 raise StoreRefused(NOT_WAITED_FOR)
             expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
-            await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id, path)
+            state = room.fingerprint, boundary
+            await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id, path, state)
             with self._finishing.saving(expected_bytes, path):
                 answer = await self._saved(room, path)
             if answer.n_saved != len(boundary):

@@ -19,7 +19,7 @@ from kvchat.engine.discovery import find_engine, list_devices
 from kvchat.engine.extra_arguments import parse_workers
 from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.errors import KvchatError
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, staged_where
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
 from kvchat.library.context_size import ContextChoice, choose_context_size
 from kvchat.library.corrections import Circumstances, CorrectionBook
 from kvchat.library.gguf_facts import GgufFacts, read_facts
@@ -84,8 +84,9 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
         location, asked = usable_engine(settings.engine_path)
         kind, path = location.kind.value, str(location.path) if location.path else None
         build, workers = build_identity(location, asked), parse_workers(settings.rpc_workers)
+        staged = Staged(place=place_in(MEMORY_FOLDER))
         devices = list_devices(location, workers)
-        return EngineReport(True, kind, path, asked.version, build, devices), memory_for(location, workers)
+        return EngineReport(True, kind, path, asked.version, build, devices), memory_for(location, workers, staged)
     except KvchatError as error:
         return EngineReport(True, kind, path, problem=str(error)), available_memory()
 

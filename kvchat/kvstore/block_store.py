@@ -21,7 +21,7 @@ from kvchat.kvstore import disk, index_points
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.keeping import Keeping
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom, Staged
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts
 from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.restoring import Restoring
@@ -36,6 +36,7 @@ from kvchat.kvstore.savepoint import (
     RestorePlan,
     SavePoint,
     StagedFile,
+    State,
     StoreUsage,
     Tokens,
     Unseen,
@@ -68,8 +69,7 @@ class BlockStore:
         whenever it matters; 0 keeps them on disk.
         """
         room = memory_budget if callable(memory_budget) else lambda _: memory_budget
-        self._closing = threading.Lock()
-        self._closed = False
+        self._closing, self._closed = threading.Lock(), False
         try:
             disk.private_folder(folder)
             bad_files = BadFiles(folder / SET_ASIDE)
@@ -105,10 +105,15 @@ class BlockStore:
                 raise
         self._parts.index.be_patient()
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether slot files are staged in memory."""
-        return self._parts.staging.in_memory
+    def staged(self) -> Staged:
+        """What of its files in memory can go at once, and how much could lie there at all."""
+        with _in_words():
+            return self._parts.staging.staged(self._parts.unabsorbed())
+
+    def keep_in_memory(self, most: int) -> None:
+        """Have so many bytes in memory at most, until told otherwise; what is warm beyond that goes at once."""
+        with _in_words():
+            self._parts.staging.trim(self._parts.unabsorbed(), most=most)
 
     def staged_bytes(self) -> int:
         """Bytes of what is staged or warm now, in memory and on disk."""
@@ -147,9 +152,11 @@ class BlockStore:
         """Drop the engine's name for the file."""
         self._parts.staging.unstage(staged.path)
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
+    def check_room(
+        self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
+    ) -> None:
         """Raise StoreRefused if a slot file of about that size cannot be saved; decide where one at `place` goes."""
-        self._saving.check_room(expected_bytes, conversation_id, place)
+        self._saving.check_room(size, conversation_id, place, state)
 
     def forget(self, place: Path) -> None:
         """What was to be saved at `place` was not; nothing is left of it."""
@@ -197,10 +204,7 @@ class BlockStore:
         return report
 
     def prepare(self, most: int | None = None) -> None:
-        """Have memory ready for the next file that has to be put together, if it takes `most` bytes at most.
-
-        For a background thread.
-        """
+        """In the background: have memory ready for the next file to be put together, if it is `most` bytes at most."""
         with contextlib.suppress(StoreRefused), _in_words():
             with self._parts.index.read() as db:
                 size = index_points.last_used_size(db)

@@ -8,7 +8,8 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
@@ -23,6 +24,26 @@ SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little lar
 MemoryRoom = Callable[[int], int]  # from what lies in memory now to what may lie there, in bytes
 
 
+@dataclass(frozen=True)
+class WarmFile:
+    """A slot file of this process, and how it looked when it was put here."""
+
+    path: Path
+    stamp: tuple[int, ...]
+    older_rows: int  # how many older window rows were asked for when it was composed; 0 as it was saved
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a store has to do with the computer's memory, in bytes."""
+
+    disposable: int = 0  # lies there, and goes when a model needs the room
+    place: int = 0  # could lie there, if nobody else had any use for it
+
+
+NOTHING_STAGED = Staged()
+
+
 class MemoryPool:
     """A process's files in memory, within the room there is for them; some are to spare, to be written over.
 
@@ -31,6 +52,7 @@ class MemoryPool:
 
     def __init__(self, folder: Path, room: MemoryRoom) -> None:
         self.folder, self._room = disk.private_folder(folder), room
+        self.most = sys.maxsize  # that was planned for, beside the model that is loaded
         self.spare: list[Path] = []
         self.expected: dict[Path, int] = {}  # what is still to grow, and to how much
 
@@ -46,10 +68,19 @@ class MemoryPool:
                 held += max(path.stat().st_size, self.expected.get(path, 0))
         return held
 
+    def room(self, held: int) -> int:
+        """How many bytes may lie here now, where so many do."""
+        return min(self.most, self._room(held))
+
     def fits(self, size: int) -> bool:
         """Whether there is room for so many bytes more, now."""
         held = self.bytes()
-        return held + size <= self._room(held) and size + SLACK <= disk.free_bytes(self.folder)
+        return held + size <= self.room(held) and size + SLACK <= disk.free_bytes(self.folder)
+
+    def staged(self, unused: Iterable[Path]) -> Staged:
+        """What there is, where the files to spare and these can go."""
+        can_go = sum(map(size_of, [*self.spare, *unused]))
+        return Staged(can_go, place_in(self.folder, self.bytes()))
 
     def take_spare(self) -> Path | None:
         """The largest file to spare that nobody has open."""
@@ -145,6 +176,13 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
     except OSError:
         return None
     return private
+
+
+def place_in(folder: Path, held: int = 0) -> int:
+    """How many bytes could lie in a file system in memory of which `held` do: 0 where no files can be made there."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return 0
+    return max(0, held + shutil.disk_usage(folder).free - SLACK)
 
 
 def staged_where(folder: Path, allowed: int, held: int = 0) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,
@@ -19,6 +20,7 @@ from kvchat.kvstore.savepoint import (
     RestorePlan,
     SavePoint,
     StagedFile,
+    State,
     StoreUsage,
     Tokens,
     Unseen,
@@ -33,8 +35,6 @@ TITLE = "The memory of chats cannot be kept for now"
 class NoStore:
     """Keeps nothing: a SavePointStore. What deletes raises StoreRefused, for what is there may come back."""
 
-    in_memory = False
-
     def __init__(self, why: KvchatError) -> None:
         """`why`: what whoever tried to open the store was told."""
         advice = f"{why.advice} You can go on chatting; a chat is read again whenever another one was in between."
@@ -45,6 +45,13 @@ class NoStore:
         """A fresh private folder, which an engine wants whether anything is saved or not. Raises OSError."""
         self._folders.append(Path(tempfile.mkdtemp(prefix="kvchat-")))
         return self._folders[-1]
+
+    def staged(self) -> Staged:
+        """Nothing, and nothing will be."""
+        return NOTHING_STAGED
+
+    def keep_in_memory(self, most: int) -> None:
+        """Nothing is kept there."""
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
@@ -61,7 +68,9 @@ class NoStore:
     def unstage(self, staged: StagedFile) -> None:
         """Nothing was staged."""
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
+    def check_room(
+        self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
+    ) -> None:
         """Raises NothingIsKept."""
         raise NothingIsKept(self.problem.title, self.problem.detail, self.problem.advice)
 

@@ -40,6 +40,9 @@ class Fingerprint:
         return [words[name] for name in mine if mine[name] != theirs[name]]
 
 
+State = tuple[Fingerprint, Tokens]  # what a slot file holds
+
+
 @dataclass(frozen=True)
 class SavePoint:
     """A KV state kept in the store at a known token position."""

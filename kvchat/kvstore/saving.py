@@ -19,7 +19,7 @@ from kvchat.kvstore.index_points import NewPoint
 from kvchat.kvstore.intake import check_saved, not_written
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.recipe import Recipe, RecipeError
-from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, Grown, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, Grown, SavePoint, State, Tokens, common_prefix
 from kvchat.kvstore.spans import Before
 from kvchat.kvstore.store import NotWanted, StoreRefused, Wanted, always
 
@@ -43,7 +43,9 @@ class Saving:
         self._windows: dict[str, list[Window]] = {}  # taken since `windows` was last asked, by conversation
         self._grown: dict[str, Grown] = {}  # of save points that wait
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
+    def check_room(
+        self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
+    ) -> None:
         """Raise StoreRefused if saving about that much would pass a bound, or the conversation is never to be saved.
 
         Has a file that the engine saves at `place` go to memory, where there is room for it.
@@ -53,12 +55,12 @@ class Saving:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
                 raise StoreRefused("Not saved: you chose never to save this chat.")
         staged = self._staged()
-        in_memory = place is not None and parts.staging.expect(place, expected_bytes, staged)
-        to_write = expected_bytes * (1 if in_memory else 2)  # as it is saved, and as blocks
+        in_memory = place is not None and parts.staging.expect(place, size, staged)
+        to_write = self._new(size, state) + (0 if in_memory else size)  # as blocks, and as the engine saves it
         if parts.free_bytes() - to_write < bounds.free_floor:
             parts.staging.trim(staged, disk_too=True)
         try:
-            budget.check_room(expected_bytes, to_write, parts.free_bytes(), bounds.quota, bounds.free_floor)
+            budget.check_room(size, to_write, parts.free_bytes(), bounds.quota, bounds.free_floor)
         except StoreRefused:
             if place is not None:
                 parts.staging.forget(place)
@@ -191,6 +193,15 @@ class Saving:
         parts.blocks.settle(on_disk)
         return _Outcome.DONE
 
+    def _new(self, size: int, state: State | None) -> int:
+        """Of a slot file of that size that is to hold `state`, about how many bytes are not kept yet."""
+        if state is None:
+            return size
+        fingerprint, tokens = state
+        with _in_words(), self._parts.index.read() as db:
+            before = _known(db, fingerprint, tokens)
+        return size * (len(tokens) - before.shared) // len(tokens) if before else size
+
     def _check_disk(self, point: SavePoint, shared: int) -> None:
         new = point.size * (point.n_tokens - shared) // point.n_tokens
         bounds = self._parts.bounds
@@ -217,10 +228,14 @@ def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Be
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
             return Before(recipe, shared, min(shared, grown.unchanged))
-    kind = index_points.fingerprint_id(db, point.fingerprint)
-    assert kind is not None
+    return _known(db, point.fingerprint, point.tokens)
+
+
+def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens) -> Before | None:
+    """The absorbed save point that shares most leading tokens with these; None without."""
+    kind = index_points.fingerprint_id(db, fingerprint)
     barren: set[int] = set()
-    for place in token_tree.places(db, kind, point.tokens):
+    for place in token_tree.places(db, kind, tokens) if kind is not None else ():
         found = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
         recipe = _recipe(db, found) if found is not None else None
         if recipe is not None:

@@ -11,20 +11,10 @@ import contextlib
 import shutil
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files, presence
-from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom
-
-
-@dataclass(frozen=True)
-class _Warm:
-    """A slot file of this process, and how it looked when it was put here."""
-
-    path: Path
-    stamp: tuple[int, ...]
-    older_rows: int  # how many older window rows were asked for when it was composed; 0 as it was saved
+from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
 
 
 class Staging:
@@ -42,7 +32,7 @@ class Staging:
         """`folder` is on disk; what may lie in memory, `room` says whenever it matters."""
         self._lock = threading.RLock()
         self._room = room
-        self._warm: OrderedDict[str, _Warm] = OrderedDict()
+        self._warm: OrderedDict[str, WarmFile] = OrderedDict()
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
         usable = room(0) > 0 and memory_files.can_link(disk.private_folder(folder))
         private = memory_files.private_folder_in(memory_folder, folder) if usable else None
@@ -168,7 +158,7 @@ class Staging:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # as `adopt` looks for it
                 file.chmod(0o600)
             before = self._warm.pop(point_id, None)
-            self._warm[point_id] = _Warm(file, memory_files.stamp(file), older_rows)
+            self._warm[point_id] = WarmFile(file, memory_files.stamp(file), older_rows)
             if before is not None:
                 self.give_back(before.path)
 
@@ -225,18 +215,26 @@ class Staging:
         if warm is not None:
             memory_files.delete(warm.path)
 
-    def trim(self, unabsorbed: frozenset[str], *, disk_too: bool = False) -> None:
+    def trim(self, unabsorbed: frozenset[str], *, disk_too: bool = False, most: int | None = None) -> None:
         """Delete what is more than memory has room for now, the longest unused first; what is not absorbed stays.
 
-        On disk the last used stays, unless `disk_too`.
+        On disk the last used stays, unless `disk_too`. `most`: so much may be in memory from now on.
         """
         with self._lock:
             if self._memory is not None:
+                self._memory.most = self._memory.most if most is None else most
                 self._make_room(self._memory, 0, unabsorbed)
             on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._own]
             for name in on_disk if disk_too else on_disk[:-1]:
                 if name not in unabsorbed:
                     memory_files.delete(self._warm.pop(name).path)
+
+    def staged(self, unabsorbed: frozenset[str]) -> Staged:
+        """What of it can go at once, and how much could lie in memory at all."""
+        with self._lock:
+            if self._memory is None:
+                return Staged()
+            return self._memory.staged(self._warm[name].path for name in self._unused(self._memory, unabsorbed))
 
     def bytes(self, *, disk_too: bool = False) -> int:
         """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
@@ -251,8 +249,8 @@ class Staging:
 
     def in_words(self) -> str:
         """Where files are staged, and why there."""
-        held = self.bytes()
-        return memory_files.staged_where(self._memory_root, self._room(held), held)
+        held, room = self.bytes(), self._memory.room if self._memory is not None else self._room
+        return memory_files.staged_where(self._memory_root, room(held), held)
 
     def _is_own(self, place: Path) -> bool:
         return place.parent.parent == self._own
@@ -275,7 +273,7 @@ class Staging:
     def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:
         """Make room for so many bytes more, if that can be; whether there is."""
         unused = self._unused(memory, unabsorbed)
-        can_go = sum(map(memory_files.size_of, [*memory.spare, *(self._warm[name].path for name in unused)]))
+        can_go = memory.staged(self._warm[name].path for name in unused).disposable
         if size > 0 and not memory.fits(size - can_go):
             return False
         while not memory.fits(size) and (memory.spare or unused):
@@ -297,4 +295,4 @@ class Staging:
         for point_id, warm in self._warm.items():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
-                    self._warm[point_id] = _Warm(file, memory_files.stamp(file), warm.older_rows)
+                    self._warm[point_id] = WarmFile(file, memory_files.stamp(file), warm.older_rows)

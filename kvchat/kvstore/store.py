@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvchat.errors import KvchatError
+from kvchat.kvstore.memory_files import Staged
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,
@@ -22,6 +23,7 @@ from kvchat.kvstore.savepoint import (
     RestorePlan,
     SavePoint,
     StagedFile,
+    State,
     StoreUsage,
     Tokens,
     Unseen,
@@ -69,6 +71,17 @@ class SavePointStore(Protocol):
         """
         ...
 
+    def staged(self) -> Staged:
+        """What of its files in memory can go at once for a model, and how much could lie there. Raises StoreRefused."""
+        ...
+
+    def keep_in_memory(self, most: int) -> None:
+        """Have so many bytes in memory at most, until told otherwise; what is warm beyond that goes at once.
+
+        What waits to be absorbed stays. Raises StoreRefused.
+        """
+        ...
+
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | Miss:
@@ -96,9 +109,12 @@ class SavePointStore(Protocol):
         """The engine is done with the staged file."""
         ...
 
-    def check_room(self, expected_bytes: int, conversation_id: str | None = None, place: Path | None = None) -> None:
+    def check_room(
+        self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
+    ) -> None:
         """Raise StoreRefused if a slot file of about that size cannot be kept, or the conversation never is.
 
+        `state` is what it will hold: what the store has of that already is not written again.
         `place` is where the engine is going to save it: in memory or on disk, as there is room. `take` it, or `forget`.
         """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -36,6 +36,8 @@ class MemoryFacts:
     available: int  # of the computer, or of the container's limit where that is less
     limited: bool = False  # a container's or service's limit is what counts
     devices: tuple[DeviceMemory, ...] = ()
+    all_there_is: int = 0  # of the computer or the container, taken or not
+    staging_place: int = 0  # slot files that could lie in memory; 0 where there is no place for them
 
     @property
     def device_free(self) -> int:
@@ -54,28 +56,38 @@ class MemoryFacts:
         """What sort of device a model runs on here: "CUDA", "Vulkan", …; "CPU" without a GPU."""
         return self.devices[0].kind if self.devices else "CPU"
 
+    def with_staging(self, disposable: int, place: int) -> MemoryFacts:
+        """The same for a model before which `disposable` bytes of slot files in memory go; `place` bytes could lie."""
+        more = disposable if self.limited else 0
+        available, all_there_is = self.available + disposable, self.all_there_is + more
+        return replace(self, available=available, all_there_is=all_there_is, staging_place=place)
+
+    def staging_beside(self, needed: int, margin: int) -> int:
+        """How many bytes of slot files may lie in memory beside a model that needs so much, and a margin.
+
+        A quarter of the memory, as long as a sixteenth, or 4 GB where that is less, stays free as well.
+        """
+        left = self.available - needed - max(margin, min(self.all_there_is // 16, _STAYS_FREE))
+        return max(0, min(self.all_there_is // 4, self.staging_place, left))
+
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
     """The memory free right now, no more than this process's control group allows. `root`: where /proc and /sys are."""
-    free = psutil.virtual_memory().available
-    allowed = cgroup_room(root)
-    if allowed is None or allowed >= free:
-        return MemoryFacts(free, False, tuple(devices))
-    return MemoryFacts(allowed, True, tuple(devices))
+    memory, allowed = psutil.virtual_memory(), cgroup_room(root)
+    if allowed is None or allowed >= memory.available:
+        return MemoryFacts(memory.available, False, tuple(devices), memory.total)
+    return MemoryFacts(allowed, True, tuple(devices), allowed)
 
 
 def staging_room(held: int, root: Path = Path("/")) -> int:
     """How many bytes of slot files may lie in memory now, where `held` lie there already.
 
-    It is the store's part of the plan: weights, KV cache and buffers are planned with what is free when a model loads,
-    which counts what is staged as taken; what is staged then gets a quarter of the memory, as long as a sixteenth, or
-    4 GB where that is less, stays free beside it. So a load comes first, nothing is ever swapped out for a slot file,
-    and what does not fit goes by way of the disk.
+    Nothing is ever swapped out for a slot file, and what does not fit goes by way of the disk. While a model is loaded
+    the store keeps to what was planned for it as well, see `MemoryFacts.staging_beside`: of what is free now, the
+    pages of a model's file are no part.
     """
-    memory, all_there_is = available_memory(root=root), psutil.virtual_memory().total
-    if memory.limited:
-        all_there_is = min(all_there_is, memory.available + held)
-    return max(0, min(all_there_is // 4, held + memory.available - min(all_there_is // 16, _STAYS_FREE)))
+    memory = available_memory(root=root)
+    return memory.with_staging(held, held + memory.available).staging_beside(0, 0)
 
 
 def cgroup_room(root: Path = Path("/")) -> int | None:

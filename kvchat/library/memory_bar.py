@@ -24,6 +24,7 @@ class MemoryBar:
     compute: int
     other: int
     measured: bool = False
+    staging: int = 0  # of what is left then, what the store may take at most to keep chats ready
 
     @property
     def needed(self) -> int:
@@ -32,15 +33,17 @@ class MemoryBar:
 
     @property
     def unused(self) -> int:
-        """What is left beside the margin; 0 where the model needs the margin or more."""
-        return max(0, self.free - self.margin - self.needed)
+        """What is left beside the margin and what is staged; 0 where the model needs the margin or more."""
+        return max(0, self.free - self.margin - self.needed - self.staging)
 
     @property
     def in_words(self) -> str:
         """The bar as one line of text."""
         parts = ((self.weights, "weights"), (self.kv, "KV cache"), (self.compute, "buffers"), (self.other, "engine"))
         taken = ", ".join(f"{size_in_words(size)} {what}" for size, what in parts if size)
-        return f"{taken}; {size_in_words(self.margin)} left alone of {size_in_words(self.free)} free"
+        left = ((self.staging, "for staging"), (self.unused, "unused"), (self.margin, "left alone"))
+        rest = ", ".join(f"{size_in_words(size)} {what}" for size, what in left if size)
+        return f"{taken}; {rest}, of {size_in_words(self.free)} free"
 
     @property
     def fits(self) -> bool:
@@ -67,8 +70,10 @@ def bars(memory: MemoryFacts, gpu: Need, host: Need, margin_of: Callable[[int], 
                 round(gpu.other * share),
             )
         )
-    free = memory.available
-    return (*found, MemoryBar(COMPUTER, free, margin_of(free), host.weights, host.kv, host.compute, host.other))
+    free, margin = memory.available, margin_of(memory.available)
+    staging = memory.staging_beside(host.total, margin)
+    parts = host.weights, host.kv, host.compute, host.other
+    return (*found, MemoryBar(COMPUTER, free, margin, *parts, staging=staging))
 
 
 def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
 from kvchat.library.gguf_facts import read_facts, unreadable
 from kvchat.plain_file import open_plain
+
+FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024
@@ -52,3 +55,16 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
             first, last = header_size, max(header_size, size - SAMPLE_BYTES)
             file.seek(first + (last - first) * number // (SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))
+
+
+def file_stamps(files: Sequence[Path]) -> FileStamps:
+    """What changes when a file is replaced or written to; zeros for one that is gone."""
+    return tuple(_stamp(file) for file in files)
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_size, found.st_mtime_ns, found.st_ino)

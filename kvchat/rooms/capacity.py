@@ -11,6 +11,7 @@ from kvchat.engine.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.probe import build_identity, usable_engine
 from kvchat.engine.refusal import WorkerGone
 from kvchat.errors import KvchatError
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.gguf_facts import GgufFacts
 from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory
@@ -61,14 +62,17 @@ class ModelJudge:
             return NOTHING_LEARNED
 
 
-def look_at_capacity(settings: Settings) -> Capacity:
-    """Ask the engine in the settings; the computer's memory alone where it cannot be asked. Blocks for a moment."""
+def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
+    """Ask the engine in the settings; the computer's memory alone where it cannot be asked. Blocks for a moment.
+
+    `staged`: what the store has in memory.
+    """
     try:
         location, asked = usable_engine(settings.engine_path)
         workers = extra_arguments.parse_workers(settings.rpc_workers)
-        return Capacity(memory_for(location, workers), build_identity(location, asked))
+        return Capacity(memory_for(location, workers, staged), build_identity(location, asked))
     except KvchatError:
-        return Capacity(available_memory())
+        return Capacity(_memory(staged))
 
 
 def model_judge(settings: Settings, capacity: Capacity, book: CorrectionBook) -> ModelJudge:
@@ -77,13 +81,14 @@ def model_judge(settings: Settings, capacity: Capacity, book: CorrectionBook) ->
     return ModelJudge(capacity, settings.kv_type, full_window, settings.context_size, book)
 
 
-def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryFacts:
+def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: Staged = NOTHING_STAGED) -> MemoryFacts:
     """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
 
+    What is `staged` in the computer's can be had, as far as it is disposable.
     Raises EngineNotFound, and where it is with its workers that the engine does not run WorkerGone or BadWorkers.
     """
     if location.path is None:  # the embedded engine is built for the processor alone
-        return available_memory()
+        return _memory(staged)
     try:
         devices = list_devices(location, workers)
     except EngineNotFound as error:
@@ -93,7 +98,11 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = ()) -> MemoryF
             raise WorkerGone(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
-    return available_memory([DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
+    return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
+
+
+def _memory(staged: Staged, devices: Sequence[DeviceMemory] = ()) -> MemoryFacts:
+    return available_memory(devices).with_staging(staged.disposable, staged.place)
 
 
 def _size(file: Path | None) -> int:

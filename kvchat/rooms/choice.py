@@ -14,6 +14,7 @@ from kvchat.engine.discovery import EngineLocation
 from kvchat.engine.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.probe import EngineProbe, build_identity, usable_engine
 from kvchat.errors import KvchatError
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.context_size import (
     ContextChoice,
@@ -26,14 +27,12 @@ from kvchat.library.corrections import NOTHING_LEARNED, Circumstances, Correctio
 from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes_per_token
 from kvchat.library.memory import MemoryFacts
-from kvchat.library.model_identity import file_identity, model_identity
+from kvchat.library.model_identity import FileStamps, file_identity, file_stamps, model_identity
 from kvchat.library.placement import Demand
 from kvchat.library.proposals import FULL_WINDOW, Proposal, Situation, proposals
 from kvchat.rooms.capacity import memory_for
 from kvchat.rooms.sight import CannotSee, find_projector
 from kvchat.settings import Settings
-
-FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
 
 
 class NoModel(KvchatError):
@@ -135,13 +134,19 @@ class EngineChoice:
 
 
 def choose_engine(
-    settings: Settings, slot_path: Path, book: CorrectionBook | None = None, *, sees: bool = False, needed: int = 0
+    settings: Settings,
+    slot_path: Path,
+    book: CorrectionBook | None = None,
+    *,
+    sees: bool = False,
+    needed: int = 0,
+    staged: Staged = NOTHING_STAGED,
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
     `book`: what earlier loads taught. `sees`: with the model's projector. `needed`: how many tokens the chats have that
-    are likely to be answered, the reply included; it grows when one needs more. Call it off the event loop.
-    Raises KvchatError.
+    are likely to be answered, the reply included; it grows when one needs more. `staged`: what the store has in memory.
+    Call it off the event loop. Raises KvchatError.
     """
     if not settings.model_path:
         raise NoModel
@@ -152,7 +157,7 @@ def choose_engine(
     extra, workers = wished_arguments(settings, location, asked)
     projector = find_projector(model, extra) if sees else None
     projector_bytes, projector_name = _weighed(projector) if projector else (0, "")
-    memory, identity = memory_for(location, workers), model_identity(model)
+    memory, identity = memory_for(location, workers, staged), model_identity(model)
     build = build_identity(location, asked)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
@@ -284,16 +289,3 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
     if not facts.original_context:
         return ""
     return "long" if context_size > facts.original_context else "short"
-
-
-def file_stamps(files: Sequence[Path]) -> FileStamps:
-    """What changes when a file is replaced or written to; zeros for one that is gone."""
-    return tuple(_stamp(file) for file in files)
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_size, found.st_mtime_ns, found.st_ino)

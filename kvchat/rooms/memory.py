@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from kvchat.engine.allocations import read_allocations
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.store import SavePointStore, StoreRefused
 from kvchat.library.corrections import NOTHING_LEARNED, CorrectionBook
 from kvchat.library.measured import learn, learn_share, measured_bars
 from kvchat.library.memory_bar import MemoryBar
-from kvchat.rooms.choice import EngineChoice
+from kvchat.rooms.choice import EngineChoice, choose_engine
+from kvchat.settings import Settings
 from kvchat.wording import day
 
 
 class EngineMemory:
     """Follows one load after the other. Belongs to the thread of the asyncio loop."""
 
-    def __init__(self, book: CorrectionBook, notify: Callable[[str, str], None]) -> None:
-        """`book`: what earlier loads taught. `notify` tells the user something, a title and a detail."""
+    def __init__(self, book: CorrectionBook, notify: Callable[[str, str], None], store: SavePointStore) -> None:
+        """`book`: what earlier loads taught. `notify` tells the user something, a title and a detail.
+
+        `store` has files in memory too, and gives way to a model.
+        """
         self.book = book
         self.learned = NOTHING_LEARNED  # with what was chosen last
         self.bars: tuple[MemoryBar, ...] = ()  # estimated as a model loads, measured when it is ready
-        self._notify = notify
+        self._notify, self._store = notify, store
         self._smaller: Iterator[EngineChoice] = iter(())
         self._ran_out: EngineChoice | None = None  # the first choice that did not fit
         self._taught: EngineChoice | None = None  # the choice that was learned from
         self._learning: asyncio.Task[None] | None = None
+
+    def staged(self) -> Staged:
+        """What the store has in memory. Looks into its index: off the event loop."""
+        try:
+            return self._store.staged()
+        except StoreRefused:
+            return NOTHING_STAGED
+
+    def choose(self, settings: Settings, slot_path: Path, *, sees: bool, needed: int) -> EngineChoice:
+        """As `choose_engine`, with what the store makes room for; it has made that room. Raises KvchatError."""
+        choice = choose_engine(settings, slot_path, self.book, sees=sees, needed=needed, staged=self.staged())
+        with contextlib.suppress(StoreRefused):
+            self._store.keep_in_memory(choice.context.bars[-1].staging)
+        return choice
 
     def starts(self, choice: EngineChoice) -> None:
         """An engine is about to be started with this choice."""

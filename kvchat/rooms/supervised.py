@@ -18,7 +18,7 @@ from kvchat.engine.status import EngineState, EngineStatus
 from kvchat.engine.supervisor import EngineSupervisor
 from kvchat.engine.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
-from kvchat.rooms.choice import EngineChoice, choose_engine
+from kvchat.rooms.choice import EngineChoice
 from kvchat.rooms.meeting import loss_noticed, tell_bug
 from kvchat.rooms.memory import EngineMemory
 from kvchat.rooms.sight import CannotSee, find_projector
@@ -126,7 +126,7 @@ class SupervisedRoom:
             try:
                 needed = max(tokens, await self._needed())
                 choice = await asyncio.to_thread(
-                    choose_engine, settings, self._slot_path, self.memory.book, sees=sees, needed=needed
+                    self.memory.choose, settings, self._slot_path, sees=sees, needed=needed
                 )
             except KvchatError as error:
                 self._set_preparing(EngineStatus(EngineState.FAILED, failure=refusal.explain(error)))

@@ -107,7 +107,8 @@ class EngineView:
 
         Asks the engine for its devices, which takes a moment.
         """
-        capacity = await asyncio.to_thread(look_at_capacity, self._settings())
+        memory = self._room.own.memory
+        capacity = await asyncio.to_thread(lambda: look_at_capacity(self._settings(), memory.staged()))
         if self._room.choice is None or self.status.state is not EngineState.READY:
             return capacity
         return replace(capacity, memory=given_back(capacity.memory, self._room.memory_bars))

@@ -9,10 +9,10 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from kvchat.library.memory_bar import COMPUTER, MemoryBar
 from kvchat.ui.round_bar import HEIGHT, RoundBar, mix
 from kvchat.ui.theme import Look
-from kvchat.wording import size
+from kvchat.wording import CHATS_READY, size
 
 _LEAST = 3.0  # pixels; a part that is there is seen
-_NAMES = ("the model", "room for the chat", "working space")  # weights, KV cache, buffers
+_NAMES = ("the model", "room for the chat", "working space", CHATS_READY)  # weights, KV cache, buffers, staging
 _TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
@@ -67,12 +67,14 @@ class _Bar(RoundBar):
             painter.drawLine(x, HEIGHT, x + HEIGHT, 0)
 
 
-def _parts(bar: MemoryBar) -> tuple[int, int, int]:
-    return bar.weights, bar.kv, bar.compute + bar.other
+def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
+    return bar.weights, bar.kv, bar.compute + bar.other, bar.staging
 
 
 def _colours(look: Look) -> tuple[QColor, ...]:
-    return tuple(mix(look.theme.accent, look.theme.page, tone) for tone in _TONES)
+    """The model's parts in the accent; what gives way to it in a colour of no weight."""
+    theme = look.theme
+    return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
 
 
 def _legend(look: Look, bar: MemoryBar) -> list[str]:

@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.store import Bounds, StoreRefused
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, Bench, Model
 
@@ -93,6 +93,44 @@ def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
     assert "too little memory is free" in bench.store.usage().staged
     assert bench.restored(text(310, start=1001)) == FULL.slot_file(text(300, start=1001))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+@linux
+def test_warm_files_go_for_a_model_and_what_waits_stays(tmp_path: Path) -> None:
+    size = len(FULL.slot_file(text(300)))
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save("one", text(300))
+    bench.save("two", text(300, start=1001))
+    bench.take("three", text(300, start=2001))  # not absorbed: there is no other copy
+    staged = bench.store.staged()
+    assert 2 * size <= staged.disposable < bench.store.usage().warm_bytes <= staged.place
+    bench.store.keep_in_memory(0)
+    assert [path.stat().st_size for path in in_memory(bench)] == [size]
+    assert not bench.store.absorb_pending().refused
+    assert bench.store.staged().disposable == 0
+    bench.save("four", text(300, start=3001))
+    assert in_memory(bench) == [], "a model was planned to have all there is: it goes by way of the disk"
+    for start in (1, 1001, 2001, 3001):
+        assert bench.restored(text(310, start=start)) == FULL.slot_file(text(300, start=start))
+    bench.store.keep_in_memory(10**9)
+    bench.save("five", text(300, start=4001))
+    assert in_memory(bench)
+
+
+def test_a_next_turn_is_not_refused_for_what_is_kept_already(tmp_path: Path) -> None:
+    """On a disk with room for the engine's file and what is new, and not for the file twice."""
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", text(2000))
+    size = len(FULL.slot_file(text(2100)))
+    bench.free = size * 5 // 4
+    place = bench.slots / "saved.slot"
+    bench.store.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
+    for other in ((FINGERPRINT, text(2100, start=5000)), None, (replace(FINGERPRINT, kv_type_k="q8_0"), text(2100))):
+        with pytest.raises(StoreRefused, match="nearly full"):
+            bench.store.check_room(size, "thesis", place, other)
+    bench.free = size - 1
+    with pytest.raises(StoreRefused, match="nearly full"):
+        bench.store.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
 
 
 def test_a_deleted_chat_leaves_nothing_in_memory(tmp_path: Path) -> None:

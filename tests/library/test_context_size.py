@@ -161,6 +161,18 @@ def test_bars_add_up(large: GgufFacts) -> None:
     assert big.fits
 
 
+def test_chats_kept_ready_are_a_part_of_the_plan_and_take_nothing_from_a_model(large: GgufFacts) -> None:
+    full = MemoryFacts(7 * GB, all_there_is=32 * GB).with_staging(disposable=5 * GB, place=16 * GB)
+    choice, roomy = choose_context_size(large, full), choose_context_size(large, MemoryFacts(12 * GB))
+    assert (choice.tokens, choice.fits) == (roomy.tokens, True)
+    assert choice.tokens > choose_context_size(large, MemoryFacts(7 * GB)).tokens
+    modest = choose_context_size(large, full, wanted=2048)
+    (bar,) = modest.bars
+    assert bar.staging > GB
+    assert bar.needed + bar.staging + bar.margin + bar.unused == bar.free == 12 * GB
+    assert " for staging, " in bar.in_words
+
+
 def test_what_was_learned_is_used(large: GgufFacts) -> None:
     memory, plain = MemoryFacts(10 * GB), choose_context_size(large, MemoryFacts(10 * GB))
     assert choose_context_size(large, memory, corrections=Corrections(kv=0.5)).tokens > plain.tokens

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory, cgroup_room
+from kvchat.library.memory import DeviceMemory, MemoryFacts, available_memory, cgroup_room, staging_room
 
 MIB = 1024 * 1024
 
@@ -77,3 +77,33 @@ def test_what_is_beside_the_computer_in_words() -> None:
     assert beside("RPC0[den:1]") == "the other computer"
     assert beside("RPC0[den:1]", "RPC0[attic:1]", "CUDA0") == "the other computers and the GPU"
     assert DeviceMemory("RPC0[den:1]", 1).kind == "RPC"
+
+
+GB = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("free", "staged", "place", "needed", "left"),
+    [
+        (60, 0, 64, 10, 16),  # a quarter, where there is plenty
+        (60, 0, 3, 10, 3),  # what /dev/shm has
+        (20, 0, 64, 10, 6),  # a sixteenth stays free, or the margin
+        (12, 8, 64, 10, 6),  # what is staged goes for a model and may come back
+        (12, 0, 64, 10, 0),
+        (5, 0, 64, 10, 0),
+        (60, 0, 0, 10, 0),  # no files can be made in memory
+    ],
+)
+def test_chats_are_kept_ready_in_what_a_model_leaves(
+    free: int, staged: int, place: int, needed: int, left: int
+) -> None:
+    memory = MemoryFacts(free * GB, all_there_is=64 * GB).with_staging(staged * GB, place * GB)
+    assert memory.available == (free + staged) * GB
+    assert memory.staging_beside(needed * GB, 2 * GB) == left * GB
+
+
+def test_what_a_container_leaves_for_slot_files(tmp_path: Path) -> None:
+    limits = {"memory__max": f"{1024 * MIB}\n", "memory__current": f"{624 * MIB}\n"}
+    fake_group(tmp_path, "0::/box\n", "sys/fs/cgroup/box", **limits)
+    assert staging_room(0, tmp_path) == 100 * MIB, "a quarter of what may be used"
+    assert staging_room(600 * MIB, tmp_path) == 250 * MIB, "what is staged already may be used for that"

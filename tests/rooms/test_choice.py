@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,14 @@ from kvchat.engine.extra_arguments import BadWorkers
 from kvchat.engine.options import KnownOptions, Option
 from kvchat.engine.probe import EngineProbe
 from kvchat.errors import KvchatError
+from kvchat.library.corrections import CorrectionBook
+from kvchat.library.memory import MemoryFacts
+from kvchat.rooms import capacity
 from kvchat.rooms.choice import EngineChoice, choose_engine, options_to_leave_out
-from kvchat.settings import Settings
+from kvchat.rooms.memory import EngineMemory
+from kvchat.settings import GB, Settings
 from tests.engine_fixtures import FakeEngine
+from tests.kvstore.true_files import Bench
 from tests.library.gguf_files import LLAMA, write_gguf
 
 LONG_ROPE = LLAMA | {"context_length": 131_072, "rope.scaling.original_context_length": 4096}
@@ -121,3 +128,30 @@ def test_a_file_named_in_the_arguments_counts_by_what_is_in_it(tmp_path: Path, f
     after = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
     assert before.fingerprint == again.fingerprint
     assert before.fingerprint.differences(after.fingerprint) == ["extra engine arguments"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
+def test_a_load_comes_before_chats_kept_ready(
+    tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full warm tier takes no context: it counts as memory that can be had, and goes before the engine starts."""
+    bench = Bench(tmp_path / "store", memory=GB)
+    bench.save("thesis", tuple(range(300)))
+    held = bench.store.staged().disposable
+    assert held > 0
+    fake_engine.set(FAKE_NO_GPU=1)
+    model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path))
+    crowded = MemoryFacts(300_000_000, all_there_is=GB)
+    memory = EngineMemory(CorrectionBook(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
+    monkeypatch.setattr(capacity, "available_memory", lambda devices=(): crowded)
+    choice = memory.choose(settings, tmp_path, sees=False, needed=0)
+    (bar,) = choice.context.bars
+    assert bar.free == crowded.available + held
+    assert bar.staging == 0
+    assert bench.store.staged().disposable == 0, "it went, for the model is large"
+    crowded = replace(crowded, available=10 * GB, all_there_is=12 * GB)
+    (bar,) = memory.choose(settings, tmp_path, sees=False, needed=0).context.bars
+    assert 0 < bar.staging <= 3 * GB
+    bench.save("another", tuple(range(5000, 5300)))
+    assert bench.store.staged().disposable > 0

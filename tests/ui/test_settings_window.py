@@ -169,7 +169,7 @@ async def test_shows_the_memory_and_takes_a_proposal(
     assert not settings.model.memory.isVisible()
     runtime.bars = (
         MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
-        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10),
+        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
     )
     runtime.proposals = (Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),)
     runtime.set_engine(EngineState.READY)
@@ -179,7 +179,8 @@ async def test_shows_the_memory_and_takes_a_proposal(
     names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
     assert names == [
         "Radeon 780M: the model 4 GB, room for the chat 2 GB, working space 500 MB; left alone 1 GB of 8 GB free",
-        "This computer’s memory: the model 1 GB, working space 200 MB; left alone 3 GB of 30 GB free",
+        "This computer’s memory: the model 1 GB, working space 200 MB, chats kept ready, up to 8 GB; "
+        "left alone 3 GB of 30 GB free",
     ]
     qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
     await until(lambda: runtime.settings.kv_type == "q8_0")

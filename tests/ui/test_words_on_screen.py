@@ -140,7 +140,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
     runtime.pays = BreakEven(1032, 4.2, 1e-5)
     runtime.set_aside = 12_000_000
     runtime.finding = Finding(Strategy.SETTLE, proved=False)
-    runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True),)
+    runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
     for source in Source:
         runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")
         runtime.chat.write("thesis", Role.ASSISTANT, "Baikal.", receipt=a_receipt(source, queue_wait_ms=4000.0))
