@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.events import SaveSkipped
 from kvchat.chat.messages import MessageState, Source
+from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.index import Index, IndexFailed
-from tests.chat.stage import Stage
+from tests.chat.stage import QUESTION, Stage
 
 
 @contextlib.contextmanager
@@ -51,3 +53,26 @@ async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
 
 def _refuses(*_: object, **__: object) -> str:
     raise IndexFailed("database or disk is full")
+
+
+async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for the engine's file and half as much again, where no memory can be had: most of it is kept already."""
+    check = BlockStore.check_room
+    asked: list[int] = []
+
+    def nearly_full(store: BlockStore, size: int, *rest: object) -> None:
+        asked.append(size)
+        store.keep_in_memory(0)
+        store._parts.free_bytes = lambda: size * 3 // 2
+        check(store, size, *rest)  # type: ignore[arg-type]
+
+    chat = await stage.chat()
+    await stage.answered(chat, QUESTION * 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockStore, "check_room", nearly_full)
+        await stage.answered(chat, "And then?")
+    assert asked
+    assert stage.of(SaveSkipped) == []
+    assert len(stage.save_points()) == 2
