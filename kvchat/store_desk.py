@@ -21,7 +21,7 @@ from kvchat.library.gguf_facts import GgufFacts, read_facts
 from kvchat.library.kv_cache import kv_bytes
 from kvchat.library.memory import staging_room
 from kvchat.paths import Paths
-from kvchat.plain_file import is_folder
+from kvchat.plain_file import in_time, is_folder
 from kvchat.settings import Settings
 from kvchat.wording import several, tokens_short
 from kvchat.wording import size as size_in_words
@@ -38,7 +38,7 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
     quota = settings.quota_bytes
     if quota is None:
         quota = default_quota(
-            shutil.disk_usage(next(one for one in (paths.cache, *paths.cache.parents) if one.exists())).total,
+            shutil.disk_usage(next(one for one in (paths.cache, *paths.cache.parents) if is_folder(one))).total,
             long_chat(settings),
             kept_bytes,
         )
@@ -50,7 +50,7 @@ def long_chat(settings: Settings) -> int:
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
-        facts = _facts(settings.model_path, Path(settings.model_path).stat().st_mtime_ns)
+        facts = _facts(settings.model_path, in_time(Path(settings.model_path).stat).st_mtime_ns)
         return kv_bytes(facts, LONG_CHAT, settings.kv_type, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0
