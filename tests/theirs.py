@@ -6,20 +6,22 @@ import os
 import socket
 import subprocess
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from kvchat.engine.attached import ServerAddress
-from kvchat.engine.invocation import free_port
 from kvchat.engine.plan import LaunchPlan, llama_server_arguments
 
 KEY = "the-users-own-key"
+# Below those a system gives out unasked, and others for each process of tests: nobody else's server answers here.
+_PORTS = count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
 
 
 class Theirs:
     """A llama-server the user started."""
 
     def __init__(self, program: Path, plan: LaunchPlan, *, saves: bool = True) -> None:
-        self.port = free_port("127.0.0.1")
+        self.port = next(port for port in _PORTS if _free(port))
         self.address = ServerAddress(f"http://127.0.0.1:{self.port}", KEY)
         arguments = llama_server_arguments(replace(plan, port=self.port))
         if not saves:
@@ -41,3 +43,8 @@ class Theirs:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -24,6 +24,7 @@ FIRST_WAIT_S = 3.0  # how long opening waits, and whoever only reads, where next
 TOO_NEW = "The memory of your chats was last kept by a newer kvchat"
 LOST = "lost"  # the mark that says when the index before this one was lost
 _PAGE_BYTES = 8192  # a whole segment of tokens fits into a page of an index with its neighbours
+_LOG_BYTES = 400_000  # of the write-ahead log, before it is worked into the file
 _MOST_IDLE = 4
 _PAGES = ("freelist_count", "page_count")
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
@@ -177,7 +178,8 @@ class Index:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the newest save points
-                connection.execute("PRAGMA wal_autocheckpoint = 100")  # pages; the log is part of what the store takes
+                # In pages; the log is part of what the store takes.
+                connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")
                 connection.execute("PRAGMA journal_size_limit = 0")  # and so is its file, once a large one was written
                 connection.execute("PRAGMA secure_delete = ON")  # tokens of a deleted conversation are gone, not hidden
                 migrate(connection, self.path, MIGRATIONS, TOO_NEW, keep_copy=False)
