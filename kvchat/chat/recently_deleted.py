@@ -66,6 +66,7 @@ class RecentlyDeleted:
         self._is_answering, self._spawn, self._keep_s = is_answering, spawn, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = 0.0  # of the loop's clock; Qt's loop gives timers that do not tell
         self._deleted_here: set[str] = set()  # in this run: without a time to keep it, it goes at the end of it
 
     async def entries(self) -> list[Deleted]:
@@ -120,11 +121,11 @@ class RecentlyDeleted:
         """Look then, and every now and then from there on, for what has been kept long enough."""
         loop = asyncio.get_running_loop()
         at = loop.time() + min(seconds, _LOOK_EVERY_S)
-        if self._timer is not None and loop.time() < self._timer.when() <= at:
+        if self._timer is not None and loop.time() < self._looks_at <= at:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_at(at, lambda: self._spawn(self._let_go()))
+        self._timer, self._looks_at = loop.call_at(at, lambda: self._spawn(self._let_go())), at
 
     def close(self) -> None:
         """The run is over: where nothing is kept, what was deleted in it goes now."""

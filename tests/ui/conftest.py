@@ -16,6 +16,7 @@ from kvchat.ui.theme import Look
 from tests.ui.fake_runtime import FakeRuntime
 
 _app: list[QApplication] = []  # kept: a QApplication that Python forgets is gone
+_loops: list[QEventLoop] = []  # kept: collected by another thread, their timers would ring in freed memory
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], QEventLoop]]:
@@ -26,7 +27,8 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 def _qt_loop() -> QEventLoop:
     if QApplication.instance() is None:
         _app.append(QApplication(["kvchat-tests"]))
-    return QEventLoop(QApplication.instance())
+    _loops.append(QEventLoop(QApplication.instance()))
+    return _loops[-1]
 
 
 @pytest.fixture
