@@ -1,5 +1,9 @@
+from collections.abc import Iterator
+
+import keyring
 import pytest
 from hypothesis import HealthCheck, settings
+from keyring.backends import fail
 
 pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures"]
 
@@ -13,3 +17,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "fake_engine" in getattr(item, "fixturenames", ()):
             item.add_marker("fake")
+
+
+@pytest.fixture
+def no_keyring() -> Iterator[None]:
+    """No keyring answers: what is secret lies in files, where a process that a test starts finds it as well."""
+    backend = keyring.get_keyring()
+    keyring.set_keyring(fail.Keyring())
+    yield
+    keyring.set_keyring(backend)

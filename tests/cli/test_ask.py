@@ -68,6 +68,7 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
 
 
 @pytest.mark.fake
+@pytest.mark.usefixtures("no_keyring")
 def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
     home = Home(tmp_path / "home")
     theirs = Theirs(fake_engine.path, fake_engine.plan, saves=False)

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import keyring
 import pytest
 import pytest_asyncio
-from keyring.backends import fail
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit
 from pytestqt.qtbot import QtBot
@@ -36,13 +34,9 @@ LARGE = LLAMA | {"block_count": 32, "embedding_length": 4096, "attention.head_co
 
 
 @pytest.fixture(autouse=True)
-def without_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keyring: None) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    backend = keyring.get_keyring()
-    keyring.set_keyring(fail.Keyring())
-    yield
-    keyring.set_keyring(backend)
 
 
 @pytest.fixture
