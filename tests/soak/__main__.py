@@ -1,4 +1,4 @@
-"""`python -m tests.soak [kills N] [turns N] [stores N]`: the long runs, without a word all of them at full length."""
+"""The long runs: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N]`, or all of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.chat import mutating as damaged_chats
+from tests.kvstore import mutating as damaged_stores
 from tests.models import tiny_model
 from tests.soak import kills, turns
 
-FULL = {"kills": 300, "turns": 2000}
+FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000}
 
 
 def main() -> None:
@@ -19,25 +21,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="packaging/soak", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000, help="of everything that is random")
     for name, count in FULL.items():
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{count} at full length")
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{count:,} at full length")
     asked = parser.parse_args()
     counts = {name: getattr(asked, name) for name in FULL}
     if all(count is None for count in counts.values()):
         counts = dict(FULL)
-    print(f"seed {asked.seed}", flush=True)
-    model = tiny_model("llama")
+    _tell(f"seed {asked.seed}")
     with tempfile.TemporaryDirectory(prefix="kvchat-soak-") as folder:
         for name, count in counts.items():
-            if count is None:
-                continue
-            place = Path(folder) / name
-            place.mkdir()
-            started = time.monotonic()
-            if name == "kills":
-                kills.run(place, model, count, asked.seed, _tell)
-            else:
-                asyncio.run(turns.run(place, model, count, _tell))
-            _tell(f"{name} {count}: nothing lost, nothing left, {time.monotonic() - started:.0f} s")
+            if count:
+                started = time.monotonic()
+                place = Path(folder) / name
+                place.mkdir()
+                _run(name, count, place, asked.seed)
+                _tell(f"{name} {count:,}: nothing lost, nothing left, {time.monotonic() - started:.0f} s")
+
+
+def _run(name: str, count: int, place: Path, seed: int) -> None:
+    """One of them; raises what went wrong."""
+    match name:
+        case "kills":
+            kills.run(place, tiny_model("llama"), count, seed, _tell)
+        case "turns":
+            asyncio.run(turns.run(place, tiny_model("llama"), count, _tell))
+        case "stores":
+            _tell(f"damaged stores: {dict(damaged_stores.run(count, seed))}")
+        case _:
+            faults = damaged_chats.run(count, seed)
+            if faults:
+                raise AssertionError("\n".join(faults))
 
 
 def _tell(words: str) -> None:
