@@ -196,7 +196,7 @@ class _Made:
 
         def look() -> None:
             while not ended.wait(_LOOK_S):
-                most[0] = max(most[0], self._store.staged_bytes())
+                most[0] = max(most[0], self._store.staged_bytes() - disk.tree_size(self._copy))
 
         watcher = threading.Thread(target=look)
         watcher.start()
