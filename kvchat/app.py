@@ -96,7 +96,7 @@ async def _opened(paths: Paths, settings: Settings) -> Runtime | None:
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:
             raise
-        await _ask("Your chats are repaired", repaired.words, "", "")
+        await _ask(repaired.title, repaired.words, "", "")
         return await open_runtime(paths, settings)
 
 

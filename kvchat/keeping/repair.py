@@ -35,6 +35,11 @@ class Repaired:
     aside: Path  # the folder with what was there before
 
     @property
+    def title(self) -> str:
+        """In a line, what came of it."""
+        return "Your chats are repaired" if self.found.chats else "No chat could be read"
+
+    @property
     def words(self) -> str:
         """What was found and what was lost, for the user."""
         found = self.found
