@@ -170,6 +170,8 @@ class _Application:
             await self._window.models.use(path)
         except KvchatError as error:
             page.show_error(error)
+        else:
+            page.show_fetched()
 
     def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Nothing that goes wrong in the background goes unseen."""

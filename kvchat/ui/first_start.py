@@ -76,6 +76,10 @@ class FirstStart(QWidget):
         """Whether the starter model is on its way."""
         return not self._progress.isHidden()
 
+    def show_fetched(self) -> None:
+        """The starter model is here: nothing is on its way any more."""
+        self._show_fetching(False)
+
     def show_error(self, error: KvchatError) -> None:
         """It did not work."""
         self._show_fetching(False)

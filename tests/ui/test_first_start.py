@@ -43,6 +43,16 @@ async def test_starter_model_is_wished_and_its_progress_shown(
     assert page.starter.isVisible()
 
 
+async def test_a_starter_that_is_here_keeps_nobody_from_quitting(runtime: FakeRuntime, window: MainWindow) -> None:
+    heard: list[bool] = []
+    window.quit_requested.connect(lambda: heard.append(True))
+    window.first_start.show_progress(98_000_000, 98_000_000)
+    assert window.first_start.is_fetching
+    window.first_start.show_fetched()
+    window.keyboard.actions["quit"].trigger()
+    assert heard == [True]
+
+
 async def test_an_error_is_shown_and_the_choice_comes_back(runtime: FakeRuntime, window: MainWindow) -> None:
     page = window.first_start
     page.show_progress(1, 2)
