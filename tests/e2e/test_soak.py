@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_killed_at_random_moments_nothing_is_lost_or_left(tmp_path: Path) -> None:
-    told = kills.run(tmp_path, tiny_model("llama"), rounds=8, seed=1)
+    told = kills.run(tmp_path, tiny_model("llama"), rounds=6, seed=1)
     assert told.asked
 
 
 async def test_many_turns_take_no_more_than_few(tmp_path: Path) -> None:
-    looks = await turns.run(tmp_path, tiny_model("llama"), turns=80)
-    assert looks[-1].turn == 80
+    looks = await turns.run(tmp_path, tiny_model("llama"), turns=40)
+    assert looks[-1].turn == 40

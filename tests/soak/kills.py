@@ -88,6 +88,8 @@ def _live_and_die(home: Path, model: Path, seed: int, dice: random.Random, told:
         life.kill()
         life.wait()
         reader.join()
+        assert life.stdout is not None
+        life.stdout.close()
     _hear(lines, told, until=None)
     _, alive = psutil.wait_procs(engines, timeout=GONE_S)
     if alive:

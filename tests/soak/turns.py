@@ -17,7 +17,7 @@ from kvchat.settings import Settings
 from tests.e2e.home import notes
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)
-TURNS_PER_CHAT, CHATS = 10, 4  # older chats are deleted, so that the disk has no reason to grow either
+TURNS_PER_CHAT, CHATS = 5, 4  # older chats are deleted, so that the disk has no reason to grow either
 LOOKS = 20  # at the machine, over the whole run
 
 
@@ -78,11 +78,12 @@ def _look(runtime: Runtime, turn: int) -> Look:
 
 
 def _judge(looks: list[Look]) -> None:
-    """The last quarter beside the second: the first is still filling caches."""
-    quarter = len(looks) // 4
-    if not quarter:
+    """The second half beside the first, once there are as many chats as there will be."""
+    looks = [look for look in looks if look.turn > (CHATS + 1) * TURNS_PER_CHAT]
+    half = len(looks) // 2
+    if not half:
         return
-    early, late = looks[quarter : 2 * quarter], looks[-quarter:]
+    early, late = looks[:half], looks[-half:]
 
     def grown(of: Callable[[Look], int]) -> float:
         return median(map(of, late)) - median(map(of, early))
