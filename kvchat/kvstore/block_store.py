@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points
+from kvchat.kvstore import disk, index_points, index_usage
 from kvchat.kvstore.blocks import BlockFiles
 from kvchat.kvstore.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.keeping import Keeping
@@ -95,8 +95,9 @@ class BlockStore:
     def _begin(self) -> None:
         """Look after what others left; prove that there can be written at all. Raises IndexFailed, IndexLost."""
         try:
-            with self._parts.index.write():
-                pass
+            with self._parts.index.write() as db:
+                if self._parts.index.fresh and any(self._parts.blocks.leftovers((), 0.0)):
+                    index_usage.note_index_loss(db)  # somebody took the file away, but not what it tells of
             self._keeping.recover()
         except IndexLost:
             self._keeping.recover()  # there is a new one now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from kvchat.kvstore.index_schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
 from kvchat.migrations import statements
 
-INDEX_LOST = "the list of what is kept was damaged; it was set aside and a new one begun"
+INDEX_LOST = "the list of what is kept was lost or damaged, and a new one begun"
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
         return ()
     db.execute("INSERT INTO marks VALUES ('told', '')")
     return (Loss("", 0, INDEX_LOST),)
+
+
+def note_index_loss(db: sqlite3.Connection) -> None:
+    """From now on it is known that there was an index before this one."""
+    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (LOST, str(time.time())))
 
 
 def index_lost_at(db: sqlite3.Connection) -> datetime | None:

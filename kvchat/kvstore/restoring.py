@@ -26,7 +26,7 @@ MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or 
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
 _HEADERS = 1 << 16  # bytes; a part of a file is a little larger than its share
-NOTHING_SAVED = "nothing kept yet of this chat"
+NOTHING_SAVED = "nothing is kept of this chat"
 CANNOT_GO_BACK = "the chat was changed before what was kept of it, and this model cannot go back"
 
 
@@ -279,4 +279,4 @@ def _why_nothing(
             return "saved with another model"
         return f"saved with other engine settings ({', '.join(differences)})"
     lost_at = index_lost_at(db)
-    return f"{NOTHING_SAVED}; the list of what is kept was damaged on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED
+    return f"{NOTHING_SAVED}; the list of what was kept was lost on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED

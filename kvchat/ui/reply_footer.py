@@ -6,7 +6,10 @@ from PySide6.QtCore import Qt, Signal, SignalInstance
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.chat.messages import Message, MessageState
+from kvchat.ui.flow import FlowLayout
 from kvchat.ui.receipt_view import ReceiptView
+
+_APART = 10  # pixels between how it ended and what can be done about it
 
 _STATE_WORDS = {
     MessageState.STOPPED: "You stopped this reply.",
@@ -49,15 +52,14 @@ class ReplyFooter(QWidget):
         row = self._row
         return row.totalHeightForWidth(width) if row.hasHeightForWidth() else row.totalSizeHint().height()
 
-    def _ending(self, state: MessageState) -> QHBoxLayout:
+    def _ending(self, state: MessageState) -> FlowLayout:
         words = QLabel(_STATE_WORDS[state])
         words.setProperty("kind", "small")
-        row = QHBoxLayout()
+        row = FlowLayout(spacing=_APART)
         row.addWidget(words)
         if state is MessageState.INTERRUPTED:
             row.addWidget(_link("Try again", "Try this reply again", self.retry_requested))
         row.addWidget(self._go_on)
-        row.addStretch(1)
         return row
 
 

@@ -89,12 +89,14 @@ class Selection(QObject):
                 self._open_menu(None, view, event)
                 return True
             return False
-        if isinstance(event, QMouseEvent) and not isinstance(watched, QTextEdit):
-            return self._mouse_event(watched.parent(), view, event)  # type: ignore[arg-type]
-        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and isinstance(watched, QTextEdit):
-            return self._key(watched, view, event)
-        if isinstance(event, QContextMenuEvent) and isinstance(watched, QTextEdit):
-            self._open_menu(watched, view, event)
+        text = watched if isinstance(watched, QTextEdit) else watched.parent()  # the mouse's events go to its viewport
+        assert isinstance(text, QTextEdit)
+        if isinstance(event, QMouseEvent) and text is not watched:
+            return self._mouse_event(text, view, event)
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and text is watched:
+            return self._key(text, view, event)
+        if isinstance(event, QContextMenuEvent):
+            self._open_menu(text, view, event)
             return True
         return False
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
 
 from kvchat.engine.status import EngineState
@@ -17,6 +17,7 @@ from kvchat.ui.turn_story import Piece
 from kvchat.wording import tokens_short
 
 _GAP = 18  # pixels between remarks
+_BETWEEN = 16  # pixels between the strip's parts
 
 
 class EngineDot(QWidget):
@@ -25,21 +26,22 @@ class EngineDot(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._state = EngineState.STOPPED
+        self._state, self._silent = EngineState.STOPPED, False
         self.setFixedSize(9, 9)
 
-    def show_state(self, state: EngineState) -> None:
-        """Show another state."""
-        self._state = state
+    def show_state(self, state: EngineState, *, silent: bool = False) -> None:
+        """Show another state; `silent` is a ready engine of which nothing is heard."""
+        self._state, self._silent = state, silent
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """A full disc when ready, a ring otherwise; red when failed."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        colour = QColor(_state_colour(self._state, self._look.theme))
+        theme = self._look.theme
+        colour = QColor(theme.warn if self._silent else _state_colour(self._state, theme))
         painter.setPen(colour)
-        if self._state in (EngineState.READY, EngineState.FAILED):
+        if self._state in (EngineState.READY, EngineState.FAILED) and not self._silent:
             painter.setBrush(colour)
         painter.drawEllipse(QRectF(0.75, 0.75, 7.5, 7.5))
         painter.end()
@@ -123,8 +125,8 @@ class StatusStrip(QFrame):
         self.progress.hide()
         self.remarks = Remarks(look)
         row = QHBoxLayout(self)
-        row.setContentsMargins(16, 6, 16, 6)
-        row.setSpacing(16)
+        row.setContentsMargins(_BETWEEN, 6, _BETWEEN, 6)
+        row.setSpacing(_BETWEEN)
         left = QHBoxLayout()
         left.setSpacing(7)
         left.addWidget(self.dot)
@@ -137,16 +139,17 @@ class StatusStrip(QFrame):
         for label in (self.state, self.context):
             label.setProperty("kind", "small")
         self._look = look
+        self._engine, self._silent = EngineState.STOPPED, False
         self._pieces: tuple[Piece, ...] = ()
         look.changed.connect(self._restyle)
         self._restyle()
 
     def show_engine(self, state: EngineState, model: str | None) -> None:
         """The engine's state in a dot and a word, and the model's name."""
-        self.dot.show_state(state)
-        self.state.setText(state.value)
-        self.state.setAccessibleName(f"Engine {state.value}")
+        self._engine = state
+        self._show_state()
         self.model.set_text(model or "no model")
+        self._make_room()
 
     def show_context(self, available: int | None, reason: str) -> None:
         """How large the context is, in tokens; the tooltip says why. How full it is, the meter says."""
@@ -154,19 +157,43 @@ class StatusStrip(QFrame):
         self.context.setText(words)
         self.context.setAccessibleName(words)
         self.context.setToolTip(reason)
+        self._make_room()
 
-    def show_turn(self, pieces: tuple[Piece, ...], fraction: float | None) -> None:
-        """The current turn's remarks, and how much of the prompt has been read."""
-        self._pieces = pieces
-        self._show_remarks()
+    def show_turn(self, pieces: tuple[Piece, ...], fraction: float | None, *, silent: bool = False) -> None:
+        """The current turn's remarks, how much of the prompt has been read, and whether nothing comes any more."""
+        self._pieces, self._silent = pieces, silent
+        self._show_state()
         self.progress.setVisible(fraction is not None)
         self.progress.setValue(int(1000 * (fraction or 0.0)))
+        self._show_remarks()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Another width has room for more or less."""
+        super().resizeEvent(event)
+        self._make_room()
+
+    def _show_state(self) -> None:
+        silent = self._silent and self._engine is EngineState.READY
+        word = "silent" if silent else self._engine.value
+        self.dot.show_state(self._engine, silent=silent)
+        self.state.setText(word)
+        self.state.setAccessibleName(f"Engine {word}")
 
     def _show_remarks(self) -> None:
         """Without the numbers only what went wrong is told."""
         wanted = self._pieces if self._look.numbers else tuple(p for p in self._pieces if p.tone in ("warn", "bad"))
         self.remarks.show_pieces(wanted)
-        self.context.setVisible(self._look.numbers)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """The model and the context stand elsewhere, too: they give way to what is told of the turn."""
+        busy = [self.dot, self.state, self.remarks] + [self.progress] * (not self.progress.isHidden())
+        room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
+        for label in (self.model, self.context):
+            wide = label.sizeHint().width() + _BETWEEN
+            shown = wide <= room and (label is self.model or self._look.numbers)
+            label.setVisible(shown)
+            room -= wide if shown else 0
 
     def _restyle(self) -> None:
         font = self.font()

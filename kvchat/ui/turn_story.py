@@ -27,7 +27,7 @@ from kvchat.chat.events import (
 from kvchat.chat.receipts import UNUSED, where_from, where_told
 from kvchat.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, size
 
-_RANKS = {"ttft": 0, "speed": 1, "restore": 2}
+_RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class TurnStory:
     def pieces(self) -> tuple[Piece, ...]:
         """What to show, oldest first."""
         return tuple(self._pieces.values())
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come for longer than usual."""
+        return "silence" in self._pieces
 
     def begin(self) -> None:
         """The user pressed Send: a restore that ran ahead stays told, the turn before does not."""
@@ -95,6 +100,7 @@ class TurnStory:
             case Silent(seconds=seconds):
                 self._pieces.pop("silence", None)
                 if seconds:
+                    self._pieces.pop("speed", None)
                     self._say("silence", f"no word for {seconds:.0f} s", "warn")
             case ReplyDelta():
                 self._reading_ended()
@@ -168,7 +174,7 @@ class TurnStory:
         self.pending = ""
 
     def _say(self, matter: str, text: str, tone: str = "") -> None:
-        self._pieces[matter] = Piece(text, tone, _RANKS.get(matter, 3))
+        self._pieces[matter] = Piece(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(matter, 3))
 
     def _fresh(self) -> None:
         """Something of a new turn was heard: forget the one before."""

@@ -61,7 +61,7 @@ class Views:
     ) -> None:
         """A conversation's turn, wherever it is shown; `waiting` says for which other one it waits."""
         self.composer.set_busy(running)
-        self.strip.show_turn(talk.story.pieces, talk.story.fraction)
+        self.strip.show_turn(talk.story.pieces, talk.story.fraction, silent=talk.story.silent)
         self.transcript.show_pending((waiting or talk.story.pending) if talk.awaiting else "", waits=bool(waiting))
         too_long = isinstance(talk.failure, ConversationTooLong)  # the context's card says so, and what can be done
         told = too_long or _told_by_engine(talk.failure, runtime.engine.status)

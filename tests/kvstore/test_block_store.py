@@ -222,7 +222,7 @@ def test_every_miss_says_why(bench: Bench) -> None:
         assert isinstance(result, Miss)
         return result.reason
 
-    assert reason(text(100)) == "nothing kept yet of this chat"
+    assert reason(text(100)) == "nothing is kept of this chat"
     point = bench.save("thesis", text(100))
     assert reason(text(100), model="qwen:1") == "saved with another model"
     assert reason(text(100), kv_type_k="q8_0") == "saved with other engine settings (KV type of K)"

@@ -103,6 +103,24 @@ def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> N
     assert usage.last_used_at > plan.save_point.last_used_at
 
 
+def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    nothing = bench.find(tuple(range(1, 300)))
+    assert isinstance(nothing, Miss)
+    assert "lost" not in nothing.reason, "a new folder has lost nothing"
+    bench.save("thesis", tuple(range(1, 300)))
+    bench.store.close()
+    (bench.folder / "index.db").unlink()
+    bench.store = bench.open()
+    plan = bench.find(tuple(range(1, 320)))
+    assert isinstance(plan, Miss)
+    assert "was lost on" in plan.reason
+    assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
+    bench.store.close()
+    bench.store = bench.open()
+    assert bench.store.losses() == ()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(tmp_path: Path, seed: int) -> None:
     bench = Bench(tmp_path / "store")
@@ -118,7 +136,7 @@ def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(tmp_path: P
         bench.store.usage()
     plan = bench.find(tuple(range(1, 1000)))
     assert isinstance(plan, Miss)
-    assert "was damaged on" in plan.reason
+    assert "was lost on" in plan.reason
     assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
     assert bench.store.losses() == ()
     bench.save("thesis", tuple(range(1, 300)))

@@ -9,7 +9,16 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QLabel, QLineEdit, QMenu, QPlainTextEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.events import FirstToken, Notice, Prefilling, QuestionNotStored, TurnFailed, WaitingForChat
+from kvchat.chat.events import (
+    FirstToken,
+    Notice,
+    Prefilling,
+    QuestionNotStored,
+    Silent,
+    Speed,
+    TurnFailed,
+    WaitingForChat,
+)
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.chat.slot_state import Verdict
 from kvchat.engine.interface import EngineError
@@ -463,6 +472,31 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert not strip.progress.isVisible()
     furnished.events.publish(Prefilling("jeju", 1, 2, 0))
     assert strip.remarks.text == "still loaded · first word after 0.31 s"
+
+
+async def test_an_engine_of_which_nothing_is_heard_is_not_called_ready(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await settled(window, furnished)
+    furnished.events.publish(Silent("thesis", 12.4))
+    assert (window.strip.state.text(), window.strip.remarks.text) == ("silent", "no word for 12 s")
+    furnished.events.publish(Silent("thesis", 0.0))
+    assert window.strip.state.text() == "ready"
+
+
+async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
+    furnished.events.publish(Speed("thesis", 41.3, 6000))
+    strip = window.strip
+    assert strip.model.isVisible()
+    assert strip.context.isVisible()
+    window.resize(420, 600)
+    both = ["still loaded", "first word after 0.31 s"]
+    await until(lambda: [piece.text for piece in strip.remarks.fitting(strip.remarks.width())] == both)
+    window.resize(1100, 600)
+    await until(lambda: strip.width() == 1100)
+    assert strip.model.isVisible()
 
 
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -111,20 +111,21 @@ def test_the_scroll_bar_moves_nothing(page: Transcript, qtbot: QtBot) -> None:
     assert (page.views["a0"].x(), page.views["a0"].width()) == place
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["on its text", "beside its text"])
-async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, beside: bool) -> None:
+@pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
+async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, place: str) -> None:
     runtime.chat.add("Lakes", id="lakes")
     runtime.chat.write("lakes", Role.USER, "Which?")
     reply = runtime.chat.write("lakes", Role.ASSISTANT, "This.", receipt=a_receipt())
     window.bridge.open("lakes")
     await until(lambda: reply.id in window.transcript.views)
     view = window.transcript.views[reply.id]
-    place = view if beside else view.texts[0]
+    text = view.texts[0]
+    target = {"its text": text.viewport(), "beside its text": view, "a key": text}[place]  # as the system does
     wished: list[MessageWish] = []
     window.transcript.message_wished.connect(wished.append)
     where = QPoint(3, 3)
-    QApplication.sendEvent(place, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, where, place.mapToGlobal(where)))
-    menu = place.findChild(QMenu)
+    QApplication.sendEvent(target, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, where, target.mapToGlobal(where)))
+    menu = view.findChild(QMenu)
     assert menu is not None
     entries = {action.text(): action for action in menu.actions() if action.text()}
     assert list(entries) == [

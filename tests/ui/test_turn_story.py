@@ -51,13 +51,13 @@ def words(story: TurnStory) -> list[str]:
         (WaitingForEngine("c"), Piece("waiting for the engine", "live")),
         (Restoring("c", 136_000_000, 5906), Piece("loading 136 MB…", "live", 2)),
         (Restored("c", 136_000_000, 5906, 21.4), Piece("loaded 136 MB in 21 ms", "", 2)),
-        (RestoreFailed("c", "the hash differs"), Piece("not loaded: the hash differs", "warn", 2)),
+        (RestoreFailed("c", "the hash differs"), Piece("not loaded: the hash differs", "warn")),
         (Prefilling("c", 1480, 5918, 0), Piece("reading 25 % of 5,918 tokens", "live")),
-        (FirstToken("c", 34_600, 0, 5918), Piece("first word after 34.6 s", "", 0)),
-        (Speed("c", 41.3, 6000), Piece("41 tokens/s", "live", 1)),
-        (Speed("c", 4.26, 6000), Piece("4.3 tokens/s", "live", 1)),
-        (Saving("c"), Piece("keeping…", "live")),
-        (Saved("c", 137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s")),
+        (FirstToken("c", 34_600, 0, 5918), Piece("first word after 34.6 s")),
+        (Speed("c", 41.3, 6000), Piece("41 tokens/s", "live", 0)),
+        (Speed("c", 4.26, 6000), Piece("4.3 tokens/s", "live", 0)),
+        (Saving("c"), Piece("keeping…", "live", 1)),
+        (Saved("c", 137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s", "", 1)),
         (SaveSkipped("c", "the disk is nearly full"), Piece("not kept: the disk is nearly full", "warn")),
         (TurnFailed("c", KvchatError("No")), Piece("failed", "bad")),
     ],
@@ -76,7 +76,7 @@ def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
 
 def test_a_hollow_restore_is_a_fault() -> None:
     story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918, HOLLOW))
-    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn", 2)
+    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
 
 
 def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
@@ -92,7 +92,7 @@ def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     hollow = RestoreFailed("c", "hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
     story = told(*A_RESTORE, hollow)
-    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn", 2)
+    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
     story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
     assert story.pieces[0].tone == "warn"
 
@@ -182,7 +182,10 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
 
 
 def test_silence_is_told_as_long_as_it_lasts() -> None:
-    story = told(FirstToken("c", 300, 0, 100), Silent("c", 12.4))
+    story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), Silent("c", 12.4))
     assert Piece("no word for 12 s", "warn") in story.pieces
+    assert story.silent
+    assert "41 tokens/s" not in words(story), "nothing comes so fast now"
     story.tell(Silent("c", 0))
+    assert not story.silent
     assert "no word for 12 s" not in words(story)
