@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
     """`ready` is called when all is imported and the work begins."""
-    from kvchat.cli.arguments import build_parser
+    from kvchat.cli.grammar.arguments import build_parser
     from kvchat.errors import KvchatError
 
     options = build_parser().parse_args(arguments)
@@ -49,11 +49,11 @@ def _child(arguments: list[str]) -> int | None:
     """Be the engine or its leash, if that is what a frozen kvchat was started for. Nothing else is imported then."""
     flag, rest = arguments[:1], arguments[1:]
     if flag == ["--leash"]:
-        from kvchat.engine import leash
+        from kvchat.engine.child import leash
 
         return leash.main(rest)
     if flag == ["--embedded-engine"]:
-        from kvchat.engine import embedded
+        from kvchat.engine.child import embedded
 
         return embedded.main(rest)
     return None
@@ -61,7 +61,7 @@ def _child(arguments: list[str]) -> int | None:
 
 def _command(options: argparse.Namespace) -> Callable[[], int]:
     """Import the command that was asked for, and only that one."""
-    from kvchat.cli import arguments
+    from kvchat.cli.grammar import arguments
 
     match options.command:
         case "ask":
@@ -91,7 +91,7 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
         case "export" | "import" | "backup" | "restore" | "repair":
             return _keep(options)
         case "doctor":
-            from kvchat.cli import doctor
+            from kvchat.cli.doctor import command as doctor
 
             return lambda: doctor.run(as_json=options.json, retest=options.retest)
         case _:
@@ -99,8 +99,8 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
 
 def _keep(options: argparse.Namespace) -> Callable[[], int]:
-    from kvchat.cli import keep
-    from kvchat.cli.arguments import export_options
+    from kvchat.cli import transfer as keep
+    from kvchat.cli.grammar.arguments import export_options
 
     match options.command:
         case "export":

@@ -15,19 +15,19 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 from kvchat import __version__
 from kvchat.chat.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
-from kvchat.keeping.repair import repair
-from kvchat.keeping.restore import finish_restore
-from kvchat.library.starter import StarterProgress, fetch_starter
-from kvchat.paths import Paths, resolve_paths
+from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings, load_settings
-from kvchat.stoppable import Threads
-from kvchat.ui.finishing import close_in_sight
-from kvchat.ui.main_window import MainWindow
-from kvchat.ui.single_instance import SingleInstance
-from kvchat.ui.spent_timers import SpentTimers
-from kvchat.ui.theme import Look
-from kvchat.ui.tray import Tray
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.stoppable import Threads
+from kvchat.transfer.repair import repair
+from kvchat.transfer.restore import finish_restore
+from kvchat.ui.app.finishing import close_in_sight
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.single_instance import SingleInstance
+from kvchat.ui.app.spent_timers import SpentTimers
+from kvchat.ui.app.tray import Tray
+from kvchat.ui.base.theme import Look
 
 _AGAIN = -1  # not an exit code: start once more
 
@@ -152,7 +152,7 @@ class _Application:
         self.quitting.set()
 
     def _fetch_starter(self) -> None:
-        self._fetch = self._window.wishes.start(self._fetch_and_use())
+        self._fetch = self._window.runner.start(self._fetch_and_use())
 
     def _cancel_fetch(self) -> None:
         if self._fetch:

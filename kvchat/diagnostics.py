@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat import __version__
-from kvchat.engine.status import EngineStatus
-from kvchat.engine.vitals import Vitals
-from kvchat.redaction import Person, redact
-from kvchat.rooms.choice import EngineChoice
+from kvchat.engine.speaking.status import EngineStatus
+from kvchat.engine.speaking.vitals import Vitals
+from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings
-from kvchat.wording import size
+from kvchat.words.redaction import Person, redact
+from kvchat.words.wording import size
 
 _LOG_LINES = 200  # of the engine's last ones
 

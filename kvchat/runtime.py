@@ -20,31 +20,31 @@ from kvchat.chat.recently_deleted import purge_left_behind
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
 from kvchat.diagnostics import Facts, report
-from kvchat.engine.log import EngineLog
-from kvchat.engine.status import EngineState, EngineStatus
-from kvchat.engine.supervisor import EngineSupervisor
-from kvchat.keeping.desk import KeepingDesk
+from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine_host.external import ExternalHost
+from kvchat.engine_host.managed import ManagedHost
+from kvchat.engine_host.memory import EngineMemory
+from kvchat.engine_host.model import AnsweringModel
+from kvchat.engine_host.queries import EngineQueries, server_key
+from kvchat.engine_host.rest import EngineRest
+from kvchat.engine_host.selected import SelectedHost
+from kvchat.engine_host.view import EngineView
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.store import StoreRefused
-from kvchat.library.corrections import CorrectionBook
-from kvchat.library.downloads import Download, DownloadState
-from kvchat.library.gguf_facts import read_facts
-from kvchat.library.kv_cache import kv_bytes
-from kvchat.library.memory import available_memory
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.gguf.kv_cache import kv_bytes
+from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.machine import available_memory
 from kvchat.library.model_library import ModelLibrary
-from kvchat.migrations import drop_old_copies
-from kvchat.paths import Paths
-from kvchat.redaction import this_person
-from kvchat.rooms.attached import AttachedRoom
-from kvchat.rooms.both import EngineRooms
-from kvchat.rooms.desk import EngineDesk, server_key
-from kvchat.rooms.memory import EngineMemory
-from kvchat.rooms.model import AnsweringModel
-from kvchat.rooms.rest import EngineRest
-from kvchat.rooms.supervised import SupervisedRoom
-from kvchat.rooms.view import EngineView
+from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.settings import Settings, differ, save_settings
-from kvchat.store_desk import BOUND_SETTINGS, Store, StoreDesk, open_store_or_none, store_bounds
+from kvchat.store_service import BOUND_SETTINGS, Store, StoreService, open_store_or_none, store_bounds
+from kvchat.system.migrations import drop_old_copies
+from kvchat.system.paths import Paths
+from kvchat.transfer.service import TransferService
+from kvchat.words.redaction import this_person
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 
@@ -61,26 +61,26 @@ class Runtime:
         self._database = database
         self._store = store
         self._log = EngineLog(paths.engine_log)
-        self.room = self._make_rooms()
-        self.engine = EngineView(lambda: self.settings, self.room, self._log)
+        self.host = self._make_rooms()
+        self.engine = EngineView(lambda: self.settings, self.host, self._log)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
-        self.model = AnsweringModel(lambda: self.settings, self.room, self.models)
+        self.model = AnsweringModel(lambda: self.settings, self.host, self.models)
         self.chat = ChatService(
             database,
             worker,
             store,
-            self.room,
+            self.host,
             self.events,
             self.model.wished_sampling,
             self.model.for_new_chats,
             self.model.own_sampling,
             lambda: self.settings.keep_deleted_s,
         )
-        self.save_points = StoreDesk(paths, store, lambda: self.settings)
-        self.engines = EngineDesk(paths, lambda: self.settings)
-        self.keeping = KeepingDesk(paths, database, worker, self.events)
-        self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.room)
+        self.save_points = StoreService(paths, store, lambda: self.settings)
+        self.engines = EngineQueries(paths, lambda: self.settings)
+        self.keeping = TransferService(paths, database, worker, self.events)
+        self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.host)
         self._closed = False
         self._backups = DailyBackups(paths.database, self._notify)
         self._storing_settings = asyncio.Lock()
@@ -96,7 +96,7 @@ class Runtime:
     @property
     def break_even(self) -> BreakEven | None:
         """From how many tokens on restoring pays here; None until an engine has read and restored something."""
-        choice, context_size = self.room.choice, self.engine.context_size
+        choice, context_size = self.host.choice, self.engine.context_size
         if choice is None or context_size is None:
             return None
         plan = choice.plan
@@ -111,9 +111,9 @@ class Runtime:
 
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
-        vitals = await self.room.vitals()
-        facts = Facts(self.settings, self.engine.status, self.room.choice, vitals, self._log.lines)
-        return report(facts, this_person(), self.room.secrets)
+        vitals = await self.host.vitals()
+        facts = Facts(self.settings, self.engine.status, self.host.choice, vitals, self._log.lines)
+        return report(facts, this_person(), self.host.secrets)
 
     async def begin(self) -> None:
         """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
@@ -127,19 +127,19 @@ class Runtime:
         self.chat.following.begin()
         await self._take_newest_model()
         if self.model.is_there:
-            await (self.start_engine() if self.settings.engine_start == "app" else self.room.rest())
+            await (self.start_engine() if self.settings.engine_start == "app" else self.host.rest())
         self._background.begin(self._rest.run())
         self.chat.titles.begin(lambda: self.settings.model_titles)
 
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
-        self._background.begin(self.room.start())
+        self._background.begin(self.host.start())
 
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
         self.chat.stop_all()
         await self._come_to_rest()
-        await self.room.stop()
+        await self.host.stop()
 
     async def restart_engine(self) -> None:
         """Stop, then start."""
@@ -148,7 +148,7 @@ class Runtime:
 
     async def retest_restoring(self) -> None:
         """Start the engine again and find out anew what restoring can do with it."""
-        await self.room.forget_finding()
+        await self.host.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
@@ -197,7 +197,7 @@ class Runtime:
         await self.models.close()
         self.chat.close()
         await self._come_to_rest()
-        await self.room.close()
+        await self.host.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
         await self._backups.close()
@@ -227,27 +227,27 @@ class Runtime:
             error = download.error
             self.events.publish(Notice(f"{name} could not be downloaded", f"{error.title}. {error.detail}"))
 
-    def _make_rooms(self) -> EngineRooms:
+    def _make_rooms(self) -> SelectedHost:
         generations, folder = itertools.count(1), self._store.staging_folder()
         findings = Findings(self._database, self._worker, self.events)
-        own = SupervisedRoom(
+        own = ManagedHost(
             lambda: self.settings,
             folder,
             EngineSupervisor(log=self._log, generations=generations),
             findings,
             EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify, self._store),
-            lambda status: self._engine_changed(status) if self.room.is_current(own) else None,
+            lambda status: self._engine_changed(status) if self.host.is_current(own) else None,
             lambda: self.chat.tokens_needed(self.settings.model_path),
         )
-        attached = AttachedRoom(
+        attached = ExternalHost(
             lambda: self.settings,
             folder,
             generations,
             findings,
             server_key(self.paths),
-            lambda status: self._engine_changed(status) if self.room.is_current(attached) else None,
+            lambda status: self._engine_changed(status) if self.host.is_current(attached) else None,
         )
-        return EngineRooms(lambda: self.settings, self._take_model, own, attached)
+        return SelectedHost(lambda: self.settings, self._take_model, own, attached)
 
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""

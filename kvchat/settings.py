@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.plain_file import read_json
-from kvchat.whole_file import whole_file
-from kvchat.wording import size
+from kvchat.system.plain_file import read_json
+from kvchat.system.whole_file import whole_file
+from kvchat.words.wording import size
 
 GB = 1_000_000_000
 MB = 1_000_000

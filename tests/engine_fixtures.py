@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.discovery import EngineKind, EngineLocation
-from kvchat.engine.plan import LaunchPlan
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 RUN_FAKE = f"import sys; sys.path.insert(0, {str(FAKE.parent)!r}); import {FAKE.stem} as it; it.main(sys.argv[1:])"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.kvstore import index_points
+from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.savepoint import SavePoint
 
 

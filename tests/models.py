@@ -16,7 +16,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from kvchat.library.starter import fetch_starter, installed_starter
+from kvchat.library.remote.starter import fetch_starter, installed_starter
 
 RECIPE = 1  # raise it when what `tiny_model` makes changes
 TRAINED_CONTEXT = 16_384  # test-llama-archs writes 256, too little for a conversation

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.messages import Message
-from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
 

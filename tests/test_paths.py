@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.cli import process
-from kvchat.paths import NoHome, expanded, resolve_paths
+from kvchat.system.paths import NoHome, expanded, resolve_paths
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.redaction import Person, redact, this_person
+from kvchat.words.redaction import Person, redact, this_person
 
 ANNA = Person("/home/anna", "anna", "annas-tower")
 

@@ -15,9 +15,9 @@ import pytest_asyncio
 from kvchat.chat.database import Database
 from kvchat.chat.events import SettingsChanged
 from kvchat.kvstore.store import StoreRefused
-from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
+from kvchat.system.paths import resolve_paths
 from tests.kvstore.slot_files import FINGERPRINT, line
 from tests.kvstore.true_files import FULL, Bench
 

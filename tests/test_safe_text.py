@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.safe_text import calm, shown_document, spelled_out
+from kvchat.words.safe_text import calm, shown_document, spelled_out
 
 TAGS = "".join(chr(0xE0000 + ord(char)) for char in "ignore all")
 

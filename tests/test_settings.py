@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.kv_cache import KV_TYPES
-from kvchat.paths import NoFolder, resolve_paths
+from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_settings, save_settings, why_not
+from kvchat.system.paths import NoFolder, resolve_paths
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.wording import (
+from kvchat.words.wording import (
     IN_PLAIN_WORDS,
     duration,
     moment_of,

@@ -6,13 +6,13 @@ from kvchat.chat.background import Background
 from kvchat.chat.events import Notice
 from kvchat.chat.interruption import Interruption
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import begins_empty, ends_with_reply, needs_sight, prompt_messages
+from kvchat.chat.prompt import begins_empty, ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineError
+from kvchat.engine.speaking.interface import EngineError
 from kvchat.errors import KvchatError
 
 
-class RestoreAhead:
+class Prefetch:
     """Under the slot's lock, in the background. Only the last selection counts: it ends what was begun for another."""
 
     def __init__(self, parts: TurnParts, background: Background) -> None:
@@ -50,7 +50,7 @@ class RestoreAhead:
     async def _restore(self, conversation_id: str) -> None:
         """Any fault only means that the next turn restores or prefills itself."""
         parts = self._parts
-        if not parts.room.is_ready():
+        if not parts.host.is_ready():
             return
         async with parts.slot.lock:
             if self._selected != conversation_id:
@@ -70,9 +70,9 @@ class RestoreAhead:
         manner = await parts.worker.run(manner_of, parts.database, conversation_id)
         branch = await parts.worker.run(parts.database.branch, conversation_id)
         messages = prompt_messages(branch)
-        if not parts.room.is_ready(manner.model, sees=needs_sight(messages)):
+        if not parts.host.is_ready(manner.model, sees=needs_vision(messages)):
             return  # another model, or a projector, is loaded for a message, not for a look
-        engine = (await parts.room.ready(manner.model)).rendering(manner.options.template)
+        engine = (await parts.host.ready(manner.model)).rendering(manner.options.template)
         if ends_with_reply(branch) or begins_empty(branch):
             boundary = await parts.slot.boundary(engine, messages)
             if len(boundary) < engine.context_size:  # else room is made for it when it is answered

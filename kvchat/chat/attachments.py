@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvchat.chat.messages import Attachment, Message
 from kvchat.chat.rows import attachment_of
-from kvchat.engine.wire import Picture
+from kvchat.engine.speaking.wire import Picture
 
 
 def insert_attachments(db: sqlite3.Connection, message_id: str, attachments: Sequence[Attachment]) -> None:

@@ -28,11 +28,11 @@ from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
 from kvchat.chat.pictures import TOKENS_GUESSED
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import needs_sight, prompt_messages
+from kvchat.chat.prompt import needs_vision, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineGone
-from kvchat.engine.wire import ChatMessage, Picture, Sampling
+from kvchat.engine.speaking.interface import EngineGone
+from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -85,7 +85,7 @@ class _Case:
         ]
 
 
-class ContextDesk:
+class ContextService:
     """Counts with the engine's own tokenizer, and makes the branches that need less context."""
 
     def __init__(
@@ -108,9 +108,9 @@ class ContextDesk:
         Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
         """
         manner = await self._manner(conversation_id) if conversation_id else Manner()
-        if not self._parts.room.is_ready(manner.model):
+        if not self._parts.host.is_ready(manner.model):
             return None
-        engine = (await self._parts.room.ready(manner.model)).rendering(manner.options.template)
+        engine = (await self._parts.host.ready(manner.model)).rendering(manner.options.template)
         used = await self._used(engine, conversation_id) if conversation_id else 0
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
         for attachment in attachments:
@@ -122,16 +122,16 @@ class ContextDesk:
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
         """Its tokens, and whether they were counted: without an engine that is ready for it they are estimated."""
-        if not self._parts.room.is_ready(sees=bool(attachment.data)):
+        if not self._parts.host.is_ready(sees=bool(attachment.data)):
             return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
-        return await self._document(await self._parts.room.ready(), attachment), True
+        return await self._document(await self._parts.host.ready(), attachment), True
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
         """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
 
         For pictures a model without sight is refused first: that raises a KvchatError, too.
         """
-        if any(attachment.data for attachment in attachments) and not await self.check_sight(conversation_id):
+        if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
             attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
         use = await self.use(conversation_id, draft, attachments)
         if use is not None and use.over:
@@ -150,19 +150,19 @@ class ContextDesk:
         use = await self.use(conversation_id, draft, attachments)
         while use is not None and use.free < 0:
             tokens, _ = await self.tokens_of(part)
-            room = tokens + use.free - TEMPLATE_TOKENS
-            if room < LEAST_PART:
+            host = tokens + use.free - TEMPLATE_TOKENS
+            if host < LEAST_PART:
                 raise NoRoomForPart(whole.name)
-            part = document_of_text(PART.format(name=whole.name), beginning_of(part.text, room / tokens))
+            part = document_of_text(PART.format(name=whole.name), beginning_of(part.text, host / tokens))
             attachments = [*attachments[:place], part, *attachments[place + 1 :]]
             use = await self.use(conversation_id, draft, attachments)
         return tuple(attachments)
 
-    async def check_sight(self, conversation_id: str | None) -> bool:
+    async def check_vision(self, conversation_id: str | None) -> bool:
         """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""
         manner = await self._manner(conversation_id) if conversation_id else Manner()
-        await self._parts.room.check_sight(manner.model)
-        return self._parts.room.is_ready(manner.model, sees=True)
+        await self._parts.host.check_vision(manner.model)
+        return self._parts.host.is_ready(manner.model, sees=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
@@ -194,7 +194,7 @@ class ContextDesk:
                 summary = await self._say(case, conversation_id, messages)
             except EngineGone as loss:
                 self._parts.slot.forget()
-                raise await self._parts.room.explain_loss(loss) from loss
+                raise await self._parts.host.explain_loss(loss) from loss
             if not summary:
                 raise NoSummary
             asked = words_of_nobody_yet(case.branch[0], Role.USER, SUMMARY_REQUEST)
@@ -214,8 +214,8 @@ class ContextDesk:
             raise StillAnswering
         manner = await self._manner(conversation_id)
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
-        sees = needs_sight(prompt_messages(branch))
-        engine = (await self._parts.room.ready(manner.model, sees=sees)).rendering(manner.options.template)
+        sees = needs_vision(prompt_messages(branch))
+        engine = (await self._parts.host.ready(manner.model, sees=sees)).rendering(manner.options.template)
         return _Case(engine, self._parts.drawn(None, manner.options), branch)
 
     async def _manner(self, conversation_id: str) -> Manner:
@@ -283,7 +283,7 @@ class ContextDesk:
 
 async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:
     """A prompt's tokens; pictures are guessed where the engine does not see."""
-    if engine.sees or not needs_sight(messages):
+    if engine.sees or not needs_vision(messages):
         return len(await engine.engine.prompt_tokens(messages))
     words = [replace(message, pictures=()) for message in messages]
     guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvchat.engine.wire import ChatChunk
+from kvchat.engine.speaking.wire import ChatChunk
 
 
 class Echo:

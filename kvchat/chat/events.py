@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.messages import Attachment, Receipt
 from kvchat.chat.slot_state import Verdict
-from kvchat.engine.status import EngineStatus
+from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
 
 

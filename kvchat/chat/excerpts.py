@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.folding import Term, any_span, spans
-from kvchat.safe_text import calm
-from kvchat.wording import one_line
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line
 
 Marks = tuple[tuple[int, int], ...]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvchat.wording import size
+from kvchat.words.wording import size
 
 
 @dataclass(frozen=True)

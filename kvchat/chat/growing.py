@@ -13,7 +13,7 @@ from kvchat.chat.messages import Message
 from kvchat.chat.reply import Draft
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.wire import ChatMessage
+from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
@@ -44,7 +44,7 @@ async def grown(
     if not too_small(engine, tokens):
         return engine
     with making_room(parts, conversation_id, tokens):
-        return await parts.room.ready(model, sees=engine.sees, tokens=tokens)
+        return await parts.host.ready(model, sees=engine.sees, tokens=tokens)
 
 
 async def grow_ahead(

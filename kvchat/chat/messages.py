@@ -47,7 +47,7 @@ class Receipt:
     """
 
     ttft_ms: float
-    restore_ms: float  # what of the restore lay after Send, or all of it if `restored_ahead`; 0: nothing restored
+    restore_ms: float  # what of the restore lay after Send, or all of it if `prefetched`; 0: nothing restored
     prefill_ms: float  # the engine's own prompt_ms
     first_token_ms: float  # the rest of ttft_ms: templates, the wire, a shared system prompt's save, the first decode
     prompt_tokens: int
@@ -57,7 +57,7 @@ class Receipt:
     source: Source
     miss_reason: str | None = None
     hollow: bool = False  # a restore answered 200 and was worth nothing
-    restored_ahead: bool = False
+    prefetched: bool = False
     restored_bytes: int = 0
     engine_wait_ms: float = 0.0
     queue_wait_ms: float = 0.0

@@ -1,11 +1,11 @@
-"""The conversations' schema as numbered steps, see kvchat.migrations."""
+"""The conversations' schema as numbered steps, see kvchat.system.migrations."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-from kvchat import migrations
+from kvchat.system import migrations
 
 MIGRATIONS: tuple[str, ...] = (
     # 1: conversations, and messages as a tree
@@ -182,5 +182,5 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the conversations to the newest format. Raises kvchat.migrations.DatabaseTooNew."""
+    """Bring the conversations to the newest format. Raises kvchat.system.migrations.DatabaseTooNew."""
     migrations.migrate(connection, path, MIGRATIONS, "Your chats were last opened by a newer kvchat")

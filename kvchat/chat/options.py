@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 
 TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
@@ -22,7 +22,7 @@ class ChatOptions:
     template: TemplateOptions = ()  # they change the prompt from its beginning: fixed once a chat has begun
 
 
-NO_WISHES = ChatOptions()
+NO_OPTIONS = ChatOptions()
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Manner:
     """How a conversation is answered, and by which model."""
 
     model: str | None = None  # path; None until the first message
-    options: ChatOptions = NO_WISHES
+    options: ChatOptions = NO_OPTIONS
 
 
 class BadOptions(KvchatError):

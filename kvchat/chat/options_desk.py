@@ -14,7 +14,7 @@ from kvchat.chat.models import remember_model
 from kvchat.chat.options import BadOptions, ChatOptions, Manner, check
 from kvchat.chat.presets import Preset
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineRefused
+from kvchat.engine.speaking.interface import EngineRefused
 from kvchat.errors import KvchatError
 
 
@@ -29,7 +29,7 @@ class TemplateFixed(KvchatError):
         )
 
 
-class OptionsDesk:
+class OptionsService:
     """Belongs to the event loop's thread. Every method raises KvchatError."""
 
     def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
@@ -89,10 +89,10 @@ class OptionsDesk:
     async def check(self, options: ChatOptions) -> None:
         """Raises BadOptions; of a JSON schema the engine is asked too, where one is ready."""
         check(options)
-        if not options.sampling.json_schema or not self._parts.room.is_ready():
+        if not options.sampling.json_schema or not self._parts.host.is_ready():
             return
         try:
-            engine = await self._parts.room.ready()
+            engine = await self._parts.host.ready()
             await engine.engine.check_schema(options.sampling.json_schema)
         except EngineRefused as refusal:
             said = refusal.message.rpartition("JSON schema error at ")[2]

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from kvchat.chat.messages import Attachment
 from kvchat.errors import KvchatError
-from kvchat.wording import size as size_in_words
+from kvchat.words.wording import size as size_in_words
 
 MOST_BYTES = 10_000_000
 MOST_PIXELS = 40_000_000  # decoded it takes three bytes for each, in the engine

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from kvchat.chat.database import ConversationGone, Database
-from kvchat.chat.options import NO_WISHES, ChatOptions, Manner, options_from, options_json
+from kvchat.chat.options import NO_OPTIONS, ChatOptions, Manner, options_from, options_json
 from kvchat.errors import KvchatError
 
 
@@ -18,7 +18,7 @@ class Preset:
     name: str
     system: str = ""
     model: str | None = None  # path; None: the model in use
-    options: ChatOptions = NO_WISHES
+    options: ChatOptions = NO_OPTIONS
     is_default: bool = False  # new chats begin with it
     id: str = ""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.messages import Message, Role
-from kvchat.engine.wire import ChatMessage
+from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
@@ -49,7 +49,7 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
     return joined
 
 
-def needs_sight(messages: Sequence[ChatMessage]) -> bool:
+def needs_vision(messages: Sequence[ChatMessage]) -> bool:
     """Whether the model is shown pictures with these messages."""
     return any(message.pictures for message in messages)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.messages import Receipt, Source
 from kvchat.chat.slot_state import LEAST_SHARE, Verdict
-from kvchat.wording import FIRST_REPLY, READ, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
+from kvchat.words.wording import FIRST_REPLY, READ, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
 
 WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
 NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
@@ -106,7 +106,7 @@ def _restore(receipt: Receipt) -> str:
     if not receipt.restore_ms:
         return "nothing to load"
     size_part = f"{size(receipt.restored_bytes)} in " if receipt.restored_bytes else ""
-    ahead = " (before you pressed Send, not counted)" if receipt.restored_ahead else ""
+    ahead = " (before you pressed Send, not counted)" if receipt.prefetched else ""
     return f"{size_part}{duration(receipt.restore_ms)}{ahead}"
 
 

@@ -15,7 +15,7 @@ from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDe
 from kvchat.chat.messages import Message, MessageState, Receipt
 from kvchat.chat.slot_state import Loaded, Verdict, judged
 from kvchat.chat.worker import Worker
-from kvchat.engine.wire import ChatChunk, PromptProgress, Timings
+from kvchat.engine.speaking.wire import ChatChunk, PromptProgress, Timings
 
 FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
 SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest
@@ -172,7 +172,7 @@ class ReplyWriter:
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
             thinking_ms=draft.thinking_ms or (self.before.receipt.thinking_ms if self.before.receipt else None),
-            restored_ahead=ahead,
+            prefetched=ahead,
             restored_bytes=restore.bytes if restore else 0,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
             engine_wait_ms=1000 * self.engine_wait_s,

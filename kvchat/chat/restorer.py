@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from kvchat.chat.events import EventBus, Restoring
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import OLDER_WINDOW_ROWS, RestoreRecord
-from kvchat.engine.interface import EngineGone, EngineRefused
+from kvchat.engine.speaking.interface import EngineGone, EngineRefused
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, StagedFile
 from kvchat.kvstore.store import NotWanted, SavePointStore, StoreRefused
 
@@ -26,7 +26,7 @@ class Restorer:
         self._store, self._events = store, events
 
     async def restore(
-        self, room: ReadyEngine, conversation_id: str, plan: RestorePlan, touched: Callable[[], None]
+        self, host: ReadyEngine, conversation_id: str, plan: RestorePlan, touched: Callable[[], None]
     ) -> RestoreRecord | Miss:
         """Stage and restore; a failed restore leaves an empty slot. `touched` hears when the slot is no more as it was.
 
@@ -35,14 +35,14 @@ class Restorer:
         point = plan.save_point
         self._events.publish(Restoring(conversation_id, plan.bytes, plan.tokens_used))
         started = time.perf_counter()
-        async with self._staged(room, plan) as staged:
+        async with self._staged(host, plan) as staged:
             if isinstance(staged, Miss):
                 return staged
-            if staged.n_tokens > room.context_size:  # the engine would refuse a good state
+            if staged.n_tokens > host.context_size:  # the engine would refuse a good state
                 return Miss(TOO_LARGE_NOW)
             touched()
             try:
-                answer = await room.engine.restore_slot(staged.path.name)
+                answer = await host.engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
                 reason = f"the engine refused its memory: {refusal.message}"
                 await self.set_aside(point, reason)
@@ -53,7 +53,7 @@ class Restorer:
         if answer.n_restored != staged.n_tokens:
             reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
             await self.set_aside(point, reason)
-            await room.engine.erase_slot()
+            await host.engine.erase_slot()
             return Miss(reason)
         finished = time.perf_counter()
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
@@ -64,7 +64,7 @@ class Restorer:
             await asyncio.to_thread(self._store.set_aside, point, reason)
 
     @contextlib.asynccontextmanager
-    async def _staged(self, room: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
+    async def _staged(self, host: ReadyEngine, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
         """The save point's file in the slot folder, gone again at the end.
 
         Cancelled half-way it ends soon: gigabytes are not put together for nobody.
@@ -74,8 +74,8 @@ class Restorer:
             asyncio.to_thread(
                 self._store.stage,
                 plan,
-                room.slot_path,
-                older_window_rows=OLDER_WINDOW_ROWS if room.slides else 0,
+                host.slot_path,
+                older_window_rows=OLDER_WINDOW_ROWS if host.slides else 0,
                 wanted=lambda: not given_up.is_set(),
             )
         )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvchat.chat.options import TemplateOptions
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.interface import Engine, EngineError
+from kvchat.engine.speaking.interface import Engine, EngineError
 from kvchat.kvstore.savepoint import Fingerprint
 
 
@@ -51,7 +51,7 @@ class ReadyEngine:
         return self.finding.strategy.saves
 
 
-class EngineRoom(Protocol):
+class EngineHost(Protocol):
     """Where ready engines come from."""
 
     async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
@@ -68,7 +68,7 @@ class EngineRoom(Protocol):
         """Whether `ready` would answer at once."""
         ...
 
-    async def check_sight(self, model: str | None = None) -> None:
+    async def check_vision(self, model: str | None = None) -> None:
         """Whether that model, or the one in use, can be shown pictures. Raises a KvchatError that says why not."""
         ...
 

@@ -10,9 +10,9 @@ from kvchat.chat.events import Absorbed, EventBus, Notice, Saved, SaveSkipped
 from kvchat.chat.finishing import Finishing
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot_state import OLDER_WINDOW_ROWS
-from kvchat.engine.interface import EngineRefused
-from kvchat.engine.wire import SlotSave
-from kvchat.kvstore import disk
+from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.wire import SlotSave
+from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Grown, SavePoint, Tokens
 from kvchat.kvstore.store import NothingIsKept, SavePointStore, StoreRefused
 
@@ -28,7 +28,7 @@ class Saver:
 
     async def save(
         self,
-        room: ReadyEngine,
+        host: ReadyEngine,
         conversation_id: str,
         boundary: Tokens,
         prefill_ms: float,
@@ -38,31 +38,31 @@ class Saver:
     ) -> SavePoint | None:
         """See `SlotKeeper.save`; `prefill_ms` is what reading these tokens again would take."""
         started = time.perf_counter()
-        path = room.slot_path / f"{disk.name_for_engine()}.slot"
+        path = host.slot_path / f"{disk.name_for_engine()}.slot"
         try:
             if not self._finishing.wanted():
                 raise StoreRefused(NOT_WAITED_FOR)
-            expected_bytes = int(len(boundary) * room.kv_bytes_per_token)
-            state = room.fingerprint, boundary
+            expected_bytes = int(len(boundary) * host.kv_bytes_per_token)
+            state = host.fingerprint, boundary
             await asyncio.to_thread(self._store.check_room, expected_bytes, conversation_id, path, state)
             with self._finishing.saving(expected_bytes, path):
-                answer = await self._saved(room, path)
+                answer = await self._saved(host, path)
             if answer.n_saved != len(boundary):
                 raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
             point = await asyncio.to_thread(
                 self._store.take,
                 path,
                 conversation_id,
-                room.fingerprint,
+                host.fingerprint,
                 boundary,
                 answer.n_written,
                 prefill_ms,
-                OLDER_WINDOW_ROWS if room.slides else 0,
+                OLDER_WINDOW_ROWS if host.slides else 0,
                 message_id,
-                Grown(self.marked, room.engine.rows.kept) if room.engine.rows.kept else None,
+                Grown(self.marked, host.engine.rows.kept) if host.engine.rows.kept else None,
             )
             self.marked = point.id
-            room.engine.rows.mark(len(boundary))
+            host.engine.rows.mark(len(boundary))
         except NothingIsKept:
             return None
         except (StoreRefused, EngineRefused, OSError) as refusal:
@@ -75,15 +75,15 @@ class Saver:
             self._events.publish(Saved(conversation_id, point.size, point.n_tokens, elapsed))
         return point
 
-    async def _saved(self, room: ReadyEngine, path: Path) -> SlotSave:
+    async def _saved(self, host: ReadyEngine, path: Path) -> SlotSave:
         """Have the engine save the slot. If memory could not hold that after all, the disk may."""
         try:
-            answer = await room.engine.save_slot(path.name)
+            answer = await host.engine.save_slot(path.name)
         except EngineRefused:
             answer = None
         if answer is None or not answer.n_written:
             await asyncio.to_thread(self._store.forget, path)
-            answer = await room.engine.save_slot(path.name)
+            answer = await host.engine.save_slot(path.name)
         return answer
 
     async def absorb(self) -> None:

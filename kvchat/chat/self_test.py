@@ -18,10 +18,10 @@ from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.slot_state import PROVED_SHARE
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.interface import EngineError, EngineRefused
-from kvchat.engine.wire import ChatMessage
-from kvchat.kvstore import disk
+from kvchat.engine.speaking.interface import EngineError, EngineRefused
+from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import Bounds, StoreRefused
 
@@ -39,15 +39,15 @@ class _Unclear(Exception):
     """The trial could not be carried out; the message says why, in words."""
 
 
-async def self_test(room: ReadyEngine, window: int | None) -> Finding:
+async def self_test(host: ReadyEngine, window: int | None) -> Finding:
     """What restoring can do with this engine; `room` holds what the model's architecture promises.
 
     `window` is the model's sliding window in tokens. Takes a second or so; what cannot be tried in that order of time
     is left as promised and not proved. Raises EngineGone if the engine dies over it.
     """
-    promised = room.finding.strategy
+    promised = host.finding.strategy
     try:
-        async with asyncio.timeout(LIMIT_S), _trial(room) as trial:
+        async with asyncio.timeout(LIMIT_S), _trial(host) as trial:
             return await trial.run(promised, window)
     except TimeoutError:
         return Finding(promised, proved=False, reason="the engine is too slow to try it out beforehand")
@@ -56,29 +56,29 @@ async def self_test(room: ReadyEngine, window: int | None) -> Finding:
 
 
 @contextlib.asynccontextmanager
-async def _trial(room: ReadyEngine) -> AsyncIterator[_Trial]:
+async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
     """A trial with a store of its own, swept with the engine's slot folder should this process be killed."""
     folder = await asyncio.to_thread(
-        tempfile.TemporaryDirectory, dir=room.slot_path, prefix=f"{disk.name_for_engine()}-"
+        tempfile.TemporaryDirectory, dir=host.slot_path, prefix=f"{disk.name_for_engine()}-"
     )
     try:
         bounds = Bounds(quota=1 << 62, free_floor=0)
         store = await asyncio.to_thread(BlockStore, Path(folder.name), bounds, sync=False)
         try:
-            yield _Trial(room, store)
+            yield _Trial(host, store)
         finally:
             await asyncio.to_thread(store.close)
     finally:
         await asyncio.to_thread(folder.cleanup)
         with contextlib.suppress(EngineError, TimeoutError):  # an engine that is gone has nothing in its slot
-            await asyncio.wait_for(room.engine.erase_slot(), ERASE_S)
+            await asyncio.wait_for(host.engine.erase_slot(), ERASE_S)
 
 
 class _Trial:
     """One self-test."""
 
-    def __init__(self, room: ReadyEngine, store: BlockStore) -> None:
-        self._room = room
+    def __init__(self, host: ReadyEngine, store: BlockStore) -> None:
+        self._host = host
         events = EventBus()
         events.subscribe(self._hear)
         self._slot = SlotKeeper(store, events)
@@ -92,10 +92,10 @@ class _Trial:
         """Try what is promised, then what asks less."""
         length = max(LENGTH, window + BEYOND) if window else LENGTH
         text = await self._text(length + 2 * NEXT)
-        if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._room.context_size:
+        if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
             raise _Unclear("the model's sliding window is as long as the context")
         if length > LENGTH:
-            read = await self._room.engine.prefill(text[:LENGTH])
+            read = await self._host.engine.prefill(text[:LENGTH])
             if length * read.prompt_ms / LENGTH > LONGEST_MS:
                 raise _Unclear("that would take long with this model")
         strategy, reason = promised, ""
@@ -107,47 +107,47 @@ class _Trial:
 
     async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> str | None:
         """What does not work of a strategy, None if it holds."""
-        room, slot = replace(self._room, finding=Finding(strategy, proved=False)), self._slot
+        host, slot = replace(self._host, finding=Finding(strategy, proved=False)), self._slot
         saved, following, other = text[:length], text[length : length + NEXT], text[length + NEXT :]
-        await self._save(room, saved)
-        hot = await room.engine.prefill(saved + following)
+        await self._save(host, saved)
+        hot = await host.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
             raise _Unclear("the engine reads a short chat again even if it has it already")
-        if fault := await self._restored(room, saved + following, length):
+        if fault := await self._restored(host, saved + following, length):
             return fault
         if not strategy.can_cut:
             return None
         half, quarter = length // 2, length // 4
-        if fault := await self._restored(room, saved[:half] + other, half):
+        if fault := await self._restored(host, saved[:half] + other, half):
             return f"part of what was saved is of no use: {fault}"
         # And the engine by itself, from what it has in its slot.
         slot.forget()
-        again = await room.engine.prefill(saved[:quarter] + following)
+        again = await host.engine.prefill(saved[:quarter] + following)
         if again.cache_n < PROVED_SHARE * quarter:
             return f"the engine cannot go back: it used {again.cache_n} of {quarter} tokens"
         return None
 
-    async def _save(self, room: ReadyEngine, tokens: Tokens) -> None:
+    async def _save(self, host: ReadyEngine, tokens: Tokens) -> None:
         """As at the end of a turn."""
         self._slot.forget()
-        early = self._slot.early_boundary(room, tokens)
+        early = self._slot.early_boundary(host, tokens)
         for stop in (early, tokens) if early else (tokens,):
-            await self._slot.settle(room, _NAME, stop)
-            point = await self._slot.save(room, _NAME, stop)
+            await self._slot.settle(host, _NAME, stop)
+            point = await self._slot.save(host, _NAME, stop)
             if point is None:
                 raise _Unclear(self._skipped)
-            if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, room.slot_path):
+            if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, host.slot_path):
                 raise _Unclear("too little room for its files")
         await self._slot.absorb()
 
-    async def _restored(self, room: ReadyEngine, prompt: Tokens, length: int) -> str | None:
+    async def _restored(self, host: ReadyEngine, prompt: Tokens, length: int) -> str | None:
         """As at the beginning of a turn, from an empty slot: what went wrong, None if `length` tokens came back."""
-        await room.engine.erase_slot()
+        await host.engine.erase_slot()
         self._slot.forget()
-        loaded = await self._slot.load(room, _NAME, prompt)
+        loaded = await self._slot.load(host, _NAME, prompt)
         if loaded.restore is None:
             return loaded.miss_reason or "nothing was loaded"
-        read = await room.engine.prefill(prompt)
+        read = await host.engine.prefill(prompt)
         if read.cache_n < PROVED_SHARE * length:
             return f"the engine accepted {length} tokens and then used {read.cache_n} of them"
         return None
@@ -155,5 +155,5 @@ class _Trial:
     async def _text(self, length: int) -> Tokens:
         """Tokens of a text without repetition, at least so many if the model's vocabulary is like others."""
         lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(length // 6 + 8))
-        tokens = await self._room.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])
+        tokens = await self._host.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])
         return tokens[:length]

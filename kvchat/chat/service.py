@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from kvchat.chat import growing, opening, tree
-from kvchat.chat.ahead import RestoreAhead
+from kvchat.chat.ahead import Prefetch
 from kvchat.chat.background import Background
-from kvchat.chat.context_desk import ContextDesk, StillAnswering
+from kvchat.chat.context_desk import ContextService, StillAnswering
 from kvchat.chat.database import Database
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
@@ -18,12 +18,12 @@ from kvchat.chat.following import Following
 from kvchat.chat.forgetting import Forgetting
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.models import relocate_model, remember_model
-from kvchat.chat.options_desk import OptionsDesk
+from kvchat.chat.options_desk import OptionsService
 from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
 from kvchat.chat.prompt import NEW_TITLE
 from kvchat.chat.recently_deleted import RecentlyDeleted
-from kvchat.chat.room import EngineRoom
+from kvchat.chat.room import EngineHost
 from kvchat.chat.search import Finder
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.titles import Titles
@@ -33,7 +33,7 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.chat.turns import Turns
 from kvchat.chat.worker import Worker
 from kvchat.chat.writers import ANSWERING, Writers
-from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 
 P = ParamSpec("P")
@@ -48,7 +48,7 @@ class ChatService:
         database: Database,
         worker: Worker,
         store: SavePointStore,
-        room: EngineRoom,
+        host: EngineHost,
         events: EventBus,
         sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         model: Callable[[], str | None] = lambda: None,
@@ -66,13 +66,13 @@ class ChatService:
         self._worker = worker
         self._store = store
         self._writers = Writers(database.file.with_name(ANSWERING))
-        self._parts = TurnParts(database, worker, room, self.slot, events, self._writers, defaults, sampling)
+        self._parts = TurnParts(database, worker, host, self.slot, events, self._writers, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
-        self._ahead = RestoreAhead(self._parts, self._background)
+        self._ahead = Prefetch(self._parts, self._background)
         self.drafts = Drafts(database, worker)
-        self.context = ContextDesk(self._parts, self.is_answering, self._background.begin)
-        self.options = OptionsDesk(self._parts, self.is_answering)
+        self.context = ContextService(self._parts, self.is_answering, self._background.begin)
+        self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
         self._forgetting = Forgetting(database, worker, self.slot, self.finder, events, self._background.begin)
         self.recently_deleted = RecentlyDeleted(

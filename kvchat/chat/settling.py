@@ -11,7 +11,7 @@ from kvchat.chat.messages import UNFINISHED, Message
 from kvchat.chat.prompt import ends_with_reply, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineGone, EngineRefused
+from kvchat.engine.speaking.interface import EngineGone, EngineRefused
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -42,7 +42,7 @@ class Settling:
                 await parts.slot.discard_messages(self._conversation_id, [reply.id])
         except EngineGone as loss:
             parts.slot.forget()
-            parts.events.publish(SaveSkipped(self._conversation_id, str(await parts.room.explain_loss(loss))))
+            parts.events.publish(SaveSkipped(self._conversation_id, str(await parts.host.explain_loss(loss))))
         except EngineRefused as refusal:
             parts.events.publish(SaveSkipped(self._conversation_id, refusal.message))
         except KvchatError as error:

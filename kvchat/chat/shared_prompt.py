@@ -15,7 +15,7 @@ from kvchat.chat.reply import ReplyWriter
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
+from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
 
 LONG_MS = 2000.0  # a system prompt that takes so long to read is saved at once

@@ -23,8 +23,8 @@ from kvchat.chat.restorer import Restorer
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.saver import Saver
 from kvchat.chat.slot_state import EARLY_TOKENS, Loaded, SlotContents, Verdict, judged
-from kvchat.engine.sight import FIRST_ID
-from kvchat.engine.wire import ChatMessage, PromptProgress, Timings
+from kvchat.engine.speaking.vision import FIRST_ID
+from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Miss, SavePoint, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore
 
@@ -61,48 +61,48 @@ class SlotKeeper:
         """What this machine was measured at; to be looked at, not changed."""
         return self._rates
 
-    async def load(self, room: ReadyEngine, conversation_id: str, prompt: Tokens) -> Loaded:
+    async def load(self, host: ReadyEngine, conversation_id: str, prompt: Tokens) -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill.
 
         Never raises for a bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if
         the engine dies over it.
         """
-        if room.fingerprint.model != self._rated:  # what was measured with another model says nothing of this one
-            self._rated, self._rates.prefill_ms_per_token = room.fingerprint.model, None
-        held = self._held(room, prompt)
+        if host.fingerprint.model != self._rated:  # what was measured with another model says nothing of this one
+            self._rated, self._rates.prefill_ms_per_token = host.fingerprint.model, None
+        held = self._held(host, prompt)
         contents = self._contents
         unproved = contents.unproved if contents and held else None
         if contents and contents.exact and contents.conversation_id == conversation_id and held == len(contents.tokens):
             return Loaded(held, unproved, miss_reason=None)  # its own turn boundary: nothing can leave less
-        if not room.saves:
+        if not host.saves:
             return Loaded(held, unproved, miss_reason=None if held else NO_RESTORING)
         plan = await asyncio.to_thread(
-            self._store.find, room.fingerprint, prompt, can_cut=room.can_cut, conversation_id=conversation_id
+            self._store.find, host.fingerprint, prompt, can_cut=host.can_cut, conversation_id=conversation_id
         )
         if isinstance(plan, Miss):
             return Loaded(held, unproved, miss_reason=None if held else plan.reason)
         if not self._rates.tries(plan.tokens_used - held, plan.bytes):
             return Loaded(held, unproved, miss_reason=None if held else NOT_WORTH_IT)
-        if not room.sees and min(plan.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
+        if not host.sees and min(plan.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
             return Loaded(held, unproved, miss_reason=None if held else NEEDS_PROJECTOR)
-        outcome = await self._restorer.restore(room, conversation_id, plan, self.forget)
+        outcome = await self._restorer.restore(host, conversation_id, plan, self.forget)
         if isinstance(outcome, Miss):
             self._events.publish(RestoreFailed(conversation_id, outcome.reason))
             return Loaded(0, None, miss_reason=outcome.reason)
         self._rates.learn_restore(outcome.bytes, outcome.ms)
         tokens = plan.save_point.tokens[: outcome.n_tokens]
         self._saver.marked = plan.save_point.id
-        room.engine.rows.mark(outcome.n_tokens)
-        self._contents = SlotContents(room.generation, conversation_id, tokens, exact=True, unproved=outcome)
+        host.engine.rows.mark(outcome.n_tokens)
+        self._contents = SlotContents(host.generation, conversation_id, tokens, exact=True, unproved=outcome)
         self._events.publish(Restored(conversation_id, outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(plan.tokens_used, outcome, miss_reason=None)
 
-    async def load_boundary(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> Loaded:
+    async def load_boundary(self, host: ReadyEngine, conversation_id: str, boundary: Tokens) -> Loaded:
         """As `load`, for whatever comes after a turn boundary.
 
         A state that cannot be cut serves only prompts that are longer: the boundary alone would find an older one.
         """
-        return await self.load(room, conversation_id, (*boundary, NEXT))
+        return await self.load(host, conversation_id, (*boundary, NEXT))
 
     async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
         """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache.
@@ -117,29 +117,29 @@ class SlotKeeper:
             self._events.publish(RestoreFailed(conversation_id, verdict.miss_reason, hollow=True))
         return verdict
 
-    def note(self, room: ReadyEngine, conversation_id: str, tokens: Tokens, *, exact: bool = False) -> None:
+    def note(self, host: ReadyEngine, conversation_id: str, tokens: Tokens, *, exact: bool = False) -> None:
         """The slot now holds at least these tokens of this conversation."""
-        self._contents = SlotContents(room.generation, conversation_id, tokens, exact)
+        self._contents = SlotContents(host.generation, conversation_id, tokens, exact)
 
-    def note_request(self, room: ReadyEngine, conversation_id: str, prompt: Tokens, loaded: Loaded) -> None:
+    def note_request(self, host: ReadyEngine, conversation_id: str, prompt: Tokens, loaded: Loaded) -> None:
         """A request with this prompt is going out: the engine may cut the slot back to what both begin with."""
         known = prompt[: loaded.expected_cached]
-        self._contents = SlotContents(room.generation, conversation_id, known, exact=False, unproved=loaded.restore)
+        self._contents = SlotContents(host.generation, conversation_id, known, exact=False, unproved=loaded.restore)
 
     def forget(self) -> None:
         """Nothing is known of the slot any more."""
         self._contents = None
 
-    async def boundary(self, room: ReadyEngine, history: Sequence[ChatMessage]) -> Tokens:
+    async def boundary(self, host: ReadyEngine, history: Sequence[ChatMessage]) -> Tokens:
         """The turn boundary after `history`: the tokens every possible next user message will begin with."""
         first, second = [
-            await room.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
+            await host.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
         ]
         return first[: common_prefix(first, second)]
 
     async def settle(
         self,
-        room: ReadyEngine,
+        host: ReadyEngine,
         conversation_id: str,
         boundary: Tokens,
         progress: Callable[[PromptProgress], None] = lambda progress: None,
@@ -149,30 +149,30 @@ class SlotKeeper:
         May be cancelled at any point.
         """
         contents = self._contents
-        if contents and contents.exact and contents.tokens == boundary and contents.generation == room.generation:
+        if contents and contents.exact and contents.tokens == boundary and contents.generation == host.generation:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         if contents:  # cancelled from here on, this much is still there
-            self.note(room, conversation_id, boundary[: common_prefix(contents.tokens, boundary)])
-        timings = await room.engine.prefill(boundary, progress)
-        self.note(room, conversation_id, boundary, exact=True)
+            self.note(host, conversation_id, boundary[: common_prefix(contents.tokens, boundary)])
+        timings = await host.engine.prefill(boundary, progress)
+        self.note(host, conversation_id, boundary, exact=True)
         return timings
 
-    async def can_return(self, room: ReadyEngine, conversation_id: str, boundary: Tokens) -> bool:
+    async def can_return(self, host: ReadyEngine, conversation_id: str, boundary: Tokens) -> bool:
         """Whether the slot can be brought back to a boundary, without reading, after something else was said there."""
-        if room.can_cut:
+        if host.can_cut:
             return True
         plan = await asyncio.to_thread(
-            self._store.find, room.fingerprint, (*boundary, NEXT), can_cut=False, conversation_id=conversation_id
+            self._store.find, host.fingerprint, (*boundary, NEXT), can_cut=False, conversation_id=conversation_id
         )
         return not isinstance(plan, Miss) and plan.tokens_used == len(boundary)
 
-    def early_boundary(self, room: ReadyEngine, boundary: Tokens) -> Tokens | None:
+    def early_boundary(self, host: ReadyEngine, boundary: Tokens) -> Tokens | None:
         """Where a sliding-window model has to be saved as well, just before the boundary; None for other models."""
-        return boundary[:-EARLY_TOKENS] if room.slides and len(boundary) > EARLY_TOKENS else None
+        return boundary[:-EARLY_TOKENS] if host.slides and len(boundary) > EARLY_TOKENS else None
 
     async def save(
         self,
-        room: ReadyEngine,
+        host: ReadyEngine,
         conversation_id: str,
         boundary: Tokens,
         *,
@@ -185,7 +185,7 @@ class SlotKeeper:
         Raises EngineGone if the engine dies while saving.
         """
         prefill_ms = self._rates.prefill_ms(len(boundary))
-        return await self._saver.save(room, conversation_id, boundary, prefill_ms, message_id=message_id, tell=tell)
+        return await self._saver.save(host, conversation_id, boundary, prefill_ms, message_id=message_id, tell=tell)
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
         """A request read so many tokens in so long."""
@@ -210,13 +210,13 @@ class SlotKeeper:
         """These messages are gone: nothing of them stays in the store."""
         await asyncio.to_thread(self._store.delete_messages, conversation_id, message_ids)
 
-    def _held(self, room: ReadyEngine, prompt: Tokens) -> int:
+    def _held(self, host: ReadyEngine, prompt: Tokens) -> int:
         """How many of the prompt's tokens the slot can serve as it is."""
         contents = self._contents
-        if contents is None or contents.generation != room.generation:
+        if contents is None or contents.generation != host.generation:
             self._contents = None
             return 0
-        return _usable(contents.tokens, prompt, room.can_cut, exact=contents.exact)
+        return _usable(contents.tokens, prompt, host.can_cut, exact=contents.exact)
 
 
 def _usable(state: Tokens, prompt: Tokens, can_cut: bool, *, exact: bool) -> int:

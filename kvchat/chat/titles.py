@@ -17,12 +17,12 @@ from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.chat.options import TemplateOptions
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import ends_with_reply, needs_sight, prompt_messages
+from kvchat.chat.prompt import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.title_words import REQUEST, is_over, title_in
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineGone
-from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.engine.speaking.interface import EngineGone
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -169,10 +169,10 @@ class Titles:
         parts, slot, conversation_id = self._parts, self._parts.slot, attempt.conversation_id
         manner = await parts.worker.run(manner_of, parts.database, conversation_id)
         history = prompt_messages(attempt.branch)
-        sees = needs_sight(history)
-        if not ends_with_reply(attempt.branch) or not parts.room.is_ready(manner.model, sees=sees):
+        sees = needs_vision(history)
+        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(manner.model, sees=sees):
             return None
-        ready = await parts.room.ready(manner.model, sees=sees)
+        ready = await parts.host.ready(manner.model, sees=sees)
         engine = ready.rendering(manner.options.template)
         boundary = await slot.boundary(engine, history)
         if slot.holds(engine.generation) != conversation_id:

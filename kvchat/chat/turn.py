@@ -25,7 +25,7 @@ from kvchat.chat.messages import Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
 from kvchat.chat.options import FormatRefused
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import ConversationTooLong, needs_sight, prompt_messages
+from kvchat.chat.prompt import ConversationTooLong, needs_vision, prompt_messages
 from kvchat.chat.receipts import NOTHING_TO_MISS
 from kvchat.chat.reply import Draft, ReplyWriter
 from kvchat.chat.restorer import DIED_OVER_RESTORE
@@ -34,8 +34,8 @@ from kvchat.chat.settling import Settling
 from kvchat.chat.shared_prompt import save_where_shared
 from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.interface import EngineError, EngineGone, EngineRefused
-from kvchat.engine.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
+from kvchat.engine.speaking.interface import EngineError, EngineGone, EngineRefused
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 
@@ -118,7 +118,7 @@ class Turn:
             message = await self._answering.run(self._stream())
         except EngineGone as loss:
             self._parts.slot.forget()
-            raise await self._parts.room.explain_loss(loss) from loss
+            raise await self._parts.host.explain_loss(loss) from loss
         except EngineRefused as refusal:
             raise self._in_words(refusal) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
@@ -131,7 +131,7 @@ class Turn:
         messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
             raise ConversationGone
-        self._sees = needs_sight(messages)
+        self._sees = needs_vision(messages)
         reply = await self._open_reply(self.beginning)
         try:
             await self._say(messages, reply)
@@ -169,8 +169,8 @@ class Turn:
     async def _recovers(self, loss: EngineGone) -> bool:
         """Whether another engine is coming up, now that this one is lost."""
         self._parts.slot.forget()
-        await self._parts.room.explain_loss(loss)
-        return self._parts.room.recovers()
+        await self._parts.host.explain_loss(loss)
+        return self._parts.host.recovers()
 
     async def _open_reply(self, beginning: Beginning) -> ReplyWriter:
         parts, message = self._parts, beginning.unfinished
@@ -215,16 +215,16 @@ class Turn:
     async def _next_engine(self, loss: EngineGone) -> ReadyEngine:
         """The engine after the one that died over a save point: that must not cost the reply."""
         self._parts.slot.forget()
-        await self._parts.room.explain_loss(loss)
+        await self._parts.host.explain_loss(loss)
         return await self._ready()
 
     async def _ready(self, tokens: int = 0) -> ReadyEngine:
         parts = self._parts
         manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
-        if not parts.room.is_ready(manner.model, sees=self._sees):
+        if not parts.host.is_ready(manner.model, sees=self._sees):
             parts.events.publish(WaitingForEngine(self.conversation_id))
         asked_at = time.perf_counter()
-        engine = await parts.room.ready(manner.model, sees=self._sees, tokens=tokens)
+        engine = await parts.host.ready(manner.model, sees=self._sees, tokens=tokens)
         self._engine = engine.rendering(manner.options.template)
         self._drawn = parts.drawn(self._sampling, manner.options)
         if self._reply:

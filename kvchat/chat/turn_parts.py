@@ -9,12 +9,12 @@ from kvchat.chat.database import Database
 from kvchat.chat.events import EventBus
 from kvchat.chat.messages import Message
 from kvchat.chat.options import ChatOptions
-from kvchat.chat.room import EngineRoom
+from kvchat.chat.room import EngineHost
 from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.worker import Worker
 from kvchat.chat.writers import Writers
-from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TurnParts:
 
     database: Database
     worker: Worker
-    room: EngineRoom
+    host: EngineHost
     slot: SlotKeeper
     events: EventBus
     writers: Writers
@@ -42,7 +42,7 @@ class TurnParts:
         """Judge a load as `SlotKeeper.prove` does, and let the room learn what a restore is worth here."""
         verdict = await self.slot.prove(conversation_id, loaded, cached, prompt)
         if loaded.restore:
-            await self.room.note_restore(hollow=verdict.hollow)
+            await self.host.note_restore(hollow=verdict.hollow)
         return verdict
 
     async def path(self, message_id: str) -> list[Message]:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from kvchat.chat.background import Background
-from kvchat.chat.context_desk import ContextDesk, StillAnswering
+from kvchat.chat.context_desk import ContextService, StillAnswering
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed, WaitingForWriter
 from kvchat.chat.line import Line
@@ -29,7 +29,7 @@ class Turns:
         self,
         parts: TurnParts,
         background: Background,
-        context: ContextDesk,
+        context: ContextService,
         model: Callable[[], str | None],
         give_way: Callable[[str], None],
     ) -> None:

@@ -23,15 +23,15 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.messages import Message, Receipt
 from kvchat.chat.receipts import receipt_sentence
-from kvchat.cli.options import AskOptions
-from kvchat.cli.session import chosen_settings, run_until_interrupted
-from kvchat.engine.status import EngineFailure, EngineState, EngineStatus
-from kvchat.engine.wire import Sampling
+from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
+from kvchat.cli.grammar.options import AskOptions
+from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
-from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
-from kvchat.safe_text import calm
-from kvchat.wording import size as size_in_words
+from kvchat.system.paths import resolve_paths
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import size as size_in_words
 
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
 
@@ -94,7 +94,7 @@ async def _ask(options: AskOptions) -> int:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
         reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options), attachments=attachments)
         await _kept(runtime)
-        if (finding := runtime.room.finding) and not finding.strategy.saves:
+        if (finding := runtime.host.finding) and not finding.strategy.saves:
             _remark(finding.words)
     finally:
         await runtime.close()

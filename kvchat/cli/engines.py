@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kvchat.cli.options import EnginesOptions
-from kvchat.cli.session import run_until_interrupted
-from kvchat.engine.discovery import EngineLocation, find_engine
-from kvchat.engine.graphics import find_graphics, install_advice
-from kvchat.engine.inventory import EngineEntry, take_inventory
-from kvchat.engine.probe import usable_engine
-from kvchat.engine.trial import Trial, TrialStep, try_engine
-from kvchat.paths import Paths, resolve_paths
-from kvchat.rooms.desk import trial_model
+from kvchat.cli.command_runtime import run_until_interrupted
+from kvchat.cli.grammar.options import EnginesOptions
+from kvchat.engine.finding.discovery import EngineLocation, find_engine
+from kvchat.engine.finding.graphics import find_graphics, install_advice
+from kvchat.engine.finding.inventory import EngineEntry, take_inventory
+from kvchat.engine.finding.probe import usable_engine
+from kvchat.engine.running.trial import Trial, TrialStep, try_engine
+from kvchat.engine_host.queries import trial_model
 from kvchat.settings import Settings, load_settings
-from kvchat.wording import size
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.words.wording import size
 
 
 def run(options: EnginesOptions) -> int:

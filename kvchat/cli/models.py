@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvchat.cli.columns import columns
-from kvchat.cli.options import ModelsAction, ModelsOptions
-from kvchat.cli.session import run_until_interrupted
+from kvchat.cli.command_runtime import run_until_interrupted
+from kvchat.cli.grammar.options import ModelsAction, ModelsOptions
+from kvchat.engine_host.capacity import look_at_capacity, model_judge
 from kvchat.errors import KvchatError
-from kvchat.library.corrections import CorrectionBook
-from kvchat.library.curated import Suggestion, suggestions_for, tier_for
-from kvchat.library.gguf_facts import read_facts
-from kvchat.library.hub import HubFile, HubModel, HubRepository, repository_in
-from kvchat.library.hub_download import Order, fetch_model
-from kvchat.library.memory import MemoryFacts
-from kvchat.library.model_files import without_quantisation
-from kvchat.library.model_finder import FoundModel, UnreadableFolder
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.local.files import without_quantisation
+from kvchat.library.local.finder import FoundModel, UnreadableFolder
+from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.verdict import Judgement, judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary
-from kvchat.library.verdict import Judgement, judge_size
-from kvchat.paths import Paths, resolve_paths
-from kvchat.plain_file import is_folder
-from kvchat.rooms.capacity import look_at_capacity, model_judge
+from kvchat.library.remote.curated import Suggestion, suggestions_for, tier_for
+from kvchat.library.remote.hub import HubFile, HubModel, HubRepository, repository_in
+from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.wording import several, size, tokens_short
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.plain_file import is_folder
+from kvchat.words.wording import several, size, tokens_short
 
 LONGEST_TOKEN = 1000  # characters
 

@@ -9,9 +9,9 @@ from contextlib import closing
 
 from kvchat.chat.database import Database
 from kvchat.chat.search import FoundChat, find, index_some
-from kvchat.paths import resolve_paths
-from kvchat.safe_text import calm
-from kvchat.wording import one_line
+from kvchat.system.paths import resolve_paths
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line
 
 NOTHING_FOUND = 1  # as grep has it
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"

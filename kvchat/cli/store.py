@@ -12,15 +12,15 @@ from typing import Any
 
 from kvchat.chat.database import Database
 from kvchat.cli.columns import columns
-from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.cli.grammar.options import StoreAction, StoreOptions
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
-from kvchat.paths import Paths, resolve_paths
-from kvchat.safe_text import calm
 from kvchat.settings import load_settings
-from kvchat.store_desk import chats_in_words, long_chat, open_store
-from kvchat.wording import duration, one_line, several, size
+from kvchat.store_service import chats_in_words, long_chat, open_store
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import duration, one_line, several, size
 
 Titles = Mapping[str, str]  # by conversation id
 Saved = Mapping[str, float]  # seconds, by conversation id

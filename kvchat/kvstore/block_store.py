@@ -17,15 +17,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points, index_usage
-from kvchat.kvstore.blocks import BlockFiles
-from kvchat.kvstore.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.keeping import Keeping
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom, Staged
+from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, MemoryRoom, Staged
+from kvchat.kvstore.files.staging import Staging
+from kvchat.kvstore.housekeeping import Housekeeping
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.layout.recipe import RowMap
+from kvchat.kvstore.layout.row_map import read_row_map
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts
-from kvchat.kvstore.recipe import RowMap
 from kvchat.kvstore.restoring import Restoring
-from kvchat.kvstore.row_map import read_row_map
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,
@@ -44,7 +47,6 @@ from kvchat.kvstore.savepoint import (
 )
 from kvchat.kvstore.saving import Saving
 from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
-from kvchat.kvstore.staging import Staging
 from kvchat.kvstore.store import Bounds, StoreRefused, Wanted, always
 
 
@@ -85,7 +87,7 @@ class BlockStore:
                 bounds=bounds,
             )
             self._saving, self._restoring = Saving(self._parts), Restoring(self._parts)
-            self._keeping = Keeping(self._parts)
+            self._keeping = Housekeeping(self._parts)
             self._begin()
         except (OSError, IndexFailed, IndexLost) as error:
             title = "The folder for the memory of chats cannot be used."

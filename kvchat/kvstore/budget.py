@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvchat.kvstore.store import StoreRefused
-from kvchat.wording import size as size_in_words
+from kvchat.words.wording import size as size_in_words
 
 GB = 1_000_000_000
 DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from kvchat.kvstore import slotfile
+from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.kvstore.store import StoreRefused
-from kvchat.wording import size as size_in_words
+from kvchat.words.wording import size as size_in_words
 
 
 def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:

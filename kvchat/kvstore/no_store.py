@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.kvstore import budget, disk, index_points, index_recipes, index_usage, presence
-from kvchat.kvstore.blocks import BlockFiles
-from kvchat.kvstore.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.rebuild import BadBlock
-from kvchat.kvstore.recipe import RowMap
-from kvchat.kvstore.staging import Staging
+from kvchat.kvstore import budget
+from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.blocks.rebuild import BadBlock
+from kvchat.kvstore.files import disk, presence
+from kvchat.kvstore.files.staging import Staging
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.layout.recipe import RowMap
 from kvchat.kvstore.store import Bounds
 
 DELETED_MEANWHILE = "its memory was deleted meanwhile"

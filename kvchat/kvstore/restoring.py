@@ -8,16 +8,20 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from kvchat.kvstore import disk, index_points, index_recipes, slotfile, token_tree
-from kvchat.kvstore.compose import CannotCompose
-from kvchat.kvstore.composing import OlderRecipe, compose_prefix, compose_windows
-from kvchat.kvstore.index import IndexFailed, IndexLost
-from kvchat.kvstore.index_check import Nonsense
-from kvchat.kvstore.index_usage import INDEX_LOST, index_lost_at
+from kvchat.kvstore.blocks.composing import OlderRecipe, compose_prefix, compose_windows
+from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, bad_blocks, rebuild
+from kvchat.kvstore.blocks.residue import DamagedBlock
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index import token_tree
+from kvchat.kvstore.index.check import Nonsense
+from kvchat.kvstore.index.index import IndexFailed, IndexLost
+from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
+from kvchat.kvstore.layout import header as slotfile
+from kvchat.kvstore.layout.compose import CannotCompose
+from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts
-from kvchat.kvstore.rebuild import Hashes, Unusable, bad_blocks, rebuild
-from kvchat.kvstore.recipe import Recipe, RecipeError
-from kvchat.kvstore.residue import DamagedBlock
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import NotWanted, Wanted, always

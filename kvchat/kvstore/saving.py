@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kvchat.kvstore import budget, index_points, index_recipes, token_tree
-from kvchat.kvstore.absorb import Absorbed, take_apart
-from kvchat.kvstore.blocks import Changed
-from kvchat.kvstore.index import IndexFailed, IndexLost
-from kvchat.kvstore.index_points import NewPoint
+from kvchat.kvstore import budget
+from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
+from kvchat.kvstore.blocks.blocks import Changed
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index import token_tree
+from kvchat.kvstore.index.index import IndexFailed, IndexLost
+from kvchat.kvstore.index.points import NewPoint
 from kvchat.kvstore.intake import check_saved, not_written
+from kvchat.kvstore.layout.recipe import Recipe, RecipeError
+from kvchat.kvstore.layout.spans import Before
 from kvchat.kvstore.parts import Parts
-from kvchat.kvstore.recipe import Recipe, RecipeError
 from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, Grown, SavePoint, State, Tokens, common_prefix
-from kvchat.kvstore.spans import Before
 from kvchat.kvstore.store import NotWanted, StoreRefused, Wanted, always
 
 _TRIES = 3  # another process may delete a block just when we begin to rely on it

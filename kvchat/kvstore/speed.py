@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from kvchat.kvstore import disk, index_points, index_recipes
+from kvchat.kvstore.blocks.rebuild import Unusable, rebuild
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import STAGING, Parts
-from kvchat.kvstore.rebuild import Unusable, rebuild
-from kvchat.kvstore.recipe import Recipe, RecipeError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvchat.errors import KvchatError
-from kvchat.kvstore.memory_files import Staged
+from kvchat.kvstore.files.memory_files import Staged
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     Fingerprint,

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.library.downloads import Download, Downloads
-from kvchat.library.gguf_facts import GgufFacts
-from kvchat.library.hub import Hub, HubFile, HubRepository
-from kvchat.library.hub_download import Order
-from kvchat.library.hub_token import TokenStore
-from kvchat.library.model_finder import FoundModel, ModelFinder, UnreadableFolder
-from kvchat.library.model_folders import ModelFolder, Source, model_folders, this_machine
-from kvchat.library.verdict import Judgement
-from kvchat.paths import Paths, expanded
-from kvchat.stoppable import in_thread
+from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.local.finder import FoundModel, ModelFinder, UnreadableFolder
+from kvchat.library.local.folders import ModelFolder, Source, model_folders, this_machine
+from kvchat.library.memory.verdict import Judgement
+from kvchat.library.remote.downloads import Download, Downloads
+from kvchat.library.remote.hub import Hub, HubFile, HubRepository
+from kvchat.library.remote.hub_download import Order
+from kvchat.library.remote.hub_token import TokenStore
+from kvchat.system.paths import Paths, expanded
+from kvchat.system.stoppable import in_thread
 
 
 @dataclass(frozen=True)

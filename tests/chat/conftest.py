@@ -15,10 +15,10 @@ from tests.engine_fixtures import FakeEngine
 def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the first start with this engine; tests/chat/test_strategy.py is about that one."""
 
-    async def found(room: ReadyEngine, window: int | None) -> Finding:
+    async def found(host: ReadyEngine, window: int | None) -> Finding:
         return Finding(Strategy.PLAIN, proved=True)
 
-    monkeypatch.setattr("kvchat.rooms.supervised.self_test", found)
+    monkeypatch.setattr("kvchat.engine_host.managed.self_test", found)
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Async
 def cannot_cut(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """States are as those of hybrid and recurrent models."""
 
-    async def found(room: ReadyEngine, window: int | None) -> Finding:
+    async def found(host: ReadyEngine, window: int | None) -> Finding:
         return Finding(Strategy.SETTLE, proved=True)
 
-    monkeypatch.setattr("kvchat.rooms.supervised.self_test", found)
+    monkeypatch.setattr("kvchat.engine_host.managed.self_test", found)
     stage.fake.set(FAKE_EXACT_ONLY=1)

@@ -28,11 +28,11 @@ from kvchat.chat.presets import default_preset, manner_of, presets, store_option
 from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.recently_deleted import entries
 from kvchat.chat.search import find, index_some
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
-from kvchat.keeping.exporting import ExportForm, export_file
-from kvchat.keeping.repair import repair
-from kvchat.paths import Paths, resolve_paths
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer.exporting import ExportForm, export_file
+from kvchat.transfer.repair import repair
 
 PATIENCE_S = 60.0  # far more than a round takes on a busy machine
 _NAMES = ("Lakes", "Mountains", "Rivers", "Seas")

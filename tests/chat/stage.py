@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.messages import Message, Receipt
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.savepoint import SavePoint
-from kvchat.paths import resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.engine_fixtures import FakeEngine
 from tests.kept import Kept
 

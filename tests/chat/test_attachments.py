@@ -8,8 +8,8 @@ from kvchat.chat.attachments import prompt_content
 from kvchat.chat.context import DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import QuestionNotStored
-from kvchat.engine.wire import Sampling
-from kvchat.keeping.rows import conversation_rows, store_rows
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.transfer.rows import conversation_rows, store_rows
 from tests.chat.stage import Stage
 
 RIVER = document_of_text("river “notes”.md", "The river is called Rhône.\n")

@@ -16,8 +16,8 @@ from kvchat.chat.database_file import ChatsDamaged, doubt_of
 from kvchat.chat.messages import Role
 from kvchat.chat.own_backups import back_up, backups_of
 from kvchat.chat.search import find, index_some
-from kvchat.keeping.repair import repair
-from kvchat.paths import Paths
+from kvchat.system.paths import Paths
+from kvchat.transfer.repair import repair
 from tests.chat import mutating
 from tests.e2e.home import Home
 

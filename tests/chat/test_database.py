@@ -19,7 +19,7 @@ from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.worker import Worker
-from kvchat.migrations import DatabaseTooNew
+from kvchat.system.migrations import DatabaseTooNew
 from tests.chat.library import fill_chat
 
 RECEIPT = Receipt(

@@ -12,7 +12,7 @@ import pytest
 from kvchat.chat.events import SaveSkipped
 from kvchat.chat.messages import MessageState, Source
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.index import Index, IndexFailed
+from kvchat.kvstore.index.index import Index, IndexFailed
 from tests.chat.stage import QUESTION, Stage
 
 

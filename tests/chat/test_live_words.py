@@ -9,7 +9,7 @@ import pytest
 from kvchat.chat.events import FirstToken, ReplyFinished, RestoreFailed
 from kvchat.chat.messages import Receipt
 from kvchat.chat.receipts import receipt_line
-from kvchat.ui.turn_story import TurnStory
+from kvchat.ui.chat.turn_story import TurnStory
 from tests.chat.stage import QUESTION, Stage
 from tests.kept import spoil
 

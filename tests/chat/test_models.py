@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.events import TurnFailed, WaitingForEngine
 from kvchat.chat.messages import Source
-from kvchat.rooms.choice import ModelMissing
+from kvchat.engine_host.choice import ModelMissing
 from kvchat.settings import load_settings
 from tests.chat.stage import Stage
 

@@ -13,9 +13,9 @@ from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.messages import Conversation
 from kvchat.chat.recently_deleted import purge_left_behind
 from kvchat.chat.search import find
-from kvchat.paths import resolve_paths
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.chat.library import fill_chat
 from tests.chat.stage import Stage
 

@@ -11,15 +11,15 @@ import pytest
 from kvchat.chat.documents import read_attachment
 from kvchat.chat.messages import MessageState, Role
 from kvchat.chat.pictures import MOST_BYTES, CannotAttach, picture_of, pixels
-from kvchat.chat.prompt import needs_sight, prompt_messages
-from kvchat.engine.bodies import messages_body
-from kvchat.engine.wire import Picture
-from kvchat.keeping.exporting import ExportForm, export_file
-from kvchat.keeping.importing import import_paths
-from kvchat.library.model_files import projector_of
-from kvchat.rooms.sight import CannotSee, find_projector
-from tests.keeping.library import everything, open_library
+from kvchat.chat.prompt import needs_vision, prompt_messages
+from kvchat.engine.speaking.bodies import messages_body
+from kvchat.engine.speaking.wire import Picture
+from kvchat.engine_host.vision import CannotSee, find_projector
+from kvchat.library.local.files import projector_of
+from kvchat.transfer.exporting import ExportForm, export_file
+from kvchat.transfer.importing import import_paths
 from tests.pictures import png
+from tests.transfer.library import everything, open_library
 
 RED = picture_of("red <b>.png", png())
 JPEG = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc2\x00\x11\x08\x00\x1e\x00\x28" + bytes(20)
@@ -71,7 +71,7 @@ def test_pictures_stand_before_the_words_and_travel_as_data(tmp_path: Path) -> N
     database.append_question(chat, "", (RED,))
     (asked,) = prompt_messages(database.branch(chat))
     assert (asked.content, asked.pictures) == ("What is it?", (Picture(RED.data),) * 2)
-    assert needs_sight([asked])
+    assert needs_vision([asked])
     (body,) = messages_body([asked])
     assert [part["type"] for part in body["content"]] == ["image_url", "image_url", "text"]
     assert body["content"][0]["image_url"]["url"].startswith("data:image/")

@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.chat.prompt import TITLE_LENGTH, ends_with_reply, prompt_messages, title_from
-from kvchat.engine.wire import ChatMessage
+from kvchat.engine.speaking.wire import ChatMessage
 
 
 def message(role: Role, content: str, thinking: str = "") -> Message:

@@ -68,5 +68,5 @@ def test_a_hollow_restore_is_a_fault() -> None:
 
 
 def test_a_restore_before_send_is_named_as_not_counted() -> None:
-    ahead = dict(receipt_details(replace(WARM, restored_ahead=True)))
+    ahead = dict(receipt_details(replace(WARM, prefetched=True)))
     assert ahead["  Loading (restore)"] == "136 MB in 21 ms (before you pressed Send, not counted)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvchat.chat.reply import Draft
-from kvchat.engine.wire import ChatChunk
+from kvchat.engine.speaking.wire import ChatChunk
 
 
 def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply() -> None:

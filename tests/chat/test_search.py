@@ -13,7 +13,7 @@ from kvchat.chat.excerpts import excerpt
 from kvchat.chat.folding import any_span, spans, terms_of
 from kvchat.chat.messages import Attachment, MessageState, Role
 from kvchat.chat.search import _NEWEST, FoundChat, find, index_some
-from kvchat.safe_text import calm
+from kvchat.words.safe_text import calm
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from kvchat.chat import shared_prompt
 from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling, Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.chat.messages import Role, Source
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.status import EngineState
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -28,9 +28,9 @@ def restoring_is_known_to_work() -> None:
 async def started(stage: Stage) -> Finding:
     """The finding after the engine's start."""
     await stage.runtime.start_engine()
-    await stage.until(stage.runtime.room.is_ready)
-    assert stage.runtime.room.finding is not None
-    return stage.runtime.room.finding
+    await stage.until(stage.runtime.host.is_ready)
+    assert stage.runtime.host.finding is not None
+    return stage.runtime.host.finding
 
 
 def saves(stage: Stage) -> int:
@@ -63,7 +63,7 @@ async def test_it_is_tried_out_once(stage: Stage, smollm2: Path) -> None:
     await started(stage)
     before = saves(stage)
     await stage.runtime.restart_engine()
-    await stage.until(stage.runtime.room.is_ready)
+    await stage.until(stage.runtime.host.is_ready)
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await started(again)).proved
@@ -121,7 +121,7 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
     receipt = await stage.answered(chat)  # its message came first and waited
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
-    assert stage.runtime.room.finding == Finding(
+    assert stage.runtime.host.finding == Finding(
         Strategy.NONE, proved=True, reason="the engine died when it was tried out"
     )
     assert len(stage.fake.launches()) == 2
@@ -136,8 +136,8 @@ async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLLOW_RESTORE=None)
     assert stage.runtime.engine.may_retest
     await stage.runtime.retest_restoring()
-    await stage.until(stage.runtime.room.is_ready)
-    assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True)
+    await stage.until(stage.runtime.host.is_ready)
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True)
     assert not stage.runtime.engine.may_retest
 
 
@@ -166,7 +166,7 @@ async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: St
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await stage.runtime.chat.retry(chat) is not None
     await stage.runtime.chat.idle()
-    assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True)
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(stage: Stage) -> None:
@@ -177,8 +177,8 @@ async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(sta
     stage.runtime.chat.stop(chat)
     assert await waiting is None
     stage.fake.set(FAKE_HOLD_DURING=None)
-    await stage.until(stage.runtime.room.is_ready)
-    assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True)
+    await stage.until(stage.runtime.host.is_ready)
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage, smollm2: Path) -> None:
@@ -192,8 +192,8 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await again.answered(chat, "And then?")).source is Source.DISK
-        assert again.runtime.room.finding is not None
-        assert again.runtime.room.finding.proved
+        assert again.runtime.host.finding is not None
+        assert again.runtime.host.finding.proved
 
 
 async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage, smollm2: Path) -> None:
@@ -202,11 +202,11 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         await stage.answered(chat, f"{number}: {QUESTION}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.runtime.room.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await again.answered(chats[1], "And then?")).hollow
-        finding = again.runtime.room.finding
+        finding = again.runtime.host.finding
         assert finding is not None
         assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
         assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]

@@ -10,11 +10,11 @@ from kvchat.chat import self_test as module
 from kvchat.chat.room import ReadyEngine
 from kvchat.chat.self_test import self_test
 from kvchat.chat.strategy import Finding, Strategy
-from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.discovery import EngineKind, EngineLocation
-from kvchat.engine.plan import LaunchPlan
-from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.kvstore import disk
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from tests.e2e.home import engine_path
 from tests.models import tiny_model
@@ -36,8 +36,8 @@ async def found(
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)
-        room = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, Finding(promised, proved=False))
-        finding = await self_test(room, window)
+        host = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, Finding(promised, proved=False))
+        finding = await self_test(host, window)
         assert not disk.listing(folder)
         assert (await client.save_slot("after")).n_saved == 0, "the slot is empty again"
         return finding

@@ -8,7 +8,7 @@ from kvchat.chat.database import ConversationGone
 from kvchat.chat.events import ReplyDelta, Restored
 from kvchat.chat.messages import Message, MessageState, Role, Source
 from kvchat.chat.service import StillAnswering
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
 
 WHOLE = "One two three four five six seven eight nine ten."
@@ -132,6 +132,6 @@ async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
     await stage.runtime.chat.idle()
     assert stage.of(Restored)
     receipt = await stage.answered(chat, "Go on.")
-    assert receipt.restored_ahead
+    assert receipt.prefetched
     assert receipt.cached_tokens == stage.of(Restored)[0].tokens
     assert (await page(stage, chat))[0].role is Role.USER

@@ -11,8 +11,8 @@ from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.messages import Conversation, MessageState, Role
 from kvchat.chat.title_words import REQUEST
 from kvchat.chat.titles import NoTitle, is_due
-from kvchat.engine.status import EngineState
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
 
 TITLE = "River and garden"

@@ -23,9 +23,9 @@ from kvchat.chat.events import (
 from kvchat.chat.messages import MessageState, Role, Source
 from kvchat.chat.slot import NOT_WORTH_IT
 from kvchat.kvstore import saving
-from kvchat.kvstore.absorb import Absorbed, take_apart
-from kvchat.kvstore.recipe import RowMap
-from kvchat.kvstore.spans import Before
+from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
+from kvchat.kvstore.layout.recipe import RowMap
+from kvchat.kvstore.layout.spans import Before
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.kept import spoil
@@ -98,7 +98,7 @@ async def test_after_a_restart_the_prefix_comes_from_disk(stage: Stage, smollm2:
         receipt = await again.answered(chat, "And then?")
         assert receipt.source is Source.DISK
         assert receipt.restore_ms > 0
-        assert not receipt.restored_ahead
+        assert not receipt.prefetched
         assert receipt.cached_tokens == again.of(Restored)[0].tokens
         assert receipt.ttft_ms >= receipt.restore_ms
 
@@ -113,7 +113,7 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     assert [event.conversation_id for event in stage.of(Restored)] == [first]
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.WARM
-    assert receipt.restored_ahead
+    assert receipt.prefetched
     assert len(stage.of(Restored)) == 1
 
 
@@ -140,7 +140,7 @@ async def test_selecting_restores_the_newest_state_where_only_that_is_of_use(sta
     stage.runtime.chat.select(first)
     await stage.runtime.chat.idle()
     receipt = await stage.answered(first, "Go on.")
-    assert receipt.restored_ahead
+    assert receipt.prefetched
     assert receipt.cached_tokens == newest.n_tokens
     assert [event.tokens for event in stage.of(Restored)] == [newest.n_tokens]
 
@@ -152,13 +152,13 @@ async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_
     async with stage:
         await stage.ask(await stage.chat(system))
     async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.runtime.room.ready()
+        await again.runtime.host.ready()
         chat = await again.chat(system)
         again.runtime.chat.select(chat)
         await again.runtime.chat.idle()
         assert again.of(Restored)
         receipt = await again.answered(chat, "Which trees stand by the river?")
-    assert receipt.restored_ahead
+    assert receipt.prefetched
     assert receipt.cached_tokens >= 0.9 * again.of(Restored)[-1].tokens
 
 
@@ -311,7 +311,7 @@ async def test_an_engine_stopped_on_purpose_is_not_brought_back_for_a_reply(stag
     stage.fake.set(FAKE_HANG_DURING="prefill")
     waiting = stage.runtime.chat.send(chat, "Hello")
     await stage.until(lambda: bool(stage.requests("/v1/chat/completions")))
-    await stage.runtime.room.stop()
+    await stage.runtime.host.stop()
     assert await waiting is None
     await stage.runtime.chat.idle()
     assert len(stage.fake.launches()) == 1
@@ -322,11 +322,11 @@ async def test_a_gpu_lost_while_the_engine_still_answers_costs_no_message(stage:
     """As after sleep: /health is well, and every request that computes fails."""
     chat = await stage.chat()
     await stage.answered(chat)
-    first = stage.runtime.room.engine_pid
+    first = stage.runtime.host.engine_pid
     stage.fake.set(FAKE_LOSE_GPU=message)
     receipt = await stage.answered(chat, "And now?")
     assert receipt.source is Source.WARM  # what was saved before serves the engine after it
-    assert stage.runtime.room.engine_pid != first
+    assert stage.runtime.host.engine_pid != first
     assert not stage.errors()
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.invocation import free_port
+from kvchat.engine.running.invocation import free_port
+from kvchat.engine_host.queries import server_key
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.no_store import TITLE
 from kvchat.kvstore.store import Bounds
-from kvchat.paths import resolve_paths
-from kvchat.rooms.desk import server_key
+from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
 from tests.theirs import KEY, Theirs

@@ -13,7 +13,7 @@ import pytest
 from jeepney import message_bus
 from jeepney.io.blocking import Proxy, open_dbus_connection
 
-from kvchat.cli.desktop import Presence, find_keyring, find_tray
+from kvchat.cli.doctor.desktop import Presence, find_keyring, find_tray
 
 WATCHER = "org.kde.StatusNotifierWatcher"
 

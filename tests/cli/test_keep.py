@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.paths import resolve_paths
-from tests.keeping.library import everything, open_library, talk
+from kvchat.system.paths import resolve_paths
 from tests.test_whole_file import a_device
+from tests.transfer.library import everything, open_library, talk
 
 
 @pytest.fixture

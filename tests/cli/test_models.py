@@ -14,14 +14,14 @@ import keyring
 import pytest
 from keyring.backends import fail
 
-from kvchat.cli.arguments import build_parser, models_options
+from kvchat.cli.grammar.arguments import build_parser, models_options
+from kvchat.cli.grammar.options import ModelsAction, ModelsOptions
 from kvchat.cli.models import NoSuchFile, chosen_file, run
-from kvchat.cli.options import ModelsAction, ModelsOptions
-from kvchat.library.curated import SUGGESTIONS, tier_for
-from kvchat.library.hub import HubFile, HubPart, HubRepository
-from kvchat.library.memory import DeviceMemory, MemoryFacts
-from kvchat.paths import resolve_paths
+from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.remote.curated import SUGGESTIONS, tier_for
+from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.settings import load_settings
+from kvchat.system.paths import resolve_paths
 from tests.library import fake_hub
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.paths import resolve_paths
+from kvchat.system.paths import resolve_paths
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,8 +23,8 @@ pytestmark = [
 # not even hear signals there.
 DEAD = """
 import os, signal, sys, threading, time
-import kvchat.plain_file
-kvchat.plain_file.PATIENCE_S = float(sys.argv.pop(1))
+import kvchat.system.plain_file
+kvchat.system.plain_file.PATIENCE_S = float(sys.argv.pop(1))
 def hanging(real):
     def call(path, *rest, **options):
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith("/dead"):
@@ -43,7 +43,7 @@ WINDOW = (
     + """
 from pathlib import Path
 from kvchat.__main__ import main
-from kvchat.ui.main_window import MainWindow
+from kvchat.ui.app.main_window import MainWindow
 async def start(self, begin=MainWindow.start):
     await begin(self)
     self.attaching.take([Path("/dead/a.txt")])

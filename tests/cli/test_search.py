@@ -8,8 +8,8 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.chat.messages import Attachment, Conversation, MessageState, Role
-from kvchat.paths import resolve_paths
-from tests.keeping.library import open_library
+from kvchat.system.paths import resolve_paths
+from tests.transfer.library import open_library
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from kvchat.chat.database import Database
-from kvchat.cli.arguments import build_parser, store_options
-from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.cli.grammar.arguments import build_parser, store_options
+from kvchat.cli.grammar.options import StoreAction, StoreOptions
 from kvchat.cli.store import plan_lines, run
-from kvchat.kvstore.disk import tree_size
+from kvchat.kvstore.files.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
-from kvchat.paths import resolve_paths
+from kvchat.system.paths import resolve_paths
 from tests.kept import Kept, spoil
 from tests.kvstore.true_files import FULL, Bench
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvchat.chat.messages import Message, Receipt
-from kvchat.engine.wire import Sampling
-from kvchat.paths import resolve_paths
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.e2e.home import engine_path, notes
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)

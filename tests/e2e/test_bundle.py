@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.starter import starter_path
-from kvchat.paths import resolve_paths
+from kvchat.library.remote.starter import starter_path
+from kvchat.system.paths import resolve_paths
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import Home
 from tests.e2e.window import left_behind, open_window

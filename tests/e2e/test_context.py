@@ -11,11 +11,11 @@ from kvchat.chat.context_desk import SUMMARY_REQUEST
 from kvchat.chat.events import Event, Notice, TurnFailed
 from kvchat.chat.messages import Role
 from kvchat.chat.prompt import ConversationTooLong
-from kvchat.engine.discovery import EngineLocation
-from kvchat.engine.wire import Sampling
-from kvchat.paths import resolve_paths
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(480)]
 

@@ -15,10 +15,10 @@ import pytest
 
 from kvchat.chat.events import Event, Prefilling, ReplyDelta, Saved, SaveSkipped, Saving, TurnFailed
 from kvchat.chat.messages import Message, MessageState, Source
-from kvchat.engine.wire import Sampling
-from kvchat.paths import resolve_paths
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.e2e.home import engine_path, notes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.chat.messages import Message, Source
 from kvchat.cli.bench import after_restart
-from kvchat.kvstore.memory_files import MEMORY_FOLDER
+from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt

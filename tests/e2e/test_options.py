@@ -11,11 +11,11 @@ import pytest
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.messages import Source
 from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
-from kvchat.engine.discovery import EngineLocation
-from kvchat.engine.wire import Sampling
-from kvchat.paths import resolve_paths
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.database import Database
-from kvchat.keeping.backup import make_backup
-from kvchat.paths import resolve_paths
+from kvchat.system.paths import resolve_paths
+from kvchat.transfer.backup import make_backup
 
 pytestmark = pytest.mark.e2e
 
@@ -20,8 +20,8 @@ _TWICE = """
 import os, sys
 from pathlib import Path
 from kvchat import app
-from kvchat.keeping.restore import lay_ready
-from kvchat.ui.main_window import MainWindow
+from kvchat.transfer.restore import lay_ready
+from kvchat.ui.app.main_window import MainWindow
 
 async def start(self, begin=MainWindow.start):
     await begin(self)

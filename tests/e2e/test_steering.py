@@ -13,12 +13,12 @@ import pytest
 
 from kvchat.chat.messages import Message, MessageState, Source
 from kvchat.chat.prompt import prompt_messages
-from kvchat.engine.bodies import chat_body
-from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.wire import ChatMessage, Sampling
-from kvchat.paths import resolve_paths
+from kvchat.engine.speaking.bodies import chat_body
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.e2e.home import engine_path
 from tests.e2e.restarts import SYSTEM, receipt
 from tests.models import starter_model, tiny_model

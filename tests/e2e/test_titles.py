@@ -8,8 +8,8 @@ import pytest
 
 from kvchat.chat.prompt import prompt_messages
 from kvchat.chat.titles import is_due
-from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.wire import Sampling
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.wire import Sampling
 from tests.e2e.restarts import SYSTEM, receipt
 from tests.e2e.test_steering import DIFFERS, GREEDY, opened, said_by, verdict
 from tests.kept import Kept

@@ -30,7 +30,7 @@ def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smo
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), engine_path=engine_path(engine), max_tokens=24, **GREEDY)
     with open_window(desktop, home) as first:
-        first.send(f"Bridges\n{notes(215)}")
+        first.send(f"Controllers\n{notes(215)}")
         cold = first.replies(1)[0]["receipt"]
         assert 2500 < cold["prompt_tokens"] < 4000
         first.saved(1)
@@ -39,7 +39,7 @@ def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smo
         first.replies(2)
         first.saved(2)
         later = home.copy(tmp_path / "later")
-        first.open_conversation("Bridges")
+        first.open_conversation("Controllers")
         first.strip_says("loaded")
         first.send(QUESTION)
         hot = first.replies(3)[-1]
@@ -49,7 +49,7 @@ def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smo
     for attempt in range(3):  # other processes on the machine can spoil one measurement, not the capability
         again = later.copy(tmp_path / f"later {attempt}")
         with open_window(desktop, again) as second:
-            second.open_conversation("Bridges")
+            second.open_conversation("Controllers")
             second.strip_says("loaded")
             second.send(QUESTION)
             restored = second.replies(3)[-1]

@@ -17,8 +17,8 @@ import pytest
 
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.messages import Source
-from kvchat.engine.invocation import free_port
-from kvchat.engine.status import FailureKind
+from kvchat.engine.running.invocation import free_port
+from kvchat.engine.speaking.status import FailureKind
 from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running
 
@@ -71,13 +71,13 @@ async def test_two_workers_share_a_model_and_its_save_points(
     tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, build: Path, workers: tuple[Worker, Worker]
 ) -> None:
     """Saved and restored through both; one that is gone is named, and when it is back the message is answered."""
-    wishes = {
+    runner = {
         "model_path": str(smollm2),
         "engine_path": str(build / "llama-server"),
         "rpc_workers": ", ".join(worker.address for worker in workers),
         "max_tokens": 8,
     }
-    async with running(tmp_path, fake_engine, **wishes) as runtime:
+    async with running(tmp_path, fake_engine, **runner) as runtime:
         chat = (await runtime.chat.new_conversation(SYSTEM)).id
         await ask(runtime, chat, "Hello")
         *shares, _ = runtime.engine.memory_bars
@@ -85,7 +85,7 @@ async def test_two_workers_share_a_model_and_its_save_points(
         assert all(bar.measured and bar.weights and bar.kv for bar in shares)
         assert "free on the other computers" in runtime.engine.context_reason
         await runtime.chat.idle()
-    async with running(tmp_path, fake_engine, **wishes) as runtime:
+    async with running(tmp_path, fake_engine, **runner) as runtime:
         told: list[Event] = []
         runtime.events.subscribe(told.append)
         restored = await ask(runtime, chat, "And then?")
@@ -113,8 +113,8 @@ async def test_a_worker_that_is_not_there_is_named(
     tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, build: Path
 ) -> None:
     nobody = f"{HOST}:{free_port(HOST)}"
-    wishes = {"model_path": str(smollm2), "engine_path": str(build / "llama-server"), "rpc_workers": nobody}
-    async with running(tmp_path, fake_engine, **wishes) as runtime:
+    runner = {"model_path": str(smollm2), "engine_path": str(build / "llama-server"), "rpc_workers": nobody}
+    async with running(tmp_path, fake_engine, **runner) as runtime:
         with pytest.raises(Exception, match="Another computer does not answer"):
             await runtime.room.ready()
         assert runtime.engine.status.failure is not None

@@ -16,15 +16,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvchat.engine import embedded
-from kvchat.engine.board import EngineFailed
-from kvchat.engine.client import LlamaServerClient
-from kvchat.engine.discovery import EngineKind, EngineLocation, engine_version, list_devices
-from kvchat.engine.interface import EngineRefused
-from kvchat.engine.plan import LaunchPlan, embedded_parameters
-from kvchat.engine.status import EngineState, FailureKind
-from kvchat.engine.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.engine.child import embedded
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation, engine_version, list_devices
+from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.board import EngineFailed
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.status import EngineState, FailureKind
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from tests.engine.waiting import is_alive, until
 
 pytestmark = pytest.mark.engine
@@ -179,9 +179,9 @@ def test_it_says_who_it_is(location: EngineLocation) -> None:
 APP = """
 import asyncio, sys
 from pathlib import Path
-from kvchat.engine.discovery import EngineKind, EngineLocation
-from kvchat.engine.plan import LaunchPlan
-from kvchat.engine.supervisor import EngineSupervisor
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor
 async def main():
     supervisor = EngineSupervisor()
     path = Path(sys.argv[1]) if sys.argv[1] else None

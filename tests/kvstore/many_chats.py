@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.kvstore import index_points, index_recipes
-from kvchat.kvstore.chains import pack_tokens
-from kvchat.kvstore.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index.chains import pack_tokens
+from kvchat.kvstore.layout.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
 from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvchat.kvstore.savepoint import Miss, Tokens
 from kvchat.kvstore.store import StoreRefused
-from kvchat.migrations import DatabaseTooNew
+from kvchat.system.migrations import DatabaseTooNew
 from tests.kvstore.true_files import Bench, Model, die
 
 MODELS = (Model(layers=1, row_size=16), Model(layers=1, row_size=16, recurrent=True))

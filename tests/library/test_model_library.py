@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.gguf_facts import GgufFacts
-from kvchat.library.hub import HubFile, HubPart, HubRepository
-from kvchat.library.memory import DeviceMemory, MemoryFacts
-from kvchat.library.memory_bar import COMPUTER, MemoryBar, given_back
-from kvchat.library.model_folders import Machine
+from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.local.folders import Machine
+from kvchat.library.memory.bar import COMPUTER, MemoryBar, given_back
+from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_library import JudgedModel, ModelLibrary
-from kvchat.library.verdict import Judgement, Verdict, judge
-from kvchat.paths import Paths, resolve_paths
+from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
+from kvchat.system.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf
 
 PLENTY = MemoryFacts(64_000_000_000)

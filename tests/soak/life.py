@@ -15,10 +15,10 @@ from pathlib import Path
 
 from kvchat.chat.events import Event, MessagesChanged
 from kvchat.chat.messages import Conversation, Message, Role
-from kvchat.engine.wire import Sampling
-from kvchat.paths import resolve_paths
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0, seed=1)

@@ -9,11 +9,11 @@ from statistics import median
 
 import psutil
 
-from kvchat.engine.wire import Sampling
-from kvchat.kvstore import disk
-from kvchat.paths import resolve_paths
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.kvstore.files import disk
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)

@@ -11,8 +11,8 @@ import pytest_asyncio
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
-from kvchat.ui.main_window import MainWindow
-from kvchat.ui.theme import Look
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
 from tests.ui.fake_runtime import FakeRuntime
 
 _app: list[QApplication] = []  # kept: a QApplication that Python forgets is gone

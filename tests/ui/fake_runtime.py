@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.attachments import searched_text
 from kvchat.chat.context import ContextUse
-from kvchat.chat.context_desk import ContextDesk
+from kvchat.chat.context_desk import ContextService
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.events import (
     ConversationsChanged,
@@ -25,7 +25,7 @@ from kvchat.chat.events import (
 from kvchat.chat.folding import has_terms, spans, terms_of
 from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
 from kvchat.chat.options import ChatOptions, Manner, check
-from kvchat.chat.options_desk import OptionsDesk
+from kvchat.chat.options_desk import OptionsService
 from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
 from kvchat.chat.rates import BreakEven
@@ -35,32 +35,32 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.strategy import Finding, Strategy
 from kvchat.chat.titles import Titles
 from kvchat.chat.tree import Removed
-from kvchat.engine.discovery import Device, EngineKind, EngineLocation
-from kvchat.engine.inventory import EngineEntry
-from kvchat.engine.status import EngineState, EngineStatus
-from kvchat.engine.trial import Trial, TrialStep
-from kvchat.engine.vitals import Vitals
-from kvchat.engine.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
+from kvchat.engine.finding.inventory import EngineEntry
+from kvchat.engine.running.trial import Trial, TrialStep
+from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.vitals import Vitals
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine_host.capacity import Capacity, ModelJudge, model_judge
+from kvchat.engine_host.model import AnsweringModel
+from kvchat.engine_host.queries import EngineQueries
+from kvchat.engine_host.view import RESTART_SETTINGS, EngineView
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.library.context_size import ContextChoice
-from kvchat.library.corrections import CorrectionBook
-from kvchat.library.gguf_facts import GgufFacts
-from kvchat.library.memory import MemoryFacts
-from kvchat.library.memory_bar import MemoryBar
-from kvchat.library.model_finder import FoundModel, UnreadableFolder
+from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.local.finder import FoundModel, UnreadableFolder
+from kvchat.library.memory.bar import MemoryBar
+from kvchat.library.memory.context_size import ContextChoice
+from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.proposals import Proposal
+from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_library import JudgedModel, ModelLibrary
-from kvchat.library.proposals import Proposal
-from kvchat.library.verdict import Judgement
-from kvchat.paths import Paths, resolve_paths
-from kvchat.rooms.capacity import Capacity, ModelJudge, model_judge
-from kvchat.rooms.desk import EngineDesk
-from kvchat.rooms.model import AnsweringModel
-from kvchat.rooms.view import RESTART_SETTINGS, EngineView
 from kvchat.runtime import Runtime
-from kvchat.secret_store import Keeper
 from kvchat.settings import GB, Settings, differ
-from kvchat.store_desk import StoreDesk
+from kvchat.store_service import StoreService
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.secret_store import Keeper
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -84,7 +84,7 @@ def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
     return replace(receipt, **changes)  # type: ignore[arg-type]
 
 
-class FakeContext(ContextDesk):
+class FakeContext(ContextService):
     """A context as full as the test says."""
 
     def __init__(self, calls: list[tuple[str, ...]]) -> None:
@@ -101,7 +101,7 @@ class FakeContext(ContextDesk):
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
         return len(attachment.text) // 4, True
 
-    async def check_sight(self, conversation_id: str | None) -> bool:
+    async def check_vision(self, conversation_id: str | None) -> bool:
         return True
 
     async def drop_middle(self, conversation_id: str) -> int:
@@ -114,7 +114,7 @@ class FakeContext(ContextDesk):
         return 4
 
 
-class FakeOptions(OptionsDesk):
+class FakeOptions(OptionsService):
     """Options, system prompts and presets in memory."""
 
     def __init__(self, chat: FakeChat) -> None:
@@ -507,7 +507,7 @@ class FakeLibrary(ModelLibrary):
         return self.locked
 
 
-class FakeEngines(EngineDesk):
+class FakeEngines(EngineQueries):
     """Two engines, of which one is too old; a trial of two steps; a key in a variable."""
 
     found = (
@@ -618,7 +618,7 @@ class FakeModel(AnsweringModel):
         return self._runtime.missing
 
 
-class FakeStore(StoreDesk):
+class FakeStore(StoreService):
     """Keeps bytes by conversation."""
 
     def __init__(self, runtime: FakeRuntime) -> None:

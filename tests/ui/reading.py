@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from kvchat.chat.messages import Message, MessageState, Role
-from kvchat.ui.blocks import Block, Prose, Wide
-from kvchat.ui.markdown import Markdown
-from kvchat.ui.markdown_stream import MarkdownStream
-from kvchat.ui.tokens import LIGHT
+from kvchat.ui.base.colors import LIGHT
+from kvchat.ui.rendering.blocks import Block, Prose, Wide
+from kvchat.ui.rendering.markdown import Markdown
+from kvchat.ui.rendering.markdown_stream import MarkdownStream
 
 MARKDOWN = Markdown(LIGHT, "monospace")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kvchat.chat.messages import Message, Role
 from kvchat.cli.bench.home import BenchHome, Reply, bench_home, say
-from kvchat.cli.options import BenchOptions
-from kvchat.engine.wire import Sampling
+from kvchat.cli.grammar.options import BenchOptions
+from kvchat.engine.speaking.wire import Sampling
 
 GREEDY = Sampling(max_tokens=12, temperature=0.0, seed=1)
 QUESTIONS = ("Who was first?", "And who came after that?", "Was it a long day?")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvchat.cli.bench import after_restart, growth, shared_prompt, size, speed
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.session import run_until_interrupted
+from kvchat.cli.command_runtime import run_until_interrupted
+from kvchat.cli.grammar.options import BenchOptions
 
 
 def run(options: BenchOptions) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, bench_home, say
 from kvchat.cli.bench.plot import Line, Panel, draw
-from kvchat.cli.options import BenchOptions
-from kvchat.engine.wire import Sampling
-from kvchat.whole_file import whole_file
-from kvchat.wording import size
+from kvchat.cli.grammar.options import BenchOptions
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.system.whole_file import whole_file
+from kvchat.words.wording import size
 
 DEFAULT_TURNS = 40
 SHORT = Sampling(max_tokens=24, temperature=0.0, seed=1)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from kvchat.chat.events import Event, QuestionNotStored, Saved, TurnFailed
 from kvchat.chat.messages import Message, Receipt
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.session import chosen_settings
-from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.cli.command_runtime import chosen_settings
+from kvchat.cli.grammar.options import BenchOptions
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
-from kvchat.paths import Paths, resolve_paths
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
+from kvchat.system.paths import Paths, resolve_paths
 
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
 THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
@@ -71,20 +71,20 @@ class BenchHome:
 
     async def notes(self, tokens: int, first: int = 1) -> str:
         """A text of about `tokens` tokens in this model's vocabulary, its notes numbered from `first`."""
-        engine = (await self.runtime.room.ready()).engine
+        engine = (await self.runtime.host.ready()).engine
         per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
         return _numbered_notes(max(1, round(tokens / per_note)), first)
 
     async def restart_engine(self) -> None:
         """Another engine process; what is warm stays warm."""
         await self.runtime.stop_engine()
-        await self.runtime.room.ready()
+        await self.runtime.host.ready()
 
     async def restart(self) -> None:
         """All of it anew, as after quitting: only what is on disk is left."""
         await self.runtime.close()
         self.runtime = self._heard(await open_runtime(self._paths, self._settings))
-        await self.runtime.room.ready()
+        await self.runtime.host.ready()
 
     def _heard(self, runtime: Runtime) -> Runtime:
         runtime.events.subscribe(self._hear)

@@ -25,7 +25,7 @@ _Q4_BLOCK, _Q4_BYTES = 32, 18  # Q4_0: an f16 scale and 16 bytes of nibbles for 
 
 
 def write_slot_file(path: Path, tokens: Tokens) -> int:
-    """Write what an engine would save for these tokens (see kvstore/layout_parser.py); returns its size.
+    """Write what an engine would save for these tokens (see kvstore/layout/parser.py); returns its size.
 
     The rows of a token are the same in every file whose first tokens are as many: a longer file goes on from a
     shorter one as a chat does.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from kvchat.wording import size
+from kvchat.words.wording import size
 
 INK = "#757e88"  # text and axes: enough contrast on white and on black
 WIDTH, HEIGHT = 280, 210  # of a panel's plane, in pixels

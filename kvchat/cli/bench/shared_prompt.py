@@ -9,10 +9,10 @@ from statistics import mean, median
 
 from kvchat.chat.messages import Role
 from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, Reply, bench_home, say
-from kvchat.cli.options import BenchOptions
-from kvchat.engine.wire import ChatMessage, Sampling
+from kvchat.cli.grammar.options import BenchOptions
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.kvstore.savepoint import common_prefix
-from kvchat.wording import duration, size
+from kvchat.words.wording import duration, size
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
 REPLY_TOKENS = 32
@@ -79,7 +79,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
 
     shared = await _shared_tokens(home, system)
     own = [saved.tokens - shared for saved in home.saved]
-    row = (await home.runtime.room.ready()).kv_bytes_per_token
+    row = (await home.runtime.host.ready()).kv_bytes_per_token
     unique = round((shared + sum(own)) * row)
     return SharedPrompt(
         chats=chats,
@@ -118,7 +118,7 @@ async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look
 
 async def _shared_tokens(home: BenchHome, system: str) -> int:
     """How many tokens every prompt with this system prompt begins with."""
-    engine = (await home.runtime.room.ready()).engine
+    engine = (await home.runtime.host.ready()).engine
     one, other = [
         await engine.prompt_tokens([ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(n))])
         for n in range(2)

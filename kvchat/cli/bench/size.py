@@ -19,13 +19,13 @@ from kvchat.chat.messages import Source
 from kvchat.cli.bench.home import BenchFailed, BenchHome, bench_home, say
 from kvchat.cli.bench.made_files import write_kv_model
 from kvchat.cli.bench.size_store import StoreAlone, store_alone
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.session import chosen_settings
-from kvchat.engine.wire import Sampling
-from kvchat.kvstore import disk
-from kvchat.kvstore.memory_files import MEMORY_FOLDER
-from kvchat.paths import resolve_paths
-from kvchat.wording import duration, size
+from kvchat.cli.command_runtime import chosen_settings
+from kvchat.cli.grammar.options import BenchOptions
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
+from kvchat.system.paths import resolve_paths
+from kvchat.words.wording import duration, size
 
 MADE_BYTES = 2_150_000_000
 ROUNDS = 3
@@ -97,22 +97,22 @@ async def _restored(home: BenchHome, tokens: int) -> WithEngine:
 
 async def _engine_alone(home: BenchHome) -> float:
     """The ms the engine takes to restore what it saves now from where it saves it; the second time, as later ones."""
-    room = await home.runtime.room.ready()
+    host = await home.runtime.host.ready()
     name = f"{disk.name_for_engine()}.slot"
     in_memory = MEMORY_FOLDER / name
     if MEMORY_FOLDER.is_dir():
-        (room.slot_path / name).symlink_to(in_memory)
-    await room.engine.save_slot(name)
+        (host.slot_path / name).symlink_to(in_memory)
+    await host.engine.save_slot(name)
     try:
         taken = 0.0
         for _ in range(2):
-            await room.engine.erase_slot()
+            await host.engine.erase_slot()
             started = time.perf_counter()
-            await room.engine.restore_slot(name)
+            await host.engine.restore_slot(name)
             taken = 1000 * (time.perf_counter() - started)
         return taken
     finally:
-        (room.slot_path / name).unlink(missing_ok=True)
+        (host.slot_path / name).unlink(missing_ok=True)
         in_memory.unlink(missing_ok=True)
 
 

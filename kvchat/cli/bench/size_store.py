@@ -18,14 +18,14 @@ from statistics import median
 
 from kvchat.cli.bench.home import BenchFailed, say
 from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
-from kvchat.kvstore import disk
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.memory_files import MemoryRoom
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.files.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import Bounds
-from kvchat.library.memory import staging_room
-from kvchat.paths import resolve_paths
-from kvchat.wording import size
+from kvchat.library.memory.machine import staging_room
+from kvchat.system.paths import resolve_paths
+from kvchat.words.wording import size
 
 ROUNDS, LARGE = 3, 4_000_000_000  # a file of so many bytes goes through once
 TURN = 100  # tokens of the next turn

@@ -15,10 +15,10 @@ from statistics import median
 
 from kvchat.chat.messages import Source
 from kvchat.cli.bench.home import BenchFailed, BenchHome, Reply, bench_home, say
-from kvchat.cli.options import BenchOptions
-from kvchat.engine.wire import Sampling
+from kvchat.cli.grammar.options import BenchOptions
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.savepoint import StoreUsage
-from kvchat.wording import duration, size
+from kvchat.words.wording import duration, size
 
 REPLY_TOKENS = 32
 GREEDY = Sampling(max_tokens=REPLY_TOKENS, temperature=0.0, seed=1)
@@ -97,7 +97,7 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, GREEDY, keep=False)
-    row = (await home.runtime.room.ready()).kv_bytes_per_token
+    row = (await home.runtime.host.ready()).kv_bytes_per_token
     return _result(home, rounds, cold, row, rebuild.ratio if rebuild else None)
 
 

@@ -1,0 +1,91 @@
+"""What `ask` and `bench` share: the settings with the command line's wishes, and a runtime that is always closed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvchat.errors import KvchatError
+from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
+from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.system.paths import Paths
+from kvchat.system.stoppable import Threads
+from kvchat.transfer.restore import finish_restore
+from kvchat.words.wording import size
+
+
+class NoModelForCommand(KvchatError):
+    """A command that needs a model was given none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No model is chosen yet",
+            "",
+            "Give one with --model PATH, or add --starter to fetch the small starter model (98 MB).",
+        )
+
+
+async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None, *, starter: bool = False) -> Settings:
+    """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
+    finish_restore(paths)
+    settings = _overridden(load_settings(paths.settings_file), model, engine)
+    if settings.model_path or settings.engine_url:
+        return settings
+    if not starter:
+        raise NoModelForCommand
+    paths.ensure()
+    path = str(await fetch_starter(paths.models, _show_progress))
+    save_settings(paths.settings_file, dataclasses.replace(load_settings(paths.settings_file), model_path=path))
+    return dataclasses.replace(settings, model_path=path)
+
+
+def _overridden(settings: Settings, model: Path | None, engine: Path | None) -> Settings:
+    if engine:
+        settings = dataclasses.replace(settings, engine_path=str(engine.absolute()), engine_url=None)
+    if model:
+        settings = dataclasses.replace(settings, model_path=str(model.absolute()), engine_url=None)
+    return settings
+
+
+def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
+    """Run a command's coroutine; Ctrl+C or SIGTERM cancels it, so that its clean-up still stops the engine.
+
+    A second one ends the process, whatever is not done yet.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    async def supervised() -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        loop.set_default_executor(Threads())
+        told: list[int] = []
+
+        def end(number: int) -> None:
+            told.append(number)
+            task.cancel()
+            for one in signals:
+                loop.remove_signal_handler(one)
+                signal.signal(one, signal.SIG_DFL)
+
+        for number in signals:
+            with suppress(NotImplementedError):  # Windows: Ctrl+C arrives as KeyboardInterrupt instead
+                loop.add_signal_handler(number, end, number)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return 128 + (told[0] if told else signal.SIGINT)  # as a shell has it
+
+    return asyncio.run(supervised())
+
+
+def _show_progress(progress: StarterProgress) -> None:
+    if sys.stderr.isatty():
+        done = f"{size(progress.done)} of {size(progress.total)}" if progress.total else ""
+        print(f"\rStarter model: {progress.stage.value} {done:<24}", end="", file=sys.stderr, flush=True)
+        if progress.stage is StarterStage.READY:
+            print(file=sys.stderr)

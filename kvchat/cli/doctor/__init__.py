@@ -1,0 +1,1 @@
+"""`kvchat doctor`: what kvchat found on this machine."""

@@ -1,0 +1,1 @@
+"""The command line's grammar: arguments, their values, and what was asked for."""

@@ -1,0 +1,271 @@
+"""The command line's grammar, and its translation into options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kvchat import __version__
+from kvchat.cli.grammar.options import (
+    AskOptions,
+    BenchOptions,
+    EnginesOptions,
+    ExportOptions,
+    ModelsAction,
+    ModelsOptions,
+    StoreAction,
+    StoreOptions,
+)
+from kvchat.cli.grammar.values import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
+from kvchat.transfer.exporting import ExportForm
+
+SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
+_CODES = (
+    "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
+    " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser for the whole command line. `command` is None when the app itself is wanted."""
+    parser = argparse.ArgumentParser(
+        prog="kvchat",
+        description="Chat with your own llama-server; every chat's KV cache is kept and restored.",
+        epilog=_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
+    parser.add_argument(
+        "--starter", action="store_true", help="without a model, fetch the starter model (98 MB) unasked"
+    )
+    parser.add_argument("--hidden", action="store_true", help="start in the tray, without opening the window")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
+    _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
+    _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
+    _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
+    _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
+    _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
+    search = commands.add_parser("search", help="find words in all chats and what is attached to them")
+    search.add_argument(
+        "words", metavar="WORDS", nargs="+", type=text, help='all of them, or beginnings; "in quotes" as they are'
+    )
+    search.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_keeping(commands)
+    doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument(
+        "--retest", action="store_true", help="have the next start try out again whether restoring works here"
+    )
+    return parser
+
+
+def ask_options(namespace: argparse.Namespace) -> AskOptions:
+    """The options of `ask`; the prompt `-` is read from standard input here. Raises NoQuestion."""
+    prompt = standard_input() if namespace.prompt == "-" else namespace.prompt
+    if not prompt.strip():
+        raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
+    return AskOptions(
+        prompt=prompt,
+        new=namespace.new,
+        chat_id=namespace.chat,
+        model=namespace.model,
+        engine=namespace.engine,
+        system=namespace.system,
+        max_tokens=namespace.max_tokens,
+        temperature=namespace.temperature,
+        seed=namespace.seed,
+        attach=tuple(namespace.attach),
+        as_json=namespace.json,
+        starter=namespace.starter,
+    )
+
+
+def bench_options(namespace: argparse.Namespace) -> BenchOptions:
+    """The options of `bench`."""
+    return BenchOptions(
+        model=namespace.model,
+        engine=namespace.engine,
+        tokens=namespace.tokens or (BenchOptions.tokens if namespace.size is None else SIZE_TOKENS),
+        turns=namespace.turns,
+        plot=namespace.plot,
+        chats=namespace.chats,
+        size=namespace.size is not None,
+        made_bytes=namespace.size or None,
+        after_restart=namespace.after_restart,
+        as_json=namespace.json,
+    )
+
+
+def store_options(namespace: argparse.Namespace) -> StoreOptions:
+    """The options of `store`."""
+    return StoreOptions(
+        action=StoreAction(namespace.action or "show"),
+        target_bytes=getattr(namespace, "to", 0),
+        dry_run=getattr(namespace, "dry_run", False),
+        as_json=namespace.json,
+    )
+
+
+def engines_options(namespace: argparse.Namespace) -> EnginesOptions:
+    """The options of `engines`."""
+    return EnginesOptions(
+        test=namespace.action == "test", path=getattr(namespace, "path", None), as_json=namespace.json
+    )
+
+
+def models_options(namespace: argparse.Namespace) -> ModelsOptions:
+    """The options of `models`."""
+    repository, _, quantisation = getattr(namespace, "repository", "").partition(":")
+    if "://" in getattr(namespace, "repository", ""):
+        repository, quantisation = namespace.repository, ""
+    return ModelsOptions(
+        action=ModelsAction(namespace.action or "list"),
+        what=repository or " ".join(getattr(namespace, "words", ())),
+        quantisation=quantisation,
+        use=getattr(namespace, "use", False),
+        forget=getattr(namespace, "forget", False),
+        folders=tuple(namespace.folder or ()),
+        as_json=namespace.json,
+    )
+
+
+def export_options(namespace: argparse.Namespace) -> ExportOptions:
+    """The options of `export`."""
+    return ExportOptions(
+        target=namespace.target,
+        chat_id=namespace.chat,
+        form=ExportForm(namespace.form) if namespace.form else None,
+    )
+
+
+def _add_ask(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--new", action="store_true", help="begin a new chat")
+    which.add_argument("--chat", metavar="ID", type=text, help="go on with this chat (default: the newest)")
+    _add_engine(parser)
+    parser.add_argument("--system", metavar="TEXT", type=text, help="system prompt of a new chat")
+    parser.add_argument(
+        "--attach",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="attach text, code, a PDF or a picture; repeatable",
+    )
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=setting("max_tokens", int), help="stop the reply after N tokens"
+    )
+    parser.add_argument(
+        "--temperature", metavar="T", type=setting("temperature", float), help="0 always takes the likeliest token"
+    )
+    parser.add_argument("--seed", metavar="N", type=setting("seed", int), help="seed of the sampling")
+    # SUPPRESS: without it the subcommand's default would overrule a --starter given before `ask`.
+    parser.add_argument(
+        "--starter", action="store_true", default=argparse.SUPPRESS, help="without a model, fetch the starter model"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the reply")
+    parser.add_argument("prompt", metavar="PROMPT", type=text, help="the question; - reads standard input")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_engine(parser)
+    parser.add_argument("--tokens", metavar="N", type=positive, help="length of the chat")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument(
+        "--turns", metavar="N", type=positive, help="measure disk and bytes written over N short turns instead"
+    )
+    other.add_argument(
+        "--chats", metavar="N", type=positive, help="measure N chats on one system prompt of that length instead"
+    )
+    other.add_argument(
+        "--after-restart",
+        action="store_true",
+        help="measure what comes back after a restart instead: for the next turn, regenerate, edit and branch",
+    )
+    other.add_argument(
+        "--size",
+        metavar="BYTES",
+        type=byte_count,
+        nargs="?",
+        const=0,
+        help="measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)",
+    )
+    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw those turns (40, if --turns is not given)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    as_json = "print one JSON object"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, the store is shown)")
+    prune = actions.add_parser("prune", help="delete the least valuable save points until the rest fits a size")
+    prune.add_argument(
+        "--to", metavar="BYTES", type=byte_count, required=True, help="what may remain: 500MB, 2GB or bytes"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only tell what would be deleted")
+    verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
+    for action in (prune, verify):  # SUPPRESS: see --starter
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    as_json = "print one JSON object"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
+    test = actions.add_parser("test", help="start one with a small model; save and restore")
+    test.add_argument("path", metavar="PATH", nargs="?", help='a llama-server, or "embedded" (default: the one in use)')
+    test.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    as_json = "print one JSON object"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    parser.add_argument(
+        "--folder", metavar="DIR", type=Path, action="append", help="look here as well; may be repeated"
+    )
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", title="actions (without one, the models on this machine are listed)"
+    )
+    suggest = actions.add_parser("suggest", help="name a few models for this machine; nothing is asked of the network")
+    search = actions.add_parser("search", help="search Hugging Face")
+    search.add_argument("words", metavar="WORDS", nargs="+", type=text, help="what the name must contain")
+    files = actions.add_parser("files", help="list the models in a repository, with sizes and whether they fit")
+    get = actions.add_parser("get", help="fetch a model; Ctrl+C pauses, the same command goes on")
+    get.add_argument("--use", action="store_true", help="make it the model to chat with")
+    for action in (files, get):
+        action.add_argument(
+            "repository", metavar="OWNER/NAME[:QUANT]", type=text, help="such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+        )
+    token = actions.add_parser("token", help="keep an access token for gated models, read from standard input")
+    token.add_argument("--forget", action="store_true", help="forget it")
+    for action in (suggest, search, files):  # SUPPRESS: see --starter
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="PATH", type=named_path, help="a GGUF file (default: the one in the settings)"
+    )
+    parser.add_argument(
+        "--engine", metavar="PATH", type=named_path, help="a llama-server (default: the one kvchat finds)"
+    )
+
+
+def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    export = commands.add_parser("export", help="write chats to a file")
+    export.add_argument(
+        "target", type=Path, metavar="FILE", help="where to; its ending says in which form; - is standard output"
+    )
+    export.add_argument("--chat", metavar="ID", type=text, help="only this chat")
+    export.add_argument(
+        "--form",
+        choices=[form.value for form in ExportForm],
+        help="json: complete, can be imported again; md: Markdown, several as a zip; html: one page",
+    )
+    take = commands.add_parser("import", help="take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
+    take.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON files, zips or folders")
+    backup = commands.add_parser("backup", help="write chats and settings into one zip")
+    backup.add_argument("target", type=Path, metavar="FILE", help="- is standard output")
+    restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")
+    restore.add_argument("source", type=Path, metavar="FILE")
+    words = "where the chats' file is damaged: keep all that can be read, and what the newest automatic backup has"
+    commands.add_parser("repair", help=words)

@@ -1,0 +1,103 @@
+"""What the user asked of a command, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kvchat.transfer.exporting import ExportForm
+
+
+@dataclass(frozen=True)
+class AskOptions:
+    """One question for `kvchat ask`. None means "not given": the settings or the model decide."""
+
+    prompt: str
+    new: bool = False  # begin a new conversation
+    chat_id: str | None = None  # go on with this one; neither: go on with the newest, or begin the first
+    model: Path | None = None
+    engine: Path | None = None
+    system: str | None = None  # only for a new conversation
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    attach: tuple[Path, ...] = ()  # documents that go with the question
+    as_json: bool = False
+    starter: bool = False  # fetch the starter model if there is no model
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `kvchat bench` is to measure. None means "not given": the settings decide."""
+
+    model: Path | None = None
+    engine: Path | None = None
+    tokens: int = 3000  # about how long the conversation is; with `turns`, `plot` or `chats`, its system prompt
+    turns: int | None = None  # measure what so many short turns cost on disk, instead of the times
+    plot: Path | None = None  # and draw that to this SVG file
+    chats: int | None = None  # measure so many chats that share a system prompt
+    size: bool = False  # measure whether the store holds at the size of real chats
+    made_bytes: int | None = None  # how large the file made for that is
+    after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class EnginesOptions:
+    """What `kvchat engines` is to do: list them, or try one out."""
+
+    test: bool = False
+    path: str | None = None  # the engine to try; None: the one kvchat would start
+    as_json: bool = False
+
+
+class StoreAction(Enum):
+    """What `kvchat store` does."""
+
+    SHOW = "show"
+    PRUNE = "prune"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What `kvchat store` is to do with the save points."""
+
+    action: StoreAction = StoreAction.SHOW
+    target_bytes: int = 0  # of a prune
+    dry_run: bool = False  # only tell what a prune would remove
+    as_json: bool = False
+
+
+class ModelsAction(Enum):
+    """What `kvchat models` does."""
+
+    LIST = "list"
+    SUGGEST = "suggest"
+    SEARCH = "search"
+    FILES = "files"
+    GET = "get"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True)
+class ModelsOptions:
+    """What `kvchat models` is to look for or to fetch."""
+
+    action: ModelsAction = ModelsAction.LIST
+    what: str = ""  # the words of a search; the repository of `files` and `get`
+    quantisation: str = ""  # which file to get
+    use: bool = False  # make what was fetched the model to chat with
+    forget: bool = False  # the token
+    folders: tuple[Path, ...] = ()  # to look into besides those of the settings
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What `kvchat export` is to write."""
+
+    target: Path
+    chat_id: str | None = None  # None: every conversation
+    form: ExportForm | None = None  # None: as the target's name says

@@ -1,0 +1,165 @@
+"""The user's own arguments for llama-server, and its RPC workers: taken apart and checked. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence, Set
+
+from kvchat.engine.finding.options import KnownOptions, plain
+from kvchat.errors import KvchatError
+
+_ADVICE = "Correct the extra arguments in the settings, or clear them."
+
+
+class BadArguments(KvchatError):
+    """The extra arguments cannot be used."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("The engine's extra arguments cannot be used", detail, _ADVICE)
+
+
+class BadWorkers(KvchatError):
+    """The list of RPC workers cannot be used."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            "The list of other computers cannot be used",
+            detail,
+            "Write each as name:port in the settings, or clear it.",
+        )
+
+
+_LOCAL = "kvchat keeps the engine reachable from this computer alone"
+_SETTING = "it has a setting of its own"
+_SAVE_POINTS = "the memory of chats depends on it"
+_MODEL = "the model is chosen in the window"
+_FOREIGN = "kvchat uses the engine for chatting alone"
+_WATCHES = "kvchat watches the engine through it"
+_ENDS = "the engine would print something and end"
+
+# One spelling of each is enough where the build's own --help tells the others.
+_OWNED = {
+    _LOCAL: "--host --port --reuse-port --path --api-prefix --api-key --api-key-file --ssl-key-file --ssl-cert-file"
+    " --cors-origins --cors-methods --cors-headers --cors-credentials",
+    _SETTING: "-c --ctx-size -ctk --cache-type-k -ctv --cache-type-v --rpc",
+    _SAVE_POINTS: "--slot-save-path -np --parallel -kvu --kv-unified -b --batch-size -cram --cache-ram --cache-prompt"
+    " --cache-reuse --context-shift --cache-idle-slots --sleep-idle-seconds",
+    _MODEL: "-m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -dr --docker-repo"
+    " --models-dir --models-preset --models-max --models-autoload",
+    _FOREIGN: "--embedding --embeddings --rerank --reranking --ui --webui --ui-config --ui-config-file --ui-mcp-proxy"
+    " --tools --tools-runtime --mcp-servers-config --mcp-servers-json -ag --agent --jinja --media-path",
+    _WATCHES: "--metrics --slots --props --log-disable --log-file",
+    _ENDS: "-h --help --usage --version --list-devices -cl --cache-list --completion-bash",
+}
+_REASONS = {name: reason for reason, names in _OWNED.items() for name in names.split()}
+
+# What changes speed, place or sampling, and not what a saved KV state means.
+_HARMLESS = (
+    "-t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch"
+    " -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -ub --ubatch-size --warmup --no-warmup"
+    " --mmap --no-mmap --mlock -lm --load-mode -dio --direct-io -ndio --no-direct-io --numa -dev --device"
+    " -ngl --gpu-layers --n-gpu-layers -sm --split-mode -ts --tensor-split -mg --main-gpu -cmoe --cpu-moe"
+    " -ncmoe --n-cpu-moe -ot --override-tensor --no-host --repack -nr --no-repack --op-offload --no-op-offload"
+    " -kvo --kv-offload -nkvo --no-kv-offload -fit --fit -fitt --fit-target -fitc --fit-ctx --check-tensors"
+    " -s --seed --samplers --temp --temperature --top-k --top-p --min-p --typical --repeat-last-n --repeat-penalty"
+    " --presence-penalty --frequency-penalty --dry-multiplier --mirostat --reasoning-format --reasoning-budget"
+    " --chat-template --chat-template-file --chat-template-kwargs -to --timeout --threads-http -a --alias"
+    " -v --verbose -lv --verbosity --log-colors --log-prefix --log-timestamps --offline --perf --no-perf"
+)
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """The arguments as a shell would take them apart. Raises BadArguments when a quote is not closed."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    if sys.platform == "win32":
+        lexer.escape = ""  # C:\models is a path there
+    try:
+        return tuple(lexer)
+    except ValueError as error:
+        raise BadArguments("A quotation mark is not closed.") from error
+
+
+def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
+    """Refuse what kvchat needs itself and what this build does not know. Raises BadArguments, in words.
+
+    Without the build's own list (`known` None) only the former can be told.
+    """
+    for name, values in _grouped(arguments):
+        if not name.startswith("-"):
+            raise BadArguments(f'"{name}" is not an option; options begin with a dash.')
+        option = known.find(name) if known else None
+        if reason := _reason(name, option.names if option else ()):
+            raise BadArguments(f"{name} is not for you to set here: {reason}.")
+        if known is None:
+            continue
+        if option is None:
+            hint = " Write a space instead of the equals sign." if "=" in name else ""
+            raise BadArguments(f"This engine does not know the option {name}.{hint}")
+        if len(values) != option.values:
+            raise BadArguments(f"{name} takes {_count(option.values)}, and {_count(len(values))} was given.")
+
+
+def meaning(arguments: Sequence[str]) -> str:
+    """The part of the arguments that changes what a saved KV state means; empty for most."""
+    return _without(arguments, frozenset(_HARMLESS.split()))
+
+
+def meaning_of_server(arguments: Sequence[str]) -> str:
+    """The same for a server somebody else started: its address, key and model are not part of it either."""
+    elsewhere = {name for name, reason in _REASONS.items() if reason in (_LOCAL, _MODEL, _FOREIGN, _WATCHES)}
+    return _without(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
+
+
+def named_files(meaning: str) -> tuple[str, ...]:
+    """What may be a file in it: a LoRA adapter is written `path`, `path,path` or `path:scale`."""
+    words = [part for word in shlex.split(meaning) for part in {word, *word.split(",")}]
+    return tuple(sorted({name for word in words for name in (word, word.rpartition(":")[0]) if name}))
+
+
+def parse_workers(text: str) -> tuple[str, ...]:
+    """The RPC workers in a list parted by commas, spaces or line ends. Raises BadWorkers for one that is no host:port.
+
+    IPv6 addresses are written [::1]:50052.
+    """
+    workers = tuple(re.split(r"[,\s]+", text.strip())) if text.strip(", \n\t") else ()
+    workers = tuple(worker for worker in workers if worker)
+    for worker in workers:
+        host, colon, port = worker.rpartition(":")
+        right_host = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%\w]+\]", host)
+        if not colon or not right_host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise BadWorkers(f'"{worker}" is not a computer and a port.')
+    return workers
+
+
+def _without(arguments: Sequence[str], names: Set[str]) -> str:
+    told = [(name, values) for name, values in _grouped(arguments) if plain(name).partition("=")[0] not in names]
+    return shlex.join(word for name, values in told for word in (plain(name), *values))
+
+
+def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each option with what follows it. A value may be a negative number; any other dash begins an option."""
+    at = 0
+    while at < len(arguments):
+        end = at + 1
+        while end < len(arguments) and not _begins_option(arguments[end]):
+            end += 1
+        yield arguments[at], tuple(arguments[at + 1 : end])
+        at = end
+
+
+def _begins_option(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d.*|-", word)
+
+
+def _reason(name: str, other_names: Sequence[str]) -> str | None:
+    """Why kvchat keeps an option to itself; its "no" form too."""
+    spellings = {plain(name.partition("=")[0]), *other_names}
+    spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
+    return next((_REASONS[spelling] for spelling in spellings if spelling in _REASONS), None)
+
+
+def _count(values: int) -> str:
+    return {0: "no value", 1: "one value"}.get(values, f"{values} values")

@@ -1,0 +1,1 @@
+"""What an engine prints: its log, and what can be read in it."""

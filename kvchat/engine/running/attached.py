@@ -1,0 +1,181 @@
+"""A llama-server that somebody else started and looks after: kvchat talks to it, and never starts or stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+
+from kvchat.engine.finding.probe import MINIMUM_BUILD, build_number
+from kvchat.engine.speaking.board import EngineBoard
+from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.interface import EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.errors import KvchatError
+
+_ADVICE = "Check the server's address and key in the settings, and whether it runs."
+
+
+class BadAddress(KvchatError):
+    """The address of the server makes no sense."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("The server's address cannot be used", detail, "Write it as http://127.0.0.1:8080.")
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where the server answers, and what it wants to hear. An empty key: it asks for none."""
+
+    url: str
+    key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class AttachPolicy:
+    """How patiently a server is looked for. Times in seconds."""
+
+    unreachable_s: float = 4.0  # so long without an answer at first, and it is said that there is none
+    returns_s: float = 20.0  # as long for one that did answer: it may be started again
+    poll_s: float = 1.0
+    every_s: float = 10.0  # how often a server that answers is asked again
+    answer_s: float = 20.0
+    misses: int = 3
+
+
+def parse_address(text: str) -> str:
+    """The address as it is used, without a slash at the end. Raises BadAddress in words."""
+    try:
+        url = httpx.URL(text.strip())
+    except httpx.InvalidURL as error:
+        raise BadAddress(f"{error}.") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise BadAddress("It has to begin with http:// or https:// and name a computer.")
+    if url.userinfo:
+        raise BadAddress("A password does not belong into the address; the key has a place of its own.")
+    if url.port is not None and not 0 < url.port < 65_536:
+        raise BadAddress(f"A port is a number from 1 to 65535, and {url.port} is none.")
+    if url.query or url.fragment:
+        raise BadAddress("It has to end before any ? or #.")
+    return str(url).rstrip("/")
+
+
+class AttachedEngine(EngineBoard):
+    """Keeps the connection to such a server: finds it, notices when it goes and when it comes back."""
+
+    def __init__(self, generations: Iterator[int], policy: AttachPolicy | None = None) -> None:
+        super().__init__(generations)
+        self._policy = policy or AttachPolicy()
+        self._task: asyncio.Task[None] | None = None
+        self._doubt = asyncio.Event()  # a request went wrong: ask at once whether the server is still there
+
+    async def attach(self, address: ServerAddress) -> None:
+        """Look for the server from now on. Returns at once: `ready` waits, listeners hear the rest."""
+        await self.stop()
+        self._publish(EngineStatus(EngineState.STARTING))
+        self._task = asyncio.create_task(self._follow(address), name="engine attached")
+
+    async def stop(self) -> None:
+        """Let go of the server. It goes on running."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        self._publish(EngineStatus(EngineState.STOPPED))
+
+    async def _follow(self, address: ServerAddress) -> None:
+        client = LlamaServerClient(
+            address.url, address.key, on_fault=lambda _: self._doubt.set(), on_silence=self._doubt.set
+        )
+        client.rows.alone = False
+        lost: EngineFailure | None = None
+        try:
+            while True:
+                refusal = await self._find(client, lost)
+                if refusal is not None:
+                    self._publish(EngineStatus(EngineState.FAILED, refusal))
+                    return
+                self.generation = next(self._generations)
+                self._client = client
+                self._publish(EngineStatus(EngineState.READY))
+                await self._until_lost(client)
+                self._client, lost = None, _gone(address.url)
+        finally:
+            self._client = None
+            await client.close()
+
+    async def _find(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
+        """Wait until it can be used (None), or until it is clear that it cannot (the reason)."""
+        self._publish(EngineStatus(EngineState.STARTING, lost))
+        policy, now = self._policy, time.monotonic
+        until = now() + (policy.returns_s if lost else policy.unreachable_s)
+        while True:
+            try:
+                if await client.health(min(policy.answer_s, max(policy.poll_s, until - now()))) is Health.READY:
+                    return await _unfit(client)
+                self._publish(EngineStatus(EngineState.LOADING, lost))
+                until = now() + policy.returns_s
+            except NotOurEngine:
+                return _no_llama_server(client.base_url)
+            except EngineGone:
+                gone = _gone(client.base_url)
+                if now() >= until:
+                    return gone
+                self._publish(EngineStatus(EngineState.STARTING, gone))  # at once, while it is tried again
+            await asyncio.sleep(min(policy.poll_s, max(0.0, until - now())))
+
+    async def _until_lost(self, client: LlamaServerClient) -> None:
+        misses = 0
+        while misses < self._policy.misses:
+            pause = self._policy.every_s if misses == 0 else self._policy.poll_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._doubt.wait()
+            self._doubt.clear()
+            try:
+                loading = await client.health(self._policy.answer_s) is Health.LOADING
+            except (EngineGone, NotOurEngine):
+                misses += 1
+            else:
+                misses = 0
+                if loading:  # it was restarted: what was in its slot is gone
+                    return
+
+
+async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
+    """Why a server that answers cannot be used, None if it can."""
+    try:
+        facts = await client.facts()
+    except EngineRefused as refusal:
+        if refusal.status in (401, 403):
+            return _failure("The server does not accept the key", refusal.message)
+        return _no_llama_server(client.base_url)
+    except EngineGone as gone:
+        return _failure(gone.title, gone.detail)
+    if not facts.context_size:
+        return _no_llama_server(client.base_url)
+    build = build_number(facts.build)
+    if build is not None and build < MINIMUM_BUILD:
+        return EngineFailure(
+            FailureKind.INCOMPATIBLE,
+            "The server is too old",
+            f"It is build {build}; kvchat needs {MINIMUM_BUILD} or newer.",
+            "Update the llama-server that runs there.",
+        )
+    return None
+
+
+def _gone(url: str) -> EngineFailure:
+    return _failure("The server does not answer", f"Nobody answers at {url}.")
+
+
+def _no_llama_server(url: str) -> EngineFailure:
+    return _failure("This is not a llama-server", f"Another program answers at {url}.")
+
+
+def _failure(title: str, detail: str) -> EngineFailure:
+    return EngineFailure(FailureKind.NOT_FOUND, title, detail, _ADVICE)

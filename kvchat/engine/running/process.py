@@ -1,0 +1,183 @@
+"""One running engine process, and its outcome: a value that says how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.engine.child import leash
+from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.outcome import Outcome, StopRung
+
+# Windows alone has it; elsewhere `start_new_session` does the same.
+_NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+_LAST_LINES = 200
+_DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How long each rung is given, in seconds."""
+
+    ask_s: float = 8.0
+    terminate_s: float = 2.0
+
+
+class EngineProcess:
+    """A child process whose output goes to an EngineLog. Made by `spawn`; ends by itself or by `stop`.
+
+    It lives in a session of its own, so that Ctrl+C in the terminal reaches the app alone, and on a leash, so that
+    it cannot outlive the app.
+    """
+
+    def __init__(self, transport: asyncio.SubprocessTransport, events: _Events, log: EngineLog) -> None:
+        """Take over a process just started; use `spawn`."""
+        self._transport = transport
+        self._events = events
+        self._log = log
+        self._rung: StopRung | None = None
+        self._oom_kills_before = _oom_kills()
+        self._memory_ran_out = False
+        self._life = asyncio.create_task(self._live(), name=f"engine process {self.pid}")
+
+    @classmethod
+    async def spawn(
+        cls, command: Sequence[str], environment: Mapping[str, str], log: EngineLog, *, by_pipe: bool | None = None
+    ) -> EngineProcess:
+        """Start `command`. Call it from the main thread's loop: Linux counts the leash by the thread that spawned.
+
+        `by_pipe` chooses the other kind of leash (for tests). Raises OSError when not even the leash can be started;
+        a command that does not exist ends with code 127 instead.
+        """
+        held_by_pipe = leash.needs_pipe() if by_pipe is None else by_pipe
+        transport, events = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Events(log),
+            *leash.command(command, by_pipe=held_by_pipe),
+            stdin=asyncio.subprocess.PIPE if held_by_pipe else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+            creationflags=_NEW_GROUP,
+        )
+        return cls(transport, events, log)
+
+    @property
+    def pid(self) -> int:
+        """The process id; on Linux the engine's own, elsewhere the leash's."""
+        return self._transport.get_pid()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._life.done()
+
+    async def wait(self) -> Outcome:
+        """Wait until it ended and its output is read. May be called by many, and cancelled, without harm."""
+        await asyncio.shield(self._life)
+        code, said = self._transport.get_returncode() or 0, tuple(self._events.last_lines)
+        return Outcome(code, said, self._rung, self._memory_ran_out)
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait so long at most; whether it has ended."""
+        await asyncio.wait({self._life}, timeout=seconds)
+        return not self.running
+
+    async def stop(self, ladder: Ladder | None = None) -> Outcome:
+        """Ask, then terminate, then kill. When this is cancelled the process is killed at once: it never stays."""
+        ladder = ladder or Ladder()
+        try:
+            for rung, patience in (
+                (StopRung.ASKED, ladder.ask_s),
+                # llama-server leaves at once on the second SIGTERM, whatever it is doing.
+                (StopRung.TERMINATED, ladder.terminate_s),
+            ):
+                if await self._ended_by(rung, patience):
+                    return await self.wait()
+        finally:
+            if self.running:
+                self._rung = StopRung.KILLED
+                self._kill()
+        return await self.wait()
+
+    async def _ended_by(self, rung: StopRung, patience: float) -> bool:
+        if self.running:
+            self._rung = rung
+            self._signal(rung)
+        return await self.ended_within(patience)
+
+    def _signal(self, rung: StopRung) -> None:
+        if sys.platform != "win32":
+            self._signal_group(signal.SIGTERM)
+        elif rung is StopRung.ASKED:
+            self._transport.send_signal(signal.CTRL_BREAK_EVENT)
+        elif (held := self._transport.get_pipe_transport(0)) is not None:
+            held.close()  # the leash kills the engine; TerminateProcess would reach the leash alone
+
+    def _kill(self) -> None:
+        if sys.platform != "win32":
+            self._signal_group(signal.SIGKILL)
+        else:
+            self._transport.kill()
+
+    def _signal_group(self, number: int) -> None:
+        """To the whole group, because a leash held by pipe stands above its engine and passes no signals on."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
+            os.killpg(self.pid, number)
+
+    async def _live(self) -> None:
+        """Until the process is gone and its output is read."""
+        try:
+            await self._events.exited.wait()
+            with contextlib.suppress(TimeoutError):
+                # A grandchild may hold the pipe open; the outcome does not wait for strangers.
+                await asyncio.wait_for(self._events.output_ended.wait(), _DRAIN_S)
+            self._memory_ran_out = _oom_kills() > self._oom_kills_before
+        finally:
+            if not self._events.exited.is_set():  # cancelled: the loop is being torn down
+                self._kill()
+            self._transport.close()
+            self._log.end_line()
+            self._events.unsubscribe()
+
+
+class _Events(asyncio.SubprocessProtocol):
+    """What asyncio tells about the process. (Its own `Process.wait` waits for whoever holds the pipe.)"""
+
+    def __init__(self, log: EngineLog) -> None:
+        self.exited = asyncio.Event()
+        self.output_ended = asyncio.Event()
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.unsubscribe: Callable[[], None] = lambda: None
+        self._log = log
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Before any output: a process may have said its last word before anybody waits for it."""
+        self.unsubscribe = self._log.subscribe(self.last_lines.append)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._log.feed(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self.output_ended.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+
+def _oom_kills() -> int:
+    """How many processes Linux has killed so far because memory ran out; 0 where nobody counts (proc(5), vmstat)."""
+    try:
+        counters = Path("/proc/vmstat").read_text("ascii")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)

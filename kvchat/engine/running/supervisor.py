@@ -1,0 +1,260 @@
+"""Keeps one engine running: starts it, watches it load, says why it died, starts it again, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import shlex
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.output.log import START, EngineLog
+from kvchat.engine.running import failure
+from kvchat.engine.running.invocation import Invocation, prepare
+from kvchat.engine.running.outcome import StopRung
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.process import EngineProcess, Ladder
+from kvchat.engine.running.watch import Watch, WatchPolicy
+from kvchat.engine.speaking.board import EngineBoard
+from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.interface import EngineError, EngineGone, NotOurEngine
+from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
+
+_FIRST_POLL_S = 0.05
+_LONGEST_POLL_S = 0.5
+
+# The same start would end the same way.
+_FINAL = {
+    FailureKind.BAD_MODEL,
+    FailureKind.MISSING_LIBRARY,
+    FailureKind.NOT_FOUND,
+    FailureKind.INCOMPATIBLE,
+    FailureKind.UNSUPPORTED_CPU,
+}
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often and how soon a dead engine is started again. Times in seconds."""
+
+    deaths: int = 5  # as many within `window_s`, or in a row without ever being ready, are the end
+    window_s: float = 300.0
+    first_delay_s: float = 1.0
+    longest_delay_s: float = 30.0
+    port_attempts: int = 5
+    silence_s: float = 300.0  # a loading engine that prints nothing for so long hangs
+
+    def delay_s(self, deaths: int) -> float:
+        """The wait after the n-th death: 1, 2, 4, 8 … seconds."""
+        return min(self.first_delay_s * 2.0 ** (deaths - 1), self.longest_delay_s)
+
+
+@dataclass(frozen=True)
+class _Death:
+    failure: EngineFailure
+    was_ready: bool
+
+    @property
+    def was_too_large(self) -> bool:
+        """Whether memory did not suffice for loading: it will not the next time either."""
+        return self.failure.kind is FailureKind.OUT_OF_MEMORY and not self.was_ready
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether the same start may end better another time."""
+        return not self.was_too_large and self.failure.kind not in _FINAL
+
+
+StepDown = Callable[[], LaunchPlan | None]
+
+
+class EngineSupervisor(EngineBoard):
+    """One engine process at a time. Every method belongs to the main thread's loop."""
+
+    def __init__(
+        self,
+        *,
+        log: EngineLog | None = None,
+        policy: RestartPolicy | None = None,
+        watch: WatchPolicy | None = None,
+        ladder: Ladder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        generations: Iterator[int] | None = None,
+    ) -> None:
+        """`clock` and `sleep` stand for time in the back-off, so that tests need not wait."""
+        super().__init__(generations or itertools.count(1))
+        self.log = log or EngineLog()
+        self.location: EngineLocation | None = None
+        self.plan: LaunchPlan | None = None  # once launched, with the port really used
+        self._policy = policy or RestartPolicy()
+        self._step_down: StepDown | None = None
+        self._watch = watch or WatchPolicy()
+        self._ladder = ladder or Ladder()
+        self._clock = clock
+        self._sleep = sleep
+        self._serial = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._process: EngineProcess | None = None
+        self._rung: StopRung | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The running engine process, None without one."""
+        return self._process.pid if self._process is not None and self._process.running else None
+
+    async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
+        """Start an engine; one that runs is stopped first. Returns at once: `ready` waits, listeners hear the rest.
+
+        `step_down` gives a smaller plan each time that memory did not suffice for loading, None when there is none.
+        """
+        async with self._serial:
+            await self._end()
+            self.location, self.plan, self._step_down = location, plan, step_down
+            self._publish(EngineStatus(EngineState.STARTING))
+            self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
+            self._task.add_done_callback(self._run_ended)
+
+    async def stop(self) -> None:
+        """Stop the engine and wait until it is gone. Without one this does nothing."""
+        async with self._serial:
+            await self._end()
+
+    async def restart(self) -> None:
+        """Stop, then start with the same location and plan. Raises EngineError when nothing was ever started."""
+        if self.location is None or self.plan is None:
+            raise EngineError("There is no engine to restart", "", "Choose a model first.")
+        await self.start(self.location, dataclasses.replace(self.plan, port=0), self._step_down)
+
+    async def close(self) -> None:
+        """Stop for good and close the log."""
+        await self.stop()
+        self.log.close()
+
+    async def _end(self) -> None:
+        """Bring the running task to its end. Cancelled meanwhile, the task still finishes by itself."""
+        if self._task is None:
+            return
+        if self._status.state is not EngineState.STOPPING:  # a second cancel would cut the ladder short
+            self._rung = None
+            self._publish(EngineStatus(EngineState.STOPPING))
+            self._task.cancel()
+        await asyncio.wait({self._task})
+        self._task = None
+        self._publish(EngineStatus(EngineState.STOPPED, stop_rung=self._rung.value if self._rung else None))
+
+    def _run_ended(self, task: asyncio.Task[None]) -> None:
+        """A bug of ours must not leave anyone waiting for an engine that will never be ready."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
+        self._publish(EngineStatus(EngineState.FAILED, failure.bug(error)))
+
+    async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
+        """One life after the other, until told to stop or there is no hope."""
+        deaths: deque[float] = deque()
+        never_ready = 0
+        status = EngineStatus(EngineState.STARTING)
+        while True:
+            death = await self._start_once(location, plan, status)
+            smaller = self._step_down() if self._step_down and death.was_too_large else None
+            if smaller is not None:
+                plan, status = smaller, EngineStatus(EngineState.STARTING, failure.smaller(death.failure, smaller))
+                self._publish(status)
+                continue
+            now = self._clock()
+            deaths.append(now)
+            while deaths[0] < now - self._policy.window_s:
+                deaths.popleft()
+            never_ready = 0 if death.was_ready else never_ready + 1
+            count = max(len(deaths), never_ready)
+            if not death.may_retry or count >= self._policy.deaths:
+                self._publish(EngineStatus(EngineState.FAILED, failure.given_up(death.failure, count), count - 1))
+                return
+            status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
+            self._publish(status)
+            await self._sleep(self._policy.delay_s(count))
+
+    async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
+        """One life, on the first port nobody else took between our choosing it and the engine binding it."""
+        for _ in range(self._policy.port_attempts - 1):
+            death = await self._live(prepare(location, plan), status)
+            if death.failure.kind is not FailureKind.PORT_TAKEN:
+                return death
+            plan = dataclasses.replace(plan, port=0)
+        return await self._live(prepare(location, plan), status)
+
+    async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
+        """One process from its start to its death. Cancelled, it is led down the ladder first."""
+        self.log.note(START + shlex.join(invocation.command))
+        try:
+            process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
+        except OSError as error:
+            return _Death(failure.cannot_spawn(error), was_ready=False)
+        self.generation = next(self._generations)
+        self.plan, self._process = invocation.plan, process
+        watch = Watch(self._watch, self.log)
+        client = LlamaServerClient(
+            invocation.base_url,
+            invocation.key,
+            hang_guard_s=self._watch.silence_s,
+            on_fault=watch.report,
+            on_silence=watch.worry,
+        )
+        try:
+            reason = await self._bring_up(process, client, invocation.plan.port, status)
+            if reason is not None:
+                return _Death(reason, was_ready=False)
+            self._client = client
+            self._publish(EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
+            return _Death(await self._look_after(process, client, watch), was_ready=True)
+        finally:
+            self._client = None
+            try:
+                self._rung = (await process.stop(self._ladder)).rung
+            finally:
+                await client.close()
+
+    async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
+        """Wait until a ready engine ends by itself, or has to be ended; the reason."""
+        ending = asyncio.create_task(process.wait(), name="engine ending")
+        ailing = asyncio.create_task(watch.until_ailing(client), name="engine watch")
+        try:
+            await asyncio.wait({ending, ailing}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return failure.explain(ending.result(), was_ready=True)
+            self._client = None
+            self._publish(EngineStatus(EngineState.STARTING, ailing.result()))  # at once: stopping it may take a while
+            return ailing.result()
+        finally:
+            for task in (ending, ailing):
+                task.cancel()
+            await asyncio.wait({ending, ailing})
+
+    async def _bring_up(
+        self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus
+    ) -> EngineFailure | None:
+        """Wait until the engine is ready (None), or until it is clear that it will not be (the reason)."""
+        delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
+        while process.running:
+            try:
+                if await client.health() is Health.READY:
+                    await client.verify()
+                    return None
+                self._publish(dataclasses.replace(status, state=EngineState.LOADING))
+            except NotOurEngine:
+                return failure.foreign_server(port)
+            except EngineGone:
+                pass  # it does not listen yet
+            if self.log.bytes_seen != seen:
+                seen, progress_at = self.log.bytes_seen, self._clock()
+            elif self._clock() - progress_at > self._policy.silence_s:
+                return failure.timed_out(self._policy.silence_s, self.log.lines)
+            await process.ended_within(delay)
+            delay = min(delay * 1.3, _LONGEST_POLL_S)
+        return failure.explain(await process.wait())

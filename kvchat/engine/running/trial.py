@@ -1,0 +1,134 @@
+"""Tries an engine out: does it start, load a model, answer, and save and restore a slot?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.engine.finding.discovery import EngineLocation, list_devices
+from kvchat.engine.finding.probe import EngineProbe, probe
+from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.board import EngineFailed
+from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone
+from kvchat.engine.speaking.wire import ChatMessage, Sampling, Timings
+from kvchat.errors import KvchatError
+from kvchat.words.wording import duration
+
+_CONTEXT = 512  # tokens; enough for a word, and little to allocate
+_DEATH_NOTICED_S = 3.0
+_SLOT_FILE = "trial.slot"
+
+
+@dataclass(frozen=True)
+class TrialStep:
+    """One thing that was tried."""
+
+    name: str
+    detail: str
+    error: KvchatError | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of it: the steps in order; the last one failed, or all went well."""
+
+    steps: tuple[TrialStep, ...]
+
+    @property
+    def works(self) -> bool:
+        """Whether nothing failed."""
+        return all(step.error is None for step in self.steps)
+
+
+class SlotMismatch(KvchatError):
+    """The engine did not bring back what it saved."""
+
+    def __init__(self, saved: int, restored: int) -> None:
+        super().__init__(
+            "Chats cannot be remembered with this engine",
+            f"It kept {saved} tokens and loaded {restored}.",
+            "Chats work; each one is read again when it is opened. Try another version of llama-server.",
+        )
+
+
+async def try_engine(
+    location: EngineLocation, model: Path | None, tell: Callable[[TrialStep], None] = lambda _: None
+) -> Trial:
+    """Ask the engine who it is and, with a model, load it, say a word, save, restore. Raises nothing of its own.
+
+    Without a model the trial ends after the devices. `tell` hears each step as it is done.
+    """
+    steps: list[TrialStep] = []
+
+    def done(step: TrialStep) -> None:
+        steps.append(step)
+        tell(step)
+
+    try:
+        asked = await asyncio.to_thread(probe, location)
+        asked.check(location)
+        done(TrialStep("Version", asked.version))
+        devices = await asyncio.to_thread(list_devices, location)
+        done(TrialStep("Devices", ", ".join(device.description for device in devices) or "the processor alone"))
+        if model is None:
+            done(TrialStep("Model", "There is none yet to try it with."))
+        else:
+            await _run(location, asked, model, done)
+    except KvchatError as error:
+        done(TrialStep(error.title, error.detail, error))
+    return Trial(tuple(steps))
+
+
+async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: Callable[[TrialStep], None]) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
+        plan = LaunchPlan(
+            model, _CONTEXT, Path(folder), left_out=asked.options.missing(OPTIONAL) if asked.options else frozenset()
+        )
+        supervisor = EngineSupervisor(log=EngineLog(), policy=RestartPolicy(deaths=1))
+        started = time.perf_counter()
+        try:
+            await supervisor.start(location, plan)
+            engine = await supervisor.ready()
+            done(TrialStep("Model", f"{model.stem} loaded in {duration(1000 * (time.perf_counter() - started))}"))
+            timings = await _say_a_word(engine)
+            done(TrialStep("Reply", f"{timings.tokens_per_second:.0f} tokens/s" if timings else "it answered"))
+            saved = (await engine.save_slot(_SLOT_FILE)).n_saved
+            await engine.erase_slot()
+            restored = (await engine.restore_slot(_SLOT_FILE)).n_restored
+            if saved != restored or not saved:
+                raise SlotMismatch(saved, restored)
+            done(TrialStep("Memory of chats", f"{saved} tokens kept and loaded again"))
+        except EngineError as error:
+            raise await _reason(supervisor, error) from error
+        finally:
+            await supervisor.close()
+
+
+async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineError:
+    """What the supervisor learns of a death tells more than a connection that broke off."""
+    told = asyncio.Event()
+    supervisor.subscribe(lambda status: told.set() if status.failure else None)
+    if isinstance(error, EngineGone) and supervisor.status.failure is None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DEATH_NOTICED_S):
+                await told.wait()
+    failure = supervisor.status.failure
+    return EngineFailed(failure) if failure else error
+
+
+async def _say_a_word(engine: Engine) -> Timings | None:
+    """The timings of a short greedy reply."""
+    timings = None
+    question = [ChatMessage("user", "Say hello.")]
+    stream = engine.chat(question, Sampling(max_tokens=8, temperature=0.0))
+    async with contextlib.aclosing(stream) as chunks:
+        async for chunk in chunks:
+            timings = chunk.timings or timings
+    return timings

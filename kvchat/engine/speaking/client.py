@@ -1,0 +1,217 @@
+"""Speaks to a llama-server: one request, one typed answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from kvchat.engine.speaking import bodies, wire
+from kvchat.engine.speaking.interface import EngineError, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.slot_rows import SlotRows
+from kvchat.engine.speaking.tokenizing import PromptTokens
+from kvchat.engine.speaking.transport import CONNECT_S, Transport
+from kvchat.engine.speaking.vision import FIRST_ID, Sight, cannot_show, without_pictures
+from kvchat.engine.speaking.wire import (
+    ChatChunk,
+    ChatMessage,
+    PromptProgress,
+    Sampling,
+    ServerFacts,
+    SlotRestore,
+    SlotSave,
+    Timings,
+)
+
+MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
+_HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
+_SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
+
+
+class Health(Enum):
+    """What a server says of itself."""
+
+    LOADING = "loading"
+    READY = "ready"
+
+
+class LlamaServerClient:
+    """An `Engine` over HTTP. Close it with `close`, or use it as an async context manager."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str,
+        *,
+        hang_guard_s: float | None = 600.0,
+        on_fault: Callable[[EngineError], None] = lambda _: None,
+        on_silence: Callable[[], None] = lambda: None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
+
+        A prefill shows progress at least after each batch, so a silence of minutes is a hang. `on_fault` is told of
+        every request that went wrong, before whoever made it is; `on_silence`, now and then, while none of the words
+        comes that were coming.
+        """
+        self.base_url = base_url
+        self.key = key
+        self.rows = SlotRows()
+        self.slot = 0  # the one that every request is pinned to
+        self._template: Mapping[str, bool | str] = {}
+        self._sight: Sight | None = None
+        self._prompts = PromptTokens(self._tokens)
+        self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
+
+    async def __aenter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Drop all connections, once what a dead engine has said is read to its end."""
+        await self._http.close()
+
+    async def health(self, timeout_s: float = _HEALTH_S) -> Health:
+        """GET /health. Raises EngineGone while nobody listens yet."""
+        status = await self._http.knock("/health", timeout_s)
+        if status == 200:
+            return Health.READY
+        if status == 503:
+            return Health.LOADING
+        raise NotOurEngine("Another program answers on the engine's port", f"/health says {status}.")
+
+    async def verify(self) -> ServerFacts:
+        """The facts of a server that turns away a caller without our key and knows ours. Raises NotOurEngine.
+
+        The call without the key goes first: our key is not for a stranger who happens to listen there.
+        """
+        if await self._http.knock("/props", CONNECT_S) == 401:
+            with contextlib.suppress(EngineRefused):
+                return await self.facts()
+        raise NotOurEngine("Another program answers on the engine's port", "It does not know this launch's key.")
+
+    def with_slot(self, slot: int) -> LlamaServerClient:
+        """The same connections, whose requests are pinned to another slot."""
+        other = copy.copy(self)
+        other.slot = slot
+        return other
+
+    def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
+        """The same connections, whose requests carry these options of the chat template."""
+        other = copy.copy(self)
+        other._template = options
+        return other
+
+    def with_sight(self, projector: str, marker: str) -> LlamaServerClient:
+        """The same connections to an engine that sees."""
+
+        async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return await self._http.call("POST", path, body)
+
+        other = copy.copy(self)
+        other._sight = Sight(call, self._tokens, projector, marker)
+        return other
+
+    async def check_schema(self, schema: str) -> None:
+        """POST /apply-template, which makes a grammar of the schema. Raises EngineRefused where it cannot."""
+        messages = bodies.messages_body([ChatMessage("user", "?")])
+        await self._http.call("POST", "/apply-template", {"messages": messages, "json_schema": json.loads(schema)})
+
+    async def facts(self) -> ServerFacts:
+        """GET /props."""
+        facts = wire.parse_facts(await self._http.call("GET", "/props"))
+        self._prompts.learn_end(facts.end_token)
+        return facts
+
+    async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
+        body = {"messages": without_pictures(messages)} | bodies.template_body(self._template)
+        rendered = await self._http.call("POST", "/apply-template", body)
+        if pictures := [picture for message in messages for picture in message.pictures]:
+            return await self._eyes().tokens(str(rendered.get("prompt")), pictures)
+        return await self._prompts.of(str(rendered.get("prompt")))
+
+    async def count_tokens(self, text: str) -> int:
+        """How many tokens a text has, by itself: /tokenize."""
+        return len(await self._tokens(text, False))
+
+    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
+        """POST /v1/chat/completions, streamed, pinned to the slot, with progress and timings.
+
+        Closing it drops the request: wrap it in `contextlib.aclosing`.
+        """
+        body = bodies.chat_body(messages, sampling, self._template, self.slot)
+        async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def prefill(
+        self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
+    ) -> Timings:
+        """POST /completion with n_predict 0: make the slot hold exactly these tokens; what that took."""
+        timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
+        has_pictures = min(tokens, default=0) <= FIRST_ID
+        prompt = await self._eyes().prompt(tokens) if has_pictures else list(tokens)
+        async with contextlib.aclosing(self._ask("/completion", bodies.prefill_body(prompt, self.slot))) as chunks:
+            async for chunk in chunks:
+                timings = chunk.timings or timings
+                if chunk.progress:
+                    progress(chunk.progress)
+        return timings
+
+    async def save_slot(self, filename: str) -> SlotSave:
+        """POST /slots/N?action=save."""
+        return wire.parse_save(await self._slot("save", {"filename": filename}))
+
+    async def restore_slot(self, filename: str) -> SlotRestore:
+        """POST /slots/N?action=restore."""
+        self.rows.asked()
+        return wire.parse_restore(await self._slot("restore", {"filename": filename}))
+
+    async def erase_slot(self) -> None:
+        """POST /slots/N?action=erase."""
+        self.rows.asked()
+        await self._slot("erase", {})
+
+    async def look(self, path: str) -> bytes:
+        """GET something that is there to be looked at, such as /slots or /metrics."""
+        return await self._http.answer("GET", path)
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+        """A streamed request, with an eye on the rows that the slot keeps."""
+        before = self.rows.asked()
+        async with contextlib.aclosing(self._http.stream(path, body)) as chunks:
+            async for chunk in chunks:
+                if chunk.timings or chunk.progress:
+                    cached = chunk.timings.cache_n if chunk.timings else chunk.progress.cache if chunk.progress else 0
+                    self.rows.answered(before, cached)
+                yield chunk
+
+    def _eyes(self) -> Sight:
+        if self._sight is None:
+            raise cannot_show("no projector is loaded")
+        return self._sight
+
+    async def _tokens(self, text: str, special: bool) -> tuple[int, ...]:
+        body = {"content": text, "add_special": special, "parse_special": True}
+        answer = await self._http.answer("POST", "/tokenize", body)
+        tokens = await asyncio.to_thread(wire.parse_tokens, answer) if len(answer) > MANY else wire.parse_tokens(answer)
+        if tokens is None:
+            raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
+        return tokens
+
+    async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._http.call("POST", f"/slots/{self.slot}?action={action}", body, timeout_s=_SLOT_S)

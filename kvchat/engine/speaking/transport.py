@@ -1,0 +1,192 @@
+"""HTTP to a llama-server: a request's answer, or its stream. Foreign errors are translated here, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ssl
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+import httpx
+import httpx_sse
+
+from kvchat.engine.speaking import last_words, wire
+from kvchat.engine.speaking.gulps import read_in_gulps
+from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
+from kvchat.engine.speaking.wire import ChatChunk
+
+CONNECT_S = 5.0
+WORRY_S = 10.0  # without a word, after words were coming
+_QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
+_LAST_WORDS_S = 0.1  # at the end, for what a reply's connection still holds
+_GONE_ADVICE = "kvchat starts it again by itself; send the message once more."
+_HANG_ADVICE = "Restart the engine, then send the message once more."
+
+
+class Transport:
+    """The connections to one server. Every method but `close` raises EngineGone; those with the key EngineRefused."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str,
+        hang_guard_s: float | None,
+        on_fault: Callable[[EngineError], None],
+        on_silence: Callable[[], None],
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
+        """See `LlamaServerClient`."""
+        self._hang_guard_s = hang_guard_s
+        self._on_fault, self._on_silence = on_fault, on_silence
+        self._closing = asyncio.Event()
+        self._streams: set[asyncio.Task[None]] = set()
+        self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            # The server closes connections after a streamed reply; a pooled one would break the next request.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            verify=_trust(base_url),
+            trust_env=False,  # a proxy has no business between us and our own child
+            transport=transport,
+        )
+
+    async def close(self) -> None:
+        """Drop all connections, once what a dead engine has said is read to its end."""
+        self._closing.set()
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
+        await self._http.aclose()
+
+    async def knock(self, path: str, timeout_s: float) -> int:
+        """GET without the key, which is not for a stranger who happens to listen there; the status."""
+        with _translated(self._http):
+            return (await self._http.get(path, timeout=timeout_s)).status_code
+
+    async def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
+    ) -> dict[str, Any]:
+        """The object that the server answers."""
+        return wire.parse_object(await self.answer(method, path, body, timeout_s=timeout_s))
+
+    async def answer(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
+    ) -> bytes:
+        """Whatever the server answers."""
+        with _translated(self._http):
+            response = await self._http.request(
+                method,
+                path,
+                json=body,
+                headers=self._authorization,
+                timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
+            )
+        if response.status_code != 200:
+            refusal = _refusal(wire.parse_error(response.content, response.status_code))
+            self._on_fault(refusal)
+            raise refusal
+        return response.content
+
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+        """The events of a streamed answer. Raises EngineGone when it breaks off before its end.
+
+        The reading is a task of its own, so that dropping the request is a cancellation, which runs through all of
+        httpx's nested generators. Closing this one while they are suspended would leave them to the garbage collector.
+        """
+        arrived: asyncio.Queue[ChatChunk | Exception | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read(path, body, arrived.put_nowait), name=f"engine stream {path}")
+        self._streams.add(reading)
+        reading.add_done_callback(self._streams.discard)
+        try:
+            begun = False
+            while (chunk := await self._next(arrived, begun=begun)) is not None:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                begun = begun or bool(chunk.text or chunk.thinking)
+                yield chunk
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def _next(
+        self, arrived: asyncio.Queue[ChatChunk | Exception | None], *, begun: bool
+    ) -> ChatChunk | Exception | None:
+        """What arrives next. Once words were coming, a long silence is told; a prompt takes as long as it takes."""
+        while begun and arrived.empty():
+            try:
+                async with asyncio.timeout(WORRY_S):
+                    return await arrived.get()
+            except TimeoutError:
+                self._on_silence()
+        return await arrived.get()
+
+    async def _read(
+        self, path: str, body: dict[str, Any], arrive: Callable[[ChatChunk | Exception | None], None]
+    ) -> None:
+        """Read the stream to its end; hand over each chunk, then the error or None."""
+        timeout = httpx.Timeout(CONNECT_S, read=self._hang_guard_s)
+        ended = begun = False
+        try:
+            with _translated(self._http):
+                async with self._http.stream(
+                    "POST", path, json=body, headers=self._authorization, timeout=timeout
+                ) as answer:
+                    if answer.status_code != 200:
+                        raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
+                    async for event in httpx_sse.EventSource(answer).aiter_sse():
+                        chunk = wire.parse_event(event.data)
+                        if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
+                            refusal = _refusal(chunk)
+                            self._on_fault(refusal)
+                            arrive(refusal)
+                        elif chunk is not None:
+                            arrive(chunk)
+                            if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
+                                begun = True
+                                read_in_gulps(answer, self._closing)
+                        ended = ended or wire.ends_stream(event.data)
+        except Exception as error:  # whatever it is, it belongs to whoever reads
+            if isinstance(error, EngineError):
+                self._on_fault(error)
+            arrive(error)
+        else:
+            arrive(
+                None if ended else EngineGone("The engine broke off", "Its reply stopped before the end.", _GONE_ADVICE)
+            )
+
+
+def _trust(base_url: str) -> ssl.SSLContext:
+    """Whose certificates count. Reading all of them takes long, and an engine of our own speaks plain HTTP."""
+    return _known_authorities() if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@functools.cache
+def _known_authorities() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
+    reason = last_words.broken(error.status, error.message)
+    return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
+
+
+@contextlib.contextmanager
+def _translated(http: httpx.AsyncClient) -> Iterator[None]:
+    """The one place where httpx's errors become ours."""
+    if http.is_closed:
+        raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
+    except httpx.ReadTimeout as error:
+        raise EngineSilent("The engine does not answer", "It has been silent for too long.", _GONE_ADVICE) from error
+    except httpx.TimeoutException as error:
+        raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
+    except (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError) as error:
+        raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,134 @@
+"""Pictures in a prompt: what stands for them among its tokens, and how such a prompt is read into the slot.
+
+llama-server puts one and the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of
+its own (tools/server/server-common.cpp, `server_tokens`). kvchat gives each picture ids of its own instead, below all
+tokens and made from its bytes and the projector: the same picture is found again in any conversation, two never look
+alike.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from kvchat.engine.speaking.bodies import messages_body
+from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.wire import ChatMessage, Picture
+
+FIRST_ID = -2  # −1 is llama-server's own placeholder
+KEPT_BYTES = 64_000_000  # of pictures seen last, to read them in again when the slot is settled
+_DUMMY = Picture(b"\x89PNG")  # templates are rendered without looking at the picture
+
+Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path
+Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # a text's ids; with the special ones all prompts have
+
+
+def cannot_show(why: str) -> EngineRefused:
+    """A prompt with pictures cannot be made; why, in words."""
+    return EngineRefused(200, f"Pictures cannot be shown: {why}.")
+
+
+class Sight:
+    """What one engine process shows of pictures. Every method raises EngineGone or EngineRefused."""
+
+    def __init__(self, call: Call, tokenize: Tokenize, projector: str, marker: str) -> None:
+        """`projector`: its identity. `marker`: what stands for a picture in a rendered prompt."""
+        self._call, self._tokenize = call, tokenize
+        self._projector, self._marker = projector, marker
+        self._known: dict[Picture, tuple[int, ...]] = {}  # the last used last
+
+    async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
+        """The ids of a rendered prompt, its pictures' included."""
+        texts = self._texts(prompt, len(pictures))
+        ids = list(await self._tokenize(texts[0], True))
+        for picture, text in zip(pictures, texts[1:], strict=True):
+            ids += await self._ids(picture)
+            ids += await self._tokenize(text, False) if text else ()
+        return tuple(ids)
+
+    async def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """These ids as /completion takes a prompt with pictures: text and files."""
+        special = await self._tokenize("", True)
+        text, data = "", []
+        for at, run in _runs(tokens):
+            if run[0] <= FIRST_ID:
+                pictures = self._pictures_in(run)
+                text += self._marker * len(pictures)
+                data += [base64.b64encode(picture.data).decode() for picture in pictures]
+            else:
+                opening = at == 0 and bool(special) and run[: len(special)] == special
+                words = (await self._call("/detokenize", {"tokens": run[len(special) :] if opening else run}))[
+                    "content"
+                ]
+                if await self._tokenize(words, at == 0) != run:
+                    raise EngineRefused(200, "With pictures it can be read again only to the end of a word.")
+                text += words
+        return {"prompt_string": text, "multimodal_data": data}
+
+    def _texts(self, prompt: str, pictures: int) -> list[str]:
+        texts = prompt.split(self._marker)
+        if len(texts) != pictures + 1:
+            raise cannot_show("the model’s chat template leaves out pictures")
+        return texts
+
+    async def _ids(self, picture: Picture) -> tuple[int, ...]:
+        ids = self._known.pop(picture, None) or await self._measured(picture)
+        self._known[picture] = ids
+        while len(self._known) > 1 and sum(len(one.data) for one in self._known) > KEPT_BYTES:
+            del self._known[next(iter(self._known))]
+        return ids
+
+    async def _measured(self, picture: Picture) -> tuple[int, ...]:
+        """Ask the engine how many tokens a picture takes, with all that it puts around it."""
+        alone = [ChatMessage("user", "", pictures=(picture,))]
+        try:
+            answer = await self._call("/v1/chat/completions/input_tokens", {"messages": messages_body(alone)})
+        except EngineRefused as refusal:
+            if refusal.status in (404, 501):
+                raise cannot_show("this engine cannot count them, a newer one can") from refusal
+            raise
+        rendered = await self._call("/apply-template", {"messages": without_pictures(alone)})
+        first, second = self._texts(str(rendered.get("prompt")), 1)
+        words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
+        count = int(answer.get("input_tokens") or 0) - words
+        if count <= 0:
+            raise cannot_show("the engine does not tell how many tokens a picture takes")
+        return picture_ids(self._projector, picture, count)
+
+    def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
+        """The pictures that a row of picture ids is made of."""
+        found, rest = [], run
+        while rest:
+            picture = next((one for one, ids in self._known.items() if rest[: len(ids)] == ids), None)
+            if picture is None:
+                raise cannot_show("a picture is no longer at hand")
+            found.append(picture)
+            rest = rest[len(self._known[picture]) :]
+        return found
+
+
+def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
+    """The ids that stand for a picture of so many tokens: −2 and below, as far as 31 bits go."""
+    # The count is in it: where another build makes more tokens of the picture, these are not the first of those.
+    digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
+    ids: list[int] = (FIRST_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
+    return tuple(ids)
+
+
+def without_pictures(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages for a template: their pictures are nothing but places."""
+    return messages_body([ChatMessage(m.role, m.content, m.thinking, (_DUMMY,) * len(m.pictures)) for m in messages])
+
+
+def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Runs of text and runs of pictures, each with where it begins."""
+    at = 0
+    for _, group in groupby(tokens, lambda token: token <= FIRST_ID):
+        run = tuple(group)
+        yield at, run
+        at += len(run)

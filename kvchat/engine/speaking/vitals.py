@@ -1,0 +1,137 @@
+"""How an engine is doing at this moment: its memory, its slot, its speed. For looking at; nothing depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.interface import EngineError
+
+_NVIDIA_SMI_S = 5.0
+_MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate says nothing
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """What the slot holds. In tokens."""
+
+    busy: bool
+    tokens: int
+    context_size: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Averages since the engine was started, tokens per second; None before the first token."""
+
+    prefill: float | None
+    decode: float | None
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """One look at an engine. None: nobody tells. Sizes in bytes."""
+
+    pid: int | None
+    memory: int | None  # resident, the model's mapped pages included
+    graphics_memory: int | None
+    slot: SlotState | None
+    speed: Speed
+
+
+async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
+    """Look at the engine. Raises nothing: what cannot be learned is None."""
+    memory, graphics = await asyncio.to_thread(_memory, pid) if pid is not None else (None, None)
+    slot, speed = None, Speed(None, None)
+    with contextlib.suppress(EngineError):
+        slot = dict(enumerate(parse_slots(await client.look("/slots")))).get(client.slot)
+        speed = parse_metrics((await client.look("/metrics")).decode("utf-8", "replace"))
+    return Vitals(pid, memory, graphics, slot, speed)
+
+
+def parse_slots(body: bytes) -> tuple[SlotState, ...]:
+    """The slots in the answer to GET /slots, by their number; none where it makes no sense."""
+    try:
+        return tuple(
+            SlotState(bool(slot["is_processing"]), int(slot.get("n_prompt_tokens", 0)), int(slot["n_ctx"]))
+            for slot in json.loads(body)
+        )
+    except (ValueError, LookupError, TypeError):
+        return ()
+
+
+def parse_metrics(text: str) -> Speed:
+    """The averages in the answer to GET /metrics, from its counters (Prometheus text format)."""
+    counters = {name: float(value) for name, value in re.findall(r"^llamacpp:(\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
+
+    def rate(tokens: str, seconds: str) -> float | None:
+        passed = counters.get(seconds, 0.0)
+        return counters.get(tokens, 0.0) / passed if passed >= _MEASURABLE_S else None
+
+    return Speed(
+        rate("prompt_tokens_total", "prompt_seconds_total"),
+        rate("tokens_predicted_total", "tokens_predicted_seconds_total"),
+    )
+
+
+def _memory(pid: int) -> tuple[int | None, int | None]:
+    """Resident memory and graphics memory of a process and its children: the leash may stand above the engine."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        resident = sum(one.memory_info().rss for one in family)
+    except psutil.Error:
+        return None, None
+    pids = [one.pid for one in family]
+    told = [size for size in (nvidia_memory(_nvidia_smi(), pids), drm_memory(pids)) if size is not None]
+    return resident, max(told) if told else None
+
+
+def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
+    """Bytes in the cards' memory by what `nvidia-smi` lists: "pid, MiB" a line. None where it tells nothing."""
+    used = [int(mib) << 20 for pid, mib in re.findall(r"^(\d+), (\d+)\s*$", listing, re.MULTILINE) if int(pid) in pids]
+    return sum(used) if used else None
+
+
+def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
+    """Bytes in the cards' memory by the kernel's own account, for AMD's and Intel's drivers.
+
+    Each client of a card counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
+    """
+    clients: dict[tuple[str, str], int] = {}
+    for pid in pids:
+        for file in (proc / str(pid) / "fdinfo").glob("*"):
+            with contextlib.suppress(OSError):
+                fields = dict(re.findall(r"^([\w-]+):\s*(.*)$", file.read_text("utf-8", "replace"), re.MULTILINE))
+                if "drm-client-id" not in fields:
+                    continue
+                sizes = [_kib(value) for name, value in fields.items() if re.match(r"drm-(memory|total)-vram", name)]
+                clients[fields.get("drm-pdev", ""), fields["drm-client-id"]] = max(sizes, default=0)
+    return sum(clients.values()) if clients else None
+
+
+def _kib(value: str) -> int:
+    match = re.match(r"(\d+)\s*(KiB|MiB)?", value)
+    return int(match[1]) * {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[match[2]] if match else 0
+
+
+def _nvidia_smi() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    query = [program, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, timeout=_NVIDIA_SMI_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,291 @@
+"""From settings to a decision: which engine, which model, how much context, and what its save points must match."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.chat.findings import Subject
+from kvchat.chat.strategy import Strategy
+from kvchat.engine.finding import extra_arguments
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine
+from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
+from kvchat.engine_host.capacity import memory_for
+from kvchat.engine_host.vision import CannotSee, find_projector
+from kvchat.errors import KvchatError
+from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.identity import FileStamps, file_identity, file_stamps, model_identity
+from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.library.memory.context_size import (
+    ContextChoice,
+    begin_with,
+    choose_context_size,
+    larger_choice,
+    smaller_choices,
+)
+from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.placement import Demand
+from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
+from kvchat.settings import Settings
+
+
+class NoModel(KvchatError):
+    """No model has been chosen yet."""
+
+    def __init__(self) -> None:
+        super().__init__("No model is chosen yet", "", "Pick a GGUF file, or fetch the starter model.")
+
+
+class ModelMissing(KvchatError):
+    """The model of a conversation is no longer where it was."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"This chat’s model, {Path(path).stem}, is no longer there",
+            f"{path} is gone, or its disk is not connected.",
+            "Choose what answers here from now on.",
+        )
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Everything decided before an engine starts."""
+
+    location: EngineLocation
+    plan: LaunchPlan
+    facts: GgufFacts
+    context: ContextChoice  # what is laid out
+    most: ContextChoice  # and what may be, as chats grow
+    fingerprint: Fingerprint
+    kv_bytes_per_token: float
+    model_stamp: FileStamps  # of the weights when they were fingerprinted
+    build: str  # of the engine, see probe.build_identity
+    memory: MemoryFacts
+    circumstances: Circumstances
+    corrections: Corrections  # what was learned in them before
+    projector: str = ""  # its identity, where one is loaded
+    projector_bytes: int = 0
+
+    def model_changed(self) -> bool:
+        """Whether the files have been replaced since. Looks at the disk."""
+        return file_stamps(self.facts.parts) != self.model_stamp
+
+    @property
+    def promised(self) -> Strategy:
+        """What restoring should do with this model and these options; the self-test finds out whether it does."""
+        return promised_strategy(self.facts, swa_full=is_swa_full(self.plan.extra))
+
+    @property
+    def subject(self) -> Subject:
+        """What is found out about restoring holds for this alone.
+
+        A state of a text means the same with a projector; whether the engine restores it may be another matter.
+        """
+        if self.plan.projector is None:
+            return Subject(self.fingerprint, self.build)
+        options = f"{self.fingerprint.options} with a projector".strip()
+        return Subject(dataclasses.replace(self.fingerprint, options=options), self.build)
+
+    def smaller(self) -> tuple[EngineChoice, ...]:
+        """What to try instead, in this order, when the engine runs out of memory as it loads."""
+        contexts = smaller_choices(self.context, self._demand(self.corrections), self.memory)
+        return tuple(self._with(context) for context in contexts)
+
+    def larger(self, tokens: int, memory: MemoryFacts, corrections: Corrections) -> ContextChoice | None:
+        """The next context size above `tokens` that fits into `memory`; None where none does, or the model ends there.
+
+        `corrections`: what is known since the engine was loaded.
+        """
+        return larger_choice(tokens, self.context.placement, self._demand(corrections), memory)
+
+    def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
+        """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
+        situation = Situation(
+            self.most,
+            self.facts,
+            self.memory,
+            self.plan.kv_type_k,
+            self.corrections,
+            wanted,
+            self.plan.extra,
+            takes_arguments=self.location.path is not None,
+        )
+        return proposals(situation)
+
+    def _demand(self, corrections: Corrections) -> Demand:
+        plan = self.plan
+        return Demand(self.facts, plan.kv_type_k, is_swa_full(plan.extra), corrections, self.projector_bytes)
+
+    def _with(self, context: ContextChoice) -> EngineChoice:
+        return dataclasses.replace(
+            self,
+            plan=placed(self.plan, context),
+            context=context,
+            most=context,
+            fingerprint=dataclasses.replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)),
+        )
+
+
+def choose_engine(
+    settings: Settings,
+    slot_path: Path,
+    book: CorrectionBook | None = None,
+    *,
+    sees: bool = False,
+    needed: int = 0,
+    staged: Staged = NOTHING_STAGED,
+) -> EngineChoice:
+    """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
+
+    `book`: what earlier loads taught. `sees`: with the model's projector. `needed`: how many tokens the chats have that
+    are likely to be answered, the reply included; it grows when one needs more. `staged`: what the store has in memory.
+    Call it off the event loop. Raises KvchatError.
+    """
+    if not settings.model_path:
+        raise NoModel
+    model = Path(settings.model_path)
+    facts = read_facts(model)
+    stamp = file_stamps(facts.parts)
+    location, asked = usable_engine(settings.engine_path)
+    extra, workers = wished_arguments(settings, location, asked)
+    projector = find_projector(model, extra) if sees else None
+    projector_bytes, projector_name = _weighed(projector) if projector else (0, "")
+    memory, identity = memory_for(location, workers, staged), model_identity(model)
+    build = build_identity(location, asked)
+    loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
+    circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
+    corrections = book.find(circumstances) if book else NOTHING_LEARNED
+    swa_full = is_swa_full(extra)
+    most = choose_context_size(
+        facts,
+        memory,
+        settings.kv_type,
+        settings.context_size,
+        corrections=corrections,
+        swa_full=swa_full,
+        projector=projector_bytes,
+    )
+    demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
+    context = begin_with(most, needed, demand, memory)
+    plan = LaunchPlan(
+        model=model,
+        context_size=context.tokens,
+        slot_path=slot_path,
+        kv_type_k=settings.kv_type,
+        kv_type_v=settings.kv_type,
+        projector=projector,
+        rpc_workers=workers,
+        extra=extra,
+        left_out=options_to_leave_out(asked),
+    )
+    fingerprint = Fingerprint(
+        model=identity,
+        kv_type_k=plan.kv_type_k,
+        kv_type_v=plan.kv_type_v,
+        flash_attention="auto",
+        streams=1,
+        rope=rope_factors(facts, most.tokens),
+        options=with_file_stamps(extra_arguments.meaning(extra), Path()),
+        build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else build,
+    )
+    per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
+    return EngineChoice(
+        location,
+        placed(plan, context),
+        facts,
+        context,
+        most,
+        fingerprint,
+        per_token,
+        stamp,
+        build,
+        memory,
+        circumstances,
+        corrections,
+        projector_name,
+        projector_bytes,
+    )
+
+
+def _weighed(projector: Path) -> tuple[int, str]:
+    """Size in bytes and identity. Raises CannotSee."""
+    try:
+        identity = file_identity(projector)
+        return projector.stat().st_size, identity
+    except OSError as error:
+        why = f"The file it sees with, {projector.name}, cannot be read: {error.strerror or error}."
+        raise CannotSee("This model", why, "Check that you may read it.") from error
+
+
+def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
+    """The plan with a choice's context size and offload."""
+    where = context.placement
+    return dataclasses.replace(
+        plan,
+        context_size=context.tokens,
+        gpu_layers=where.gpu_layers if where else None,
+        cpu_experts=where.cpu_experts if where else 0,
+    )
+
+
+def is_swa_full(extra: Sequence[str]) -> bool:
+    """Whether the user's own arguments keep sliding windows at full length."""
+    return FULL_WINDOW in extra
+
+
+def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
+    """What a model's architecture promises (see llama.cpp's llama_memory_i)."""
+    if facts.sliding_window is not None:
+        return Strategy.FULL_WINDOW if swa_full and not facts.is_recurrent else Strategy.COMPLETE
+    return Strategy.SETTLE if facts.is_recurrent else Strategy.PLAIN
+
+
+def with_file_stamps(meaning: str, folder: Path) -> str:
+    """The arguments that change what a state means, with the stamps of files they name: a LoRA adapter may be replaced.
+
+    `folder` is the one the engine runs in. Looks at the disk.
+    """
+    files = [folder / name for name in extra_arguments.named_files(meaning)]
+    stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
+    return " ".join((meaning, *stamps))
+
+
+def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
+    """What this build does not know, or takes to mean something else."""
+    if asked.options is None:
+        return frozenset()
+    # At the levels of the year before, 4 would write whole conversations into the log.
+    levels = frozenset() if asked.options.traces else frozenset(("--verbosity",))
+    return asked.options.missing(OPTIONAL) | levels
+
+
+def wished_arguments(
+    settings: Settings, location: EngineLocation, asked: EngineProbe
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The user's own arguments and RPC workers, checked against this engine. Raises BadArguments and BadWorkers."""
+    extra = extra_arguments.parse(settings.engine_arguments)
+    workers = extra_arguments.parse_workers(settings.rpc_workers)
+    if location.path is None and extra:
+        raise extra_arguments.BadArguments("The engine inside kvchat takes none; only a llama-server does.")
+    no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
+    if workers and no_rpc:
+        raise extra_arguments.BadWorkers("This engine cannot share its work with other computers.")
+    extra_arguments.check(extra, asked.options)
+    return extra, workers
+
+
+def rope_factors(facts: GgufFacts, context_size: int) -> str:
+    """Which RoPE factors the engine picks for the whole context, "short" or "long"; "" where there is no choice.
+
+    As llama.cpp's llama_model::get_rope_factors (Phi-3, LongRoPE): keys of one kind mean nothing beside the other.
+    """
+    if not facts.original_context:
+        return ""
+    return "long" if context_size > facts.original_context else "short"

@@ -1,0 +1,94 @@
+"""The model that answers: its name, where it came from, and how it wants its replies drawn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from kvchat.chat.messages import Conversation
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine_host.selected import SelectedHost
+from kvchat.errors import KvchatError
+from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.sampling_defaults import recommended_sampling
+from kvchat.library.gguf.template_options import TemplateOption, known_options
+from kvchat.library.local.files import display_name
+from kvchat.library.local.ollama import name_of_blob
+from kvchat.library.model_library import ModelLibrary
+from kvchat.settings import Settings
+
+
+class AnsweringModel:
+    """The model in the settings, or the one that the user's server has; and what holds for another by its path."""
+
+    def __init__(self, settings: Callable[[], Settings], room: SelectedHost, library: ModelLibrary) -> None:
+        self._settings, self._room, self._library = settings, room, library
+
+    @property
+    def name(self) -> str | None:
+        """The model's name for the screen, None without a model."""
+        settings = self._settings()
+        if settings.engine_url:
+            server = self._room.attached.server
+            return display_name(Path(server.model_path)) if server and server.model_path else "the server’s model"
+        return self.name_of(settings.model_path) if settings.model_path else None
+
+    def name_of(self, model: str) -> str:
+        """The name of the model at this path, for the screen."""
+        return name_of_blob(Path(model)) or display_name(Path(model))
+
+    def name_in(self, conversation: Conversation | None) -> str | None:
+        """The name of the model that answers in a conversation, None without one."""
+        if self._settings().engine_url or conversation is None or conversation.model is None:
+            return self.name
+        return self.name_of(conversation.model)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is something to chat with: a model was chosen, or the user runs a server."""
+        return bool(self._settings().model_path or self._settings().engine_url)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the engine could not start because the model's file is gone."""
+        path, failed = self._settings().model_path, self._room.status.state is EngineState.FAILED
+        return failed and path is not None and not Path(path).exists()
+
+    @property
+    def repository(self) -> str | None:
+        """Where on Hugging Face the model came from, if kvchat fetched it from there."""
+        path = self._settings().model_path
+        return self._library.repository_of(Path(path)) if path else None
+
+    def for_new_chats(self) -> str | None:
+        """What answers in a conversation that has no model yet; a server of the user's is not remembered."""
+        return None if self._settings().engine_url else self._settings().model_path
+
+    def wished_sampling(self) -> Sampling:
+        """How the user wants replies drawn, whatever the model; what is left open is the model's to say."""
+        settings = self._settings()
+        return Sampling(settings.max_tokens, settings.temperature, settings.seed)
+
+    def own_sampling(self) -> Sampling:
+        """How the model that runs wants its replies drawn; of a server of the user's, it is the server's to say."""
+        return recommended_sampling(self._room.choice.facts) if self._room.choice else ENGINE_DEFAULTS
+
+    async def default_sampling(self, model: str | None) -> Sampling:
+        """How replies are drawn with a model where nothing else is wished."""
+        facts = await self._facts_of(model)
+        return self.wished_sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
+
+    async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
+        """What can be chosen of a model's chat template; nothing of a model that cannot be read."""
+        facts = await self._facts_of(model)
+        return known_options(facts.template_words) if facts else ()
+
+    async def _facts_of(self, model: str | None) -> GgufFacts | None:
+        if model is None or self._settings().engine_url:
+            return None
+        try:
+            return await asyncio.to_thread(read_facts, Path(model))
+        except KvchatError:
+            return None

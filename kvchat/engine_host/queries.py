@@ -1,0 +1,88 @@
+"""What can be asked about engines besides running one: which there are, whether one works, what it would accept."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.finding.inventory import EngineEntry, take_inventory
+from kvchat.engine.finding.probe import usable_engine
+from kvchat.engine.running.attached import parse_address
+from kvchat.engine.running.trial import Trial, TrialStep, try_engine
+from kvchat.engine_host.choice import wished_arguments
+from kvchat.errors import KvchatError
+from kvchat.library.remote.starter import installed_starter, starter_path
+from kvchat.settings import Settings
+from kvchat.system.paths import Paths
+from kvchat.system.secret_store import Keeper, SecretStore
+
+_KEY_ACCOUNT = "llama-server key"
+
+
+def server_key(paths: Paths) -> SecretStore:
+    """Where the key of the server the user runs is kept."""
+    return SecretStore(_KEY_ACCOUNT, paths.config / "server-key")
+
+
+def trial_model(paths: Paths, settings: Settings) -> Path | None:
+    """The smallest model at hand to try an engine with: the starter model, or the one in the settings."""
+    starter = starter_path(paths.models)
+    if starter.exists():
+        return starter
+    return installed_starter() or (Path(settings.model_path) if settings.model_path else None)
+
+
+class KeyNotKept(KvchatError):
+    """The key can be kept nowhere."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__("The key could not be kept", f"{error.strerror}.", "Check that the disk has room.")
+
+
+class EngineQueries:
+    """Asks engines what the settings window wants to know. Nothing here touches the engine that runs."""
+
+    def __init__(self, paths: Paths, settings: Callable[[], Settings]) -> None:
+        self._paths = paths
+        self._settings = settings
+        self.key = server_key(paths)
+
+    async def engines(self) -> tuple[EngineEntry, ...]:
+        """The engines of this computer, the one in the settings first."""
+        return await asyncio.to_thread(take_inventory, self._settings().engine_path)
+
+    async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
+        """Start it with a small model, say a word, save and restore; `tell` hears each step."""
+        model = await asyncio.to_thread(trial_model, self._paths, self._settings())
+        return await try_engine(location, model, tell)
+
+    async def keep_key(self, value: str) -> Keeper | None:
+        """Keep the server's key, or forget it when it is empty; what keeps it. Raises KeyNotKept."""
+        try:
+            if value:
+                return await asyncio.to_thread(self.key.save, value)
+            await asyncio.to_thread(self.key.forget)
+        except OSError as error:
+            raise KeyNotKept(error) from error
+        return None
+
+    async def why_not(self, name: str, text: str) -> str:
+        """Why the setting `name` cannot have this text, as a sentence; empty where it can.
+
+        For `engine_arguments`, `rpc_workers` and `engine_url`. The engine may have to be asked for its options.
+        """
+        change: dict[str, Any] = {name: text}
+        wanted = dataclasses.replace(self._settings(), **change)
+        try:
+            if name == "engine_url":
+                parse_address(text)
+            else:
+                location, asked = await asyncio.to_thread(usable_engine, wanted.engine_path)
+                wished_arguments(wanted, location, asked)
+        except KvchatError as error:
+            return error.detail or error.title
+        return ""

@@ -1,0 +1,49 @@
+"""Lets the engine rest when nobody has used it for a while, so that its memory is free for others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from kvchat.chat.service import ChatService
+from kvchat.engine_host.selected import SelectedHost
+
+LOOK_S = 10.0  # how often to look
+
+
+class EngineRest:
+    """Stops a ready engine after so many idle minutes; the next message starts it and restores from its save point."""
+
+    def __init__(
+        self, minutes: Callable[[], int | None], chat: ChatService, room: SelectedHost, look_s: float = LOOK_S
+    ) -> None:
+        """`minutes` are those in the settings at this moment; None: never."""
+        self._minutes = minutes
+        self._chat = chat
+        self._room = room
+        self._look_s = look_s
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look now and then, until `end`."""
+        while not self._ended.is_set():
+            if self._is_due():
+                await self._chat.rest(self._stop)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_s):
+                    await self._ended.wait()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    async def _stop(self) -> bool:
+        due = self._is_due()  # a message may have come meanwhile
+        if due:
+            await self._room.rest()
+        return due
+
+    def _is_due(self) -> bool:
+        minutes = self._minutes()
+        return minutes is not None and self._room.may_rest() and self._chat.idle_s >= 60 * minutes

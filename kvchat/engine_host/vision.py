@@ -1,0 +1,46 @@
+"""Whether a model can be shown pictures: the projector that belongs to it, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+from kvchat.library.local.files import display_name, projector_of
+
+_OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # the user's own arguments that load one
+
+
+class CannotSee(KvchatError):
+    """Pictures cannot be shown to the model in use."""
+
+    def __init__(self, model: str, why: str = "", advice: str = "") -> None:
+        super().__init__(
+            f"{model} cannot see pictures",
+            why or "The file it sees with (it has “mmproj” in its name) does not lie beside it.",
+            advice or "Choose a model that can see. If this one can, download it again: that file comes with it.",
+        )
+
+
+def server_cannot_see() -> CannotSee:
+    """The server that the user runs was started without a projector."""
+    return CannotSee(
+        "The model of your server",
+        "The server was started without what it sees with (--mmproj).",
+        "Start it with that, or attach the text that is in the picture.",
+    )
+
+
+def brings_own(extra: Sequence[str]) -> bool:
+    """Whether the user's own arguments load a projector."""
+    return any(word in _OWN for word in extra)
+
+
+def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
+    """The projector to load with a model, None where the user's arguments load one. Raises CannotSee."""
+    if brings_own(extra):
+        return None
+    projector = projector_of(model)
+    if projector is None:
+        raise CannotSee(display_name(model))
+    return projector

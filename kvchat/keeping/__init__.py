@@ -1,1 +1,0 @@
-"""Keeping conversations outside the application: export, import, backup."""

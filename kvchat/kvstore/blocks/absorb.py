@@ -1,0 +1,230 @@
+"""Absorbing: a slot file is taken apart into blocks, of which only those not known yet are written.
+
+A row of a prefix that an earlier save point has too is compared with the block it may be in, by XXH3. Where the rows
+are known to be unchanged (see `take_apart`) two blocks are compared and the others believed. What is new is read once:
+its block gets its name when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from io import FileIO
+from pathlib import Path
+
+from kvchat.kvstore.blocks import positioned
+from kvchat.kvstore.blocks.blocks import BlockFiles, Changed, Written
+from kvchat.kvstore.blocks.residue import pack_residue
+from kvchat.kvstore.layout.recipe import (
+    RESIDUE,
+    BlockUse,
+    Extent,
+    Recipe,
+    RecipeError,
+    RowMap,
+    Run,
+    cut_at_blocks,
+    residue_chunks,
+    residue_extents,
+    residue_parts,
+    row_parts,
+)
+from kvchat.kvstore.layout.spans import Before, Span, known_rows, samples_of, spans_of, unchanged_of
+from kvchat.kvstore.store import Wanted, always
+
+_FLUSHING = 4  # threads that wait for the disk, while others compute
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """A slot file taken apart: all its blocks are in place, nothing refers to them yet."""
+
+    recipe: Recipe
+    written: int  # bytes of blocks
+
+
+def take_apart(
+    slot_file: Path,
+    row_map: RowMap,
+    before: Before | None,
+    blocks: BlockFiles,
+    wanted: Wanted = always,
+    *,
+    gives_way: bool = False,
+) -> Absorbed:
+    """Take the file apart and write the blocks that are missing. `gives_way`: nobody waits for it.
+
+    Of `before`, what it has blocks for with the very same bytes is not written again. Its `unchanged` tokens are those
+    whose rows have been in the engine's slot, not computed anew, since that save point was saved from it or restored
+    into it: they are the same bytes, for an engine never changes a row. So of each cache only the last such block and
+    another are read, and all of them if these turn out different. The rows of a window that has slid are always read.
+
+    Raises OSError, NotWanted, and Changed if the file changes meanwhile.
+    """
+    stamp = slot_file.stat()
+    size = stamp.st_size
+    try:
+        extents = residue_extents(row_map, size)
+    except RecipeError:
+        row_map, extents = RowMap(), residue_extents(RowMap(), size)
+    with slot_file.open("rb", buffering=0) as file:
+        work = _Work(file, row_map, extents, blocks, wanted, gives_way)
+        spans = [
+            span
+            for number, cache in enumerate(row_map.caches)
+            for run in cache.runs
+            for span in spans_of(number, run, known_rows(before, number, cache), unchanged_of(before, number, cache))
+        ]
+        uses, new = work.reuse(spans)
+        written = work.write(new, list(residue_chunks(extents, row_map.breaks)))
+    now = slot_file.stat()
+    if (now.st_size, now.st_mtime_ns) != (size, stamp.st_mtime_ns):
+        raise Changed("the file was changed while it was taken apart")
+    uses = sorted(uses + [use for use, _ in written], key=lambda use: (use.cache == RESIDUE, use.cache, use.row))
+    return Absorbed(Recipe(size, row_map, tuple(uses)), sum(count for _, count in written))
+
+
+class _Work:
+    """The work on one file, by several threads."""
+
+    def __init__(
+        self,
+        file: FileIO,
+        row_map: RowMap,
+        extents: Sequence[Extent],
+        blocks: BlockFiles,
+        wanted: Wanted,
+        gives_way: bool,
+    ) -> None:
+        self._file, self._row_map, self._extents = file, row_map, extents
+        self._blocks, self._wanted, self._gives_way = blocks, wanted, gives_way
+
+    def reuse(self, spans: Sequence[Span]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
+        """The spans that are in known blocks, and the runs that are not, as long as can be."""
+        known = [span for span in spans if span.known]
+        samples = samples_of(known)
+        if samples and len(self._same(samples)) == len(samples):
+            believed = [span for span in known if span.unchanged and self._there(span)]
+            reused = believed + self._same([span for span in known if not span.unchanged])
+        else:
+            reused = self._same(known)
+        kept = set(map(id, reused))
+        new: list[tuple[int, Run]] = []
+        for before, span in zip((None, *spans), spans, strict=False):
+            if id(span) in kept:
+                continue
+            if new and before and id(before) not in kept and new[-1][0] == span.cache and _goes_on(new[-1][1], span):
+                cache, run = new.pop()
+                new.append((cache, replace(run, rows=run.rows + span.run.rows)))
+            else:
+                new.append((span.cache, span.run))
+        return [span.use() for span in reused], new
+
+    def _there(self, span: Span) -> bool:
+        """Whether its block is there."""
+        assert span.known is not None
+        return self._blocks.claim(span.known.use.block, span.known.use.size) is not None
+
+    def _same(self, spans: Sequence[Span]) -> list[Span]:
+        """Those whose rows are the very bytes of their block.
+
+        Rows computed anew differ from some token on: after the first difference of a cache the rest is not compared.
+        """
+        different: dict[int, int] = {}
+
+        def compare(span: Span, buffer: memoryview) -> bool:
+            if span.run.position > different.get(span.cache, span.run.position):
+                return False
+            same = self._there(span) and self._equal(span, buffer)
+            if not same:
+                different[span.cache] = min(span.run.position, different.get(span.cache, span.run.position))
+            return same
+
+        answers = positioned.in_parallel(spans, compare, self._wanted, gives_way=self._gives_way)
+        return [span for span, same in zip(spans, answers, strict=True) if same]
+
+    def _equal(self, span: Span, buffer: memoryview) -> bool:
+        """Whether rows of the file are the bytes of a known block, or of some rows of it."""
+        assert span.known is not None
+        cache, use, run = self._row_map.caches[span.cache], span.known.use, span.run
+        parts = row_parts(cache, run.row, run.rows)
+        if run.rows == span.known.block_rows:
+            digests = positioned.Digests(name=use.xxh3 is None)
+            for piece in self._pieces(parts, buffer):
+                digests.add(piece)
+            return digests.xxh3 == use.xxh3 if use.xxh3 is not None else digests.name == use.block
+        start, skip = 0, use.skip + run.position - use.position
+        half = len(buffer) // 2
+        try:
+            with self._blocks.path(use.block).open("rb", buffering=0) as block:
+                for region, part in zip(cache.regions, parts, strict=True):
+                    at = start + skip * region.row_size
+                    start += span.known.block_rows * region.row_size
+                    for piece in self._pieces([part], buffer[:half]):
+                        other = buffer[half : half + len(piece)]
+                        positioned.read_at(block, other, at)
+                        if piece != other:
+                            return False
+                        at += len(piece)
+        except (EOFError, FileNotFoundError):
+            return False
+        return True
+
+    def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Extent]) -> list[tuple[BlockUse, int]]:
+        """Write what is new; each block's use, and the bytes written for it. They are on disk then."""
+        jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
+        jobs += [partial(self._write_residue, chunk) for chunk in residue]
+        flushing: list[tuple[Written, Future[int]]] = []
+        with ThreadPoolExecutor(_FLUSHING, "flushing") as disk:
+
+            def do(job: partial[tuple[BlockUse, Written]], buffer: memoryview) -> tuple[BlockUse, Future[int]]:
+                for _, earlier in flushing[-_FLUSHING:]:
+                    if earlier.done():
+                        earlier.result()  # the disk is full: write no more
+                use, written = job(buffer)
+                flushed = disk.submit(self._blocks.put, written)
+                flushing.append((written, flushed))
+                return use, flushed
+
+            try:
+                done = positioned.in_parallel(jobs, do, self._wanted, gives_way=self._gives_way)
+                return [(use, flushed.result()) for use, flushed in done]
+            except BaseException:
+                for written, flushed in flushing:
+                    if flushed.cancel():
+                        self._blocks.drop(written)
+                raise
+
+    def _write_rows(self, number: int, run: Run, buffer: memoryview) -> tuple[BlockUse, Written]:
+        cache = self._row_map.caches[number]
+        written = self._blocks.write(self._pieces(row_parts(cache, run.row, run.rows), buffer))
+        use = BlockUse(written.block, written.size, number, run.row, run.rows, 0, run.position, written.xxh3)
+        return use, written
+
+    def _write_residue(self, chunk: Extent, buffer: memoryview) -> tuple[BlockUse, Written]:
+        """A chunk of the residue; deflated where that makes it clearly smaller."""
+        parts = list(residue_parts(self._extents, chunk.offset, chunk.length))
+        raw = b"".join(bytes(piece) for piece in self._pieces(parts, buffer))
+        written = self._blocks.write(pack_residue(raw, deflate=self._row_map != RowMap()))
+        use = BlockUse(written.block, written.size, RESIDUE, chunk.offset, chunk.length, 0, 0, written.xxh3)
+        return use, written
+
+    def _pieces(self, parts: Sequence[Extent], buffer: memoryview) -> Iterator[memoryview]:
+        """The bytes of some extents, as much at a time as the buffer holds. Raises Changed if the file is shorter."""
+        for part in parts:
+            done = 0
+            while done < part.length:
+                piece = buffer[: min(len(buffer), part.length - done)]
+                try:
+                    positioned.read_at(self._file, piece, part.offset + done)
+                except EOFError as error:
+                    raise Changed("the file is shorter than it was") from error
+                done += len(piece)
+                yield piece
+
+
+def _goes_on(run: Run, span: Span) -> bool:
+    """Whether a span's rows and tokens follow a run's."""
+    return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)

@@ -1,0 +1,170 @@
+"""Block files: each named by the BLAKE3 of its content, whole under that name or absent, whoever dies when."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvchat.kvstore.blocks.positioned import Digests
+from kvchat.kvstore.files import disk
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_TEMPORARY = "temporary"
+# Bytes written by one call. Of a large one Linux keeps the data in large pages, which it has to find first; small ones
+# come from a list at hand. On ext4 (6.18, a busy virtual machine) this is 3 to 6 times as fast as 1 MiB at once, on
+# tmpfs the same.
+_AT_ONCE = 1 << 15
+
+
+class Changed(Exception):
+    """A slot file is not what it was when it was begun to be taken apart."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The content of a block, written but not yet a block."""
+
+    block: bytes  # its name
+    xxh3: bytes
+    size: int
+    temporary: Path | None  # where it lies; None: the block is there already
+
+
+class BlockFiles:
+    """The folder of block files: `<first two digits>/<64 digits>`. Raises OSError from every method."""
+
+    def __init__(self, folder: Path, *, sync: bool = True) -> None:
+        """`sync` False leaves it to the system when blocks reach the disk; a power cut may then cost save points."""
+        self._folder = disk.private_folder(folder)
+        self._temporary = disk.private_folder(folder / _TEMPORARY)
+        self._sync = sync
+        self.new: dict[bytes, int] = {}  # written here and in no recipe yet: bytes on disk
+
+    def path(self, block: bytes) -> Path:
+        """Where the block lies, whether it is there or not."""
+        name = block.hex()
+        return self._folder / name[:2] / name
+
+    def claim(self, block: bytes, size: int) -> int | None:
+        """The bytes the block takes on disk if it is there with that size, else None.
+
+        It then counts as new, so that no sweep takes it for a leftover. Its content is not read: that is done whenever
+        it is used.
+        """
+        path = self.path(block)
+        try:
+            found = path.stat()
+            if found.st_size != size:
+                return None
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        return disk.allotted(found)
+
+    def on_disk(self, block: bytes) -> int:
+        """The bytes the block takes on disk."""
+        return disk.allotted(self.path(block).stat())
+
+    def write(self, content: Iterable[bytes | memoryview]) -> Written:
+        """Write what is to be a block beside the others; `put` makes it one. One that is there is not kept twice."""
+        temporary = disk.private_folder(self._temporary) / disk.temporary_name()
+        digests, size = Digests(), 0
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for part in content:
+                    digests.add(part)
+                    _write_all(file.fileno(), part)
+                    size += len(part)
+            written = Written(digests.name, digests.xxh3, size, temporary)
+            if self.claim(written.block, size) is None:
+                return written
+            temporary.unlink()
+            return replace(written, temporary=None)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def put(self, written: Written) -> int:
+        """Make it a block, on disk and under its name, in place of one that may be there; the bytes written for it."""
+        if written.temporary is None:
+            return 0
+        try:
+            if self._sync:
+                with written.temporary.open("rb+", buffering=0) as file:
+                    os.fsync(file.fileno())
+            path = self.path(written.block)
+            if not path.parent.is_dir():
+                disk.private_folder(path.parent)
+            written.temporary.replace(path)
+            self.new[written.block] = disk.allotted(path.stat())
+        except BaseException:
+            self.drop(written)
+            raise
+        return written.size
+
+    def drop(self, written: Written) -> None:
+        """Delete what is not to be a block after all."""
+        if written.temporary is not None:
+            with contextlib.suppress(OSError):
+                written.temporary.unlink(missing_ok=True)
+
+    def settle(self, names: Iterable[bytes]) -> None:
+        """These blocks are in a recipe."""
+        for name in names:
+            self.new.pop(name, None)
+
+    def fault(self, block: bytes, size: int) -> str | None:
+        """What is wrong with a block, None when it is whole and its content is what its name says."""
+        path = self.path(block)
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return "truncated" if found < size else "longer than it was"
+            return None if disk.hash_file(path) == block.hex() else "hash differs"
+        except FileNotFoundError:
+            return "missing"
+        except OSError as error:
+            return f"the disk cannot read it ({error.strerror})"
+
+    def folders_size(self) -> int:
+        """Bytes on disk of the folders, and of what is half-written: all that is here but for the blocks."""
+        folders = [self._folder, *(folder for folder in disk.listing(self._folder) if folder != self._temporary)]
+        total = disk.tree_size(self._temporary)
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                total += disk.allotted(folder.stat())
+        return total
+
+    def remove(self, block: bytes) -> None:
+        """Delete a block; one that is gone already is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path(block).unlink()
+
+    def leftovers(self, known: Collection[bytes], older_than_s: float) -> Iterator[bytes]:
+        """The blocks that are not `known`, last written or claimed longer ago than that; not those written just now."""
+        limit = time.time() - older_than_s
+        for folder in disk.listing(self._folder):
+            for path in disk.listing(folder):
+                if not _NAME.fullmatch(path.name) or (name := bytes.fromhex(path.name)) in known or name in self.new:
+                    continue
+                with contextlib.suppress(OSError):
+                    if path.stat().st_mtime <= limit:
+                        yield name
+
+    def sweep_temporary(self, locks: Path) -> None:
+        """Delete what processes that are gone left half-written."""
+        disk.remove_stale(self._temporary, locks)
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`. Raises OSError."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done : done + _AT_ONCE])

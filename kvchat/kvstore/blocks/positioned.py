@@ -1,0 +1,147 @@
+"""Reading and writing at a place, from several threads at once, and the threads that do it.
+
+How often the store goes over a slot file of N bytes, as tests/kvstore/blocks/test_passes.py counts it here. Read, hashed and
+written are bytes; "new" is what a turn has added; the few KB that are no rows count nowhere.
+
+    first save (absorb)                         read N    hashed N    written N
+    next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new
+    next turn otherwise, as after a restart     read N    hashed N    written new
+    restore of what lies warm                   0         0           0
+    restore from disk                           read N    hashed N    written N
+
+A piece is read, hashed and written while it is in the cache of one core, so that memory sees it once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+from blake3 import blake3
+
+from kvchat.kvstore.store import NotWanted, Wanted
+
+PIECE = 1 << 19  # bytes; stays in the cache of one core between reading, hashing and writing
+_MOST_THREADS = 8  # of a disk and of memory they are the bound then
+_NICEST = 19
+_seeking = threading.Lock()  # where there are no positioned calls (Windows)
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def read_at(file: FileIO, place: memoryview, offset: int) -> None:
+    """Fill `place` from `offset` of the file. Raises OSError, and EOFError where the file is shorter."""
+    while len(place):
+        if sys.platform != "win32":
+            count = os.preadv(file.fileno(), [place], offset)
+        else:
+            with _seeking:
+                file.seek(offset)
+                count = file.readinto(place) or 0
+        if not count:
+            raise EOFError
+        place, offset = place[count:], offset + count
+
+
+def write_at(file: FileIO, data: memoryview | bytes, offset: int) -> None:
+    """Write all of `data` at `offset` of the file. Raises OSError."""
+    data = memoryview(data)
+    while len(data):
+        if sys.platform != "win32":
+            count = os.pwrite(file.fileno(), data, offset)
+        else:
+            with _seeking:
+                file.seek(offset)
+                count = file.write(data) or 0
+        data, offset = data[count:], offset + count
+
+
+class Digests:
+    """The hashes of a block that is read piece by piece: BLAKE3, its name for ever, and XXH3, some times as fast."""
+
+    def __init__(self, *, name: bool = True) -> None:
+        """Without `name` XXH3 alone, which proves against accidents that a known block is what it was."""
+        self._blake3 = blake3() if name else None
+        self._xxh3 = xxhash.xxh3_128()
+
+    def add(self, piece: memoryview | bytes) -> None:
+        """Go on with these bytes."""
+        if self._blake3 is not None:
+            self._blake3.update(piece)
+        self._xxh3.update(piece)
+
+    @property
+    def name(self) -> bytes:
+        """The BLAKE3."""
+        assert self._blake3 is not None
+        return self._blake3.digest()
+
+    @property
+    def xxh3(self) -> bytes:
+        """The XXH3-128."""
+        return self._xxh3.digest()
+
+
+def will_need(path: Path) -> None:
+    """Have the system read the file ahead, as far as it can: a slow disk is not waited for twice."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(file)
+
+
+def threads() -> int:
+    """How many threads move a file's blocks."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(_MOST_THREADS, cores)
+
+
+def in_parallel(
+    jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], wanted: Wanted, *, gives_way: bool = False
+) -> list[Result]:
+    """Do every job, each with a buffer of PIECE bytes of its thread; the results in order.
+
+    Raises what the first job to fail raises, once no other runs, and NotWanted between jobs. `gives_way`: the threads
+    take what processor time and disk nobody else wants.
+    """
+    mine = threading.local()
+    failed = threading.Event()
+
+    def one(job: Job) -> Result:
+        if failed.is_set() or not wanted():
+            raise NotWanted
+        if not hasattr(mine, "buffer"):
+            mine.buffer = memoryview(bytearray(PIECE))
+        try:
+            return do(job, mine.buffer)
+        except BaseException:
+            failed.set()
+            raise
+
+    if not jobs:
+        return []
+    with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", _give_way if gives_way else None) as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        errors = [error for future in futures if (error := future.exception())]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, NotWanted)), errors[0])
+    return [future.result() for future in futures]
+
+
+def _give_way() -> None:
+    """Of this thread alone, for good. With it goes its place at the disk, where the disk's scheduler knows places."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)

@@ -1,0 +1,202 @@
+"""Files that the store keeps in memory, or gives to engines: what the system says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvchat.kvstore.files import disk
+from kvchat.words.wording import size as size_in_words
+
+MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
+SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
+
+
+MemoryRoom = Callable[[int], int]  # from what lies in memory now to what may lie there, in bytes
+
+
+@dataclass(frozen=True)
+class WarmFile:
+    """A slot file of this process, and how it looked when it was put here."""
+
+    path: Path
+    stamp: tuple[int, ...]
+    older_rows: int  # how many older window rows were asked for when it was composed; 0 as it was saved
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a store has to do with the computer's memory, in bytes."""
+
+    disposable: int = 0  # lies there, and goes when a model needs the room
+    place: int = 0  # could lie there, if nobody else had any use for it
+
+
+NOTHING_STAGED = Staged()
+
+
+class MemoryPool:
+    """A process's files in memory, within the room there is for them; some are to spare, to be written over.
+
+    Its caller has the lock.
+    """
+
+    def __init__(self, folder: Path, room: MemoryRoom) -> None:
+        self.folder, self._room = disk.private_folder(folder), room
+        self.most = sys.maxsize  # that was planned for, beside the model that is loaded
+        self.spare: list[Path] = []
+        self.expected: dict[Path, int] = {}  # what is still to grow, and to how much
+
+    def new(self) -> Path:
+        """A fresh name."""
+        return self.folder / disk.temporary_name()
+
+    def bytes(self) -> int:
+        """Bytes of all files here, the expected ones as large as they are going to be."""
+        held = 0
+        for path in disk.listing(self.folder):
+            with contextlib.suppress(OSError):
+                held += max(path.stat().st_size, self.expected.get(path, 0))
+        return held
+
+    def room(self, held: int) -> int:
+        """How many bytes may lie here now, where so many do."""
+        return min(self.most, self._room(held))
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for so many bytes more, now."""
+        held = self.bytes()
+        return held + size <= self.room(held) and size + SLACK <= disk.free_bytes(self.folder)
+
+    def staged(self, unused: Iterable[Path]) -> Staged:
+        """What there is, where the files to spare and these can go."""
+        can_go = sum(map(size_of, [*self.spare, *unused]))
+        return Staged(can_go, place_in(self.folder, self.bytes()))
+
+    def take_spare(self) -> Path | None:
+        """The largest file to spare that nobody has open."""
+        for file in sorted(self.spare, key=size_of, reverse=True):
+            self.spare.remove(file)
+            if is_alone(file):
+                return file
+            delete(file)
+        return None
+
+    def expect_spare(self, size: int) -> Path | None:
+        """A name for another file to spare of that size; None if there is one, or no room: see `fill_up`."""
+        if not size or self.spare or not self.fits(size):
+            return None
+        file = self.new()
+        self.expected[file] = size
+        return file
+
+    def forget_spares(self) -> None:
+        """Delete them: they hold what was in them."""
+        while self.spare:
+            delete(self.spare.pop())
+
+
+def stamp(file: Path) -> tuple[int, ...]:
+    """What changes when someone writes to a file: the last number even if they put the time of writing back."""
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def size_of(file: Path) -> int:
+    """Its length in bytes, 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        return file.stat().st_size
+    return 0
+
+
+def delete(file: Path) -> None:
+    """Delete it, if that can be."""
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
+
+
+def can_link(folder: Path) -> bool:
+    """Whether a file in the folder can be a link to one elsewhere: not on every file system."""
+    link = folder / disk.temporary_name()
+    try:
+        link.symlink_to(folder)
+    except OSError:
+        return False
+    delete(link)
+    return True
+
+
+def fill_up(file: Path, size: int) -> None:
+    """Make a private file of that size whose pages are there. Raises OSError."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+        if sys.platform == "linux":
+            os.posix_fallocate(made.fileno(), 0, size)
+
+
+def is_alone(file: Path) -> bool:
+    """Whether no process has the file open, this one included: the system grants a lease for writing only then.
+
+    An engine that was asked to restore and whose answer nobody waited for may still be reading.
+    """
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    try:
+        with file.open("rb+", buffering=0) as opened:
+            fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # whoever opens it just now must not end us by SIGIO
+            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    return True
+
+
+def private_folder_in(memory: Path, folder: Path) -> Path | None:
+    """A folder in memory for the store at `folder` that is this user's alone, None where that cannot be had."""
+    if not hasattr(os, "getuid"):
+        return None
+    store = blake3(str(folder.absolute()).encode()).hexdigest(length=6)
+    private = memory / f"kvchat-{os.getuid()}-{store}"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+        found = private.lstat()  # someone else may have made it, or a link, to read along
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return None
+        private.chmod(0o700)
+    except OSError:
+        return None
+    return private
+
+
+def place_in(folder: Path, held: int = 0) -> int:
+    """How many bytes could lie in a file system in memory of which `held` do: 0 where no files can be made there."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return 0
+    return max(0, held + shutil.disk_usage(folder).free - SLACK)
+
+
+def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
+    """Where slot files go on their way to and from an engine, and why there, in words.
+
+    `folder` is a file system in memory, `allowed` what may lie there of which `held` bytes do.
+    """
+    if allowed <= 0:
+        return "on disk: too little memory is free"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"on disk: no files can be made in {folder}"
+    there = held + shutil.disk_usage(folder).free
+    if min(allowed, there) < 2 * SLACK:
+        return f"on disk: {f'{folder} is full' if there < allowed else 'too little memory is free'}"
+    why = f"{folder} has no more" if there < allowed else "more is left for the engine and others"
+    words = f"in memory ({folder}), up to {size_in_words(min(allowed, there))}, for {why}"
+    return f"{words}; what is larger goes by way of the disk"

@@ -1,0 +1,298 @@
+"""Staging: where engines save and restore, in memory where there is some to spare, and what stays warm there.
+
+An engine is told one folder when it starts, which lies on disk. Whether a file lies there or in memory is decided for
+each by itself, by what is free now: of one in memory the folder has a link. What is too large for that, or for a
+container's 64 MB of /dev/shm, goes by way of the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from kvchat.kvstore.files import disk, memory_files, presence
+from kvchat.kvstore.files.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
+
+
+class Staging:
+    """This process's staging folders. Safe for threads. Raises OSError from what makes or moves files.
+
+    Slot files of save points stay warm: in memory as long as there is room, the last used longest; on disk the last
+    one, for which the engine then waits no longer than for its own reading. None is read before the engine gets it:
+    nobody but this process writes here, and a file that anyone has touched, as its times say, is not given.
+
+    What is put together in memory is written over a file that is there already, if there is one to spare: new pages
+    cost more than the copying. No engine has that open, as the system says.
+    """
+
+    def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path = memory_files.MEMORY_FOLDER) -> None:
+        """`folder` is on disk; what may lie in memory, `room` says whenever it matters."""
+        self._lock = threading.RLock()
+        self._room = room
+        self._warm: OrderedDict[str, WarmFile] = OrderedDict()
+        self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
+        usable = room(0) > 0 and memory_files.can_link(disk.private_folder(folder))
+        private = memory_files.private_folder_in(memory_folder, folder) if usable else None
+        self.roots = [disk.private_folder(folder)] + ([private] if private else [])
+        self.locks = folder  # says which processes are there, see `presence`
+        presence.hold(folder)
+        self.owner = disk.temporary_name()
+        self._own = disk.private_folder(folder / self.owner)
+        self._memory = MemoryPool(private / self.owner, room) if private else None
+        self._memory_root = memory_folder
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether anything may lie in memory at all."""
+        return self._memory is not None
+
+    def slot_folder(self) -> Path:
+        """A fresh private folder for one engine."""
+        return disk.private_folder(self._own / disk.temporary_name())
+
+    def adopt(self, owner: str, point_id: str, size: int) -> bool:
+        """Take over a slot file that a process which is gone has left in memory; False if there is none, whole.
+
+        Not from disk: after a power cut a file there may have its length and not its bytes.
+        """
+        if self._memory is None:
+            return False
+        left = self._memory.folder.parent / owner / f"{point_id}.slot"
+        try:
+            if left.stat().st_size != size:
+                return False
+            mine = self._memory.new()
+            left.rename(mine)
+            self.keep(point_id, mine)
+        except OSError:
+            return False
+        return True
+
+    def sweep(self) -> bool:
+        """Delete the folders of processes that are gone; whether there was any."""
+        swept = [disk.remove_stale(root, self.locks) for root in self.roots]
+        return True in swept
+
+    def close(self) -> None:
+        """Delete this process's folders, and the one in memory around it if no other process has its own there."""
+        shutil.rmtree(self._own, ignore_errors=True)
+        presence.let_go(self.locks)
+        if self._memory is not None:
+            shutil.rmtree(self._memory.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._memory.folder.parent.rmdir()
+
+    def expect(self, place: Path, size: int, unabsorbed: frozenset[str]) -> bool:
+        """An engine is going to save about so much at `place`: have it go to memory, if there is room; whether it will.
+
+        Not in a folder that is not from `slot_folder`: its server may not see this one's memory.
+        """
+        with self._lock:
+            if self._memory is None or not self._is_own(place) or not self._make_room(self._memory, size, unabsorbed):
+                return False
+            file = self._memory.new()
+            file.touch(0o600, exist_ok=False)
+            place.symlink_to(file)
+            self._memory.expected[file] = size
+            return True
+
+    def forget(self, place: Path) -> None:
+        """Nothing was saved at `place` after all, or nothing that is of use."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._memory is not None and place.is_symlink() and self._is_own(place):
+                file = place.readlink()
+                self._memory.expected.pop(file, None)
+                file.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
+
+    def take_in(self, place: Path) -> Path:
+        """The file an engine has saved at `place`, moved to where `keep` may be told of it."""
+        with self._lock:
+            if self._memory is not None and place.is_symlink() and self._is_own(place):
+                file = place.readlink()
+                place.unlink()
+                self._memory.expected.pop(file, None)
+                return file
+        file = self._own / disk.temporary_name()
+        disk.move(place, file)  # between file systems it is a copy
+        return file
+
+    def blank(self, size: int, target: Path | None, unabsorbed: frozenset[str]) -> Path:
+        """A file to put a slot file of that size together in, new or to be written over: for `hand` or `keep`.
+
+        `target` is where an engine wants it; if that is not one of our folders, it is put together there.
+        """
+        with self._lock:
+            if target is not None and not self._is_own(target):
+                return target
+            if self._memory is None:
+                return self._own / disk.temporary_name()
+            spare = self._spare_for(self._memory, size, unabsorbed)
+            if not self._make_room(self._memory, size - memory_files.size_of(spare), unabsorbed):
+                self.give_back(spare)
+                return self._own / disk.temporary_name()
+            return spare
+
+    def prepare(self, size: int) -> None:
+        """Have a file of that size to spare, if there is memory for it. For a background thread."""
+        with self._lock:
+            file = self._memory.expect_spare(size) if self._memory is not None else None
+        if self._memory is None or file is None:
+            return
+        try:
+            memory_files.fill_up(file, size)
+            with self._lock:
+                self._memory.spare.append(file)
+        except OSError:
+            file.unlink(missing_ok=True)
+        finally:
+            self._memory.expected.pop(file, None)
+
+    def keep(self, point_id: str, file: Path, older_rows: int = 0, *, waits: bool = True) -> None:
+        """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""
+        with self._lock:
+            if waits:
+                file = file.rename(file.with_name(f"{point_id}.slot"))  # as `adopt` looks for it
+                file.chmod(0o600)
+            before = self._warm.pop(point_id, None)
+            self._warm[point_id] = WarmFile(file, memory_files.stamp(file), older_rows)
+            if before is not None:
+                self.give_back(before.path)
+
+    def warm(self, point_id: str) -> Path | None:
+        """The warm file of a save point, None when there is none or someone has touched it."""
+        with self._lock:
+            warm = self._warm.get(point_id)
+            try:
+                if warm is None or memory_files.stamp(warm.path) != warm.stamp:
+                    return None
+            except OSError:
+                return None
+            self._warm.move_to_end(point_id)
+            return warm.path
+
+    def give(self, point_id: str, older_rows: int, target: Path) -> bool:
+        """Put the warm file at `target`; False if there is none, or none with the older rows asked for."""
+        with self._lock:
+            path = self.warm(point_id)
+            warm = self._warm.get(point_id)
+            if path is None or warm is None or warm.older_rows != older_rows:
+                return False
+            self.hand(path, target)
+            return True
+
+    def hand(self, file: Path, target: Path) -> None:
+        """Give a file the name `target`, until `unstage`; a copy where an engine could not follow a link."""
+        if file == target:
+            return
+        with self._lock:
+            if self._memory is not None and file.parent == self._memory.folder and self._is_own(target):
+                target.symlink_to(file)
+            else:
+                disk.link_or_copy(file, target)
+                self._restamp(file)
+            self._given[target] = file
+
+    def unstage(self, target: Path) -> None:
+        """Take the name away again. A file that is nobody's then is one to spare."""
+        with self._lock:
+            file = self._given.pop(target, None)
+            with contextlib.suppress(OSError):  # one that is held open (Windows) goes when its slot folder does
+                target.unlink()
+            if file is not None:
+                self._restamp(file)
+                self.give_back(file)
+
+    def drop(self, point_id: str) -> None:
+        """Delete a warm file, and what is left of others in files to spare."""
+        with self._lock:
+            warm = self._warm.pop(point_id, None)
+            if self._memory is not None:
+                self._memory.forget_spares()
+        if warm is not None:
+            memory_files.delete(warm.path)
+
+    def trim(self, unabsorbed: frozenset[str], *, disk_too: bool = False, most: int | None = None) -> None:
+        """Delete what is more than memory has room for now, the longest unused first; what is not absorbed stays.
+
+        On disk the last used stays, unless `disk_too`. `most`: so much may be in memory from now on.
+        """
+        with self._lock:
+            if self._memory is not None:
+                self._memory.most = self._memory.most if most is None else most
+                self._make_room(self._memory, 0, unabsorbed)
+            on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._own]
+            for name in on_disk if disk_too else on_disk[:-1]:
+                if name not in unabsorbed:
+                    memory_files.delete(self._warm.pop(name).path)
+
+    def staged(self, unabsorbed: frozenset[str]) -> Staged:
+        """What of it can go at once, and how much could lie in memory at all."""
+        with self._lock:
+            if self._memory is None:
+                return Staged()
+            return self._memory.staged(self._warm[name].path for name in self._unused(self._memory, unabsorbed))
+
+    def bytes(self, *, disk_too: bool = False) -> int:
+        """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
+        with self._lock:
+            in_memory = self._memory.bytes() if self._memory is not None else 0
+            return in_memory + (disk.tree_size(self._own) if disk_too else 0)
+
+    def on_disk(self, point_id: str) -> bool:
+        """Whether a save point's warm file lies on disk."""
+        warm = self._warm.get(point_id)
+        return warm is not None and warm.path.parent == self._own
+
+    def in_words(self) -> str:
+        """Where files are staged, and why there."""
+        held, room = self.bytes(), self._memory.room if self._memory is not None else self._room
+        return memory_files.staged_where(self._memory_root, room(held), held)
+
+    def _is_own(self, place: Path) -> bool:
+        return place.parent.parent == self._own
+
+    def _unused(self, memory: MemoryPool, unabsorbed: frozenset[str]) -> list[str]:
+        """The save points whose files in memory can go, the longest unused first."""
+        busy = set(self._given.values())
+        return [
+            name
+            for name, warm in self._warm.items()
+            if warm.path.parent == memory.folder and name not in unabsorbed and warm.path not in busy
+        ]
+
+    def _spare_for(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> Path:
+        """A file to write over, be it one that has to go for room anyway; else a new one."""
+        if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
+            memory.spare.append(self._warm.pop(unused[0]).path)
+        return memory.take_spare() or memory.new()
+
+    def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:
+        """Make room for so many bytes more, if that can be; whether there is."""
+        unused = self._unused(memory, unabsorbed)
+        can_go = memory.staged(self._warm[name].path for name in unused).disposable
+        if size > 0 and not memory.fits(size - can_go):
+            return False
+        while not memory.fits(size) and (memory.spare or unused):
+            memory_files.delete(memory.spare.pop() if memory.spare else self._warm.pop(unused.pop(0)).path)
+        return memory.fits(size)
+
+    def give_back(self, file: Path) -> None:
+        """What `blank` gave, or an engine was given, is perhaps no longer needed."""
+        with self._lock:
+            if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
+                return
+            if self._memory is not None and file.parent == self._memory.folder and file.exists():
+                self._memory.spare.append(file)
+            elif file.parent == self._own:
+                memory_files.delete(file)
+
+    def _restamp(self, file: Path) -> None:
+        """A name more or less changes a file's times; only we give it names."""
+        for point_id, warm in self._warm.items():
+            with contextlib.suppress(OSError):
+                if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
+                    self._warm[point_id] = WarmFile(file, memory_files.stamp(file), warm.older_rows)

@@ -1,0 +1,209 @@
+"""Housekeeping house: usage, pruning, deleting, verifying, and what a process that died has left."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
+
+from kvchat.kvstore.blocks.rebuild import BadBlock
+from kvchat.kvstore.files import presence
+from kvchat.kvstore.index import eviction, inheritance
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.layout.recipe import RecipeError
+from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.savepoint import Loss, PrunePlan, StoreUsage, VerifyReport
+from kvchat.kvstore.store import Bounds
+
+PRUNED = "its memory was deleted to stay within the limit on the disk"
+PRUNED_BY_USER = "its memory was deleted to make room"
+EXPIRED = "its memory was deleted because it had not been used for long"
+NOT_FINISHED = "kvchat ended before its memory was stored"
+
+
+class Housekeeping:
+    """The store's housekeeping. Safe for threads and processes; raises IndexLost and IndexFailed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def recover(self) -> None:
+        """Take over, or give up, what processes that are gone had not absorbed; sweep their folders."""
+        parts, staging = self._parts, self._parts.staging
+        died = presence.died(staging.locks)
+        with parts.index.read() as db:
+            owners = [one for one in index_points.owners(db) if presence.is_gone(one, staging.locks)]
+        if owners:
+            self._take_over(owners)
+        parts.tidy()
+        if staging.sweep() or died:
+            parts.sweep()
+            if not parts.strays:
+                presence.forget(died)
+
+    def _take_over(self, owners: Sequence[str]) -> None:
+        staging = self._parts.staging
+        with self._parts.index.write() as db:
+            for owner in owners:
+                for point_id in index_points.staged_by(db, owner):
+                    point = index_points.load(db, point_id)
+                    if point and staging.adopt(owner, point.id, point.size):
+                        db.execute("UPDATE save_points SET owner = ? WHERE id = ?", (staging.owner, point_id))
+                    else:
+                        index_points.lose(db, [point_id], NOT_FINISHED, self._parts.clock(), tell=False, block=None)
+
+    def usage(self) -> StoreUsage:
+        """What is kept, by conversation, the largest first."""
+        parts = self._parts
+        parts.tidy()
+        with parts.index.read() as db:
+            conversations = tuple(index_usage.by_conversation(db))
+            totals = index_usage.totals(db, parts.today())
+        return StoreUsage(
+            conversations=conversations,
+            set_aside_bytes=parts.bad_files.size(),
+            quota_bytes=parts.bounds.quota,
+            free_bytes=parts.free_bytes(),
+            free_floor_bytes=parts.bounds.free_floor,
+            save_points=totals.save_points,
+            logical_bytes=totals.logical,
+            physical_bytes=parts.occupied(),
+            unique_rows_bytes=totals.rows,
+            bytes_written=totals.written,
+            bytes_written_today=totals.written_today,
+            warm_bytes=parts.staging.bytes(),
+            staged=parts.staging.in_words(),
+        )
+
+    def plan_prune(self, target_bytes: int, protected: str | None = None) -> PrunePlan:
+        """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
+        with self._parts.index.read() as db:
+            found, needs = index_usage.candidates(db, int(protected) if protected else None)
+        now = self._parts.clock().timestamp()
+        return eviction.plan_prune(found, needs, self._parts.occupied(), target_bytes, now)
+
+    def prune(self, plan: PrunePlan, reason: str = PRUNED_BY_USER) -> int:
+        """Carry a plan out, as far as its save points are still there; returns the bytes freed."""
+        return self._give_up([int(one) for one in plan.save_point_ids], reason)
+
+    def enforce(self, protected: str | None = None) -> int:
+        """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable."""
+        parts, bounds = self._parts, self._parts.bounds
+        freed = 0
+        if bounds.max_age_days is not None:
+            limit = parts.clock() - timedelta(days=bounds.max_age_days)
+            with parts.index.read() as db:
+                old = index_points.unused_since(db, limit.timestamp(), int(protected) if protected else None)
+            freed += self._give_up(old, EXPIRED)
+        parts.bad_files.trim(bounds.quota)
+        if parts.occupied() > bounds.quota:
+            parts.staging.trim(parts.unabsorbed(), disk_too=True)
+        if parts.occupied() > bounds.quota:
+            freed += parts.bad_files.delete()
+        if parts.occupied() > bounds.quota:
+            freed += self.prune(self.plan_prune(bounds.quota, protected), PRUNED)
+        return freed
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Put new bounds into force at once."""
+        self._parts.bounds = bounds
+        self.enforce()
+
+    def delete(self, conversation_id: str | None) -> int:
+        """Delete all that is kept of a conversation, or of all; returns the bytes freed.
+
+        What other conversations begin with as well is theirs from now on.
+        """
+        parts = self._parts
+        with parts.index.write() as db:
+            doomed = index_points.points_of(db, conversation_id)
+            ids = doomed if conversation_id is None else inheritance.hand_over(db, doomed)
+            index_points.delete(db, ids)
+            bad = None if conversation_id is None else self._set_aside_of(db, conversation_id)
+            index_points.forget(db, conversation_id)
+        freed = self._deleted(ids) + parts.bad_files.delete(bad)
+        return freed + (parts.sweep(everything=True) if conversation_id is None else 0)
+
+    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
+        """Delete what is kept of these messages of a conversation; returns the bytes freed.
+
+        What others begin with as well, in any conversation, is theirs from now on.
+        """
+        with self._parts.index.write() as db:
+            doomed = index_points.points_of_messages(db, conversation_id, message_ids)
+            ids = inheritance.hand_over(db, doomed)
+            index_points.delete(db, ids)
+            bad = self._set_aside_of(db, conversation_id)
+        return self._deleted(ids) + self._parts.bad_files.delete(bad)
+
+    def verify(self, progress: Callable[[int, int], None]) -> VerifyReport:
+        """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
+
+        `progress` is told the bytes done and in all.
+        """
+        parts = self._parts
+        parts.index.check()
+        parts.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
+        with parts.index.read() as db:
+            blocks = db.execute("SELECT name, size FROM blocks").fetchall()
+            wrong = list(_wrong_recipes(db, index_points.points_of(db, None)))
+        total = sum(size for _, size in blocks)
+        done = 0
+        bad: list[BadBlock] = []
+        measured: dict[bytes, int] = {}
+        for name, size in blocks:
+            fault = parts.blocks.fault(name, size)
+            if fault:
+                bad.append(BadBlock(name, size, fault))
+            else:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    measured[name] = parts.blocks.on_disk(name)
+            done += size
+            progress(done, total)
+        parts.put_aside(bad)
+        with parts.index.write() as db:
+            index_usage.recount(db, measured)
+        for point_id, reason in wrong:
+            parts.lose(point_id, reason, tell=True)
+        parts.sweep()
+        with parts.index.write() as db:
+            lost = index_usage.untold_losses(db)
+        return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
+
+    def losses(self) -> tuple[Loss, ...]:
+        """What turned out bad since this was last asked: the user is told once."""
+        with self._parts.index.write() as db:
+            return index_usage.untold_losses(db) + index_usage.untold_index_loss(db)
+
+    def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
+        """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""
+        return index_points.bad_blocks(db, conversation_id) | {self._parts.index.path.name}
+
+    def _give_up(self, point_ids: Sequence[int], reason: str) -> int:
+        """Delete save points and remember why; returns the bytes freed."""
+        parts = self._parts
+        if not point_ids:
+            return 0
+        with parts.index.write() as db:
+            index_points.lose(db, point_ids, reason, parts.clock(), tell=False, block=None)
+        return self._deleted(point_ids)
+
+    def _deleted(self, point_ids: Sequence[int]) -> int:
+        """The index has these no longer: free what was kept for them alone; returns the bytes freed."""
+        for point_id in point_ids:
+            self._parts.staging.drop(str(point_id))
+        freed = self._parts.collect()
+        self._parts.index.shrink()
+        return freed
+
+
+def _wrong_recipes(db: sqlite3.Connection, point_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """The save points whose recipe is not what was stored, each with the reason."""
+    for point_id in point_ids:
+        try:
+            index_recipes.load_recipe(db, point_id)
+        except RecipeError as error:
+            yield str(point_id), str(error)

@@ -1,0 +1,279 @@
+"""Save points in the index: each function works within the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+
+from kvchat.kvstore.index import links as index_links
+from kvchat.kvstore.index import token_tree
+from kvchat.kvstore.index.check import Nonsense, fingerprint_of
+from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens, Unseen
+
+
+@dataclass(frozen=True)
+class NewPoint:
+    """What is known of a save point when its file has just been taken."""
+
+    conversation_id: str
+    message_id: str | None  # the last one that the tokens hold
+    fingerprint: Fingerprint
+    tokens: Tokens
+    size: int  # bytes of the slot file
+    prefill_ms: float
+    created_at: datetime
+
+
+def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
+    """The number of a fingerprint, None if nothing was ever saved under it."""
+    row = db.execute("SELECT id FROM fingerprints WHERE facts = ?", (_facts(fingerprint),)).fetchone()
+    return int(row[0]) if row else None
+
+
+def conversation_key(db: sqlite3.Connection, conversation_id: str) -> int:
+    """The number of a conversation, a new one if need be."""
+    db.execute("INSERT OR IGNORE INTO conversations (name) VALUES (?)", (conversation_id,))
+    row = db.execute("SELECT id FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
+    return int(row[0])
+
+
+def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
+    """Whether the user chose never to save a conversation."""
+    row = db.execute("SELECT never_save FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
+    return bool(row and row[0])
+
+
+def add_staged(db: sqlite3.Connection, new: NewPoint, owner: str) -> SavePoint:
+    """Add a save point whose only copy is the slot file in `owner`'s staging folder."""
+    db.execute("INSERT OR IGNORE INTO fingerprints (facts) VALUES (?)", (_facts(new.fingerprint),))
+    kind = fingerprint_id(db, new.fingerprint)
+    assert kind is not None
+    conversation = conversation_key(db, new.conversation_id)
+    node_id = token_tree.add_tokens(db, kind, new.tokens)
+    now = new.created_at.timestamp()
+    point_id = db.execute(
+        "INSERT INTO save_points (conversation_id, message_id, fingerprint_id, node_id, n_tokens, owner, file_size,"
+        " prefill_ms, created_at, last_used_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (conversation, new.message_id, kind, node_id, len(new.tokens), owner, new.size, new.prefill_ms, now, now),
+    ).lastrowid
+    db.execute("DELETE FROM losses WHERE conversation = ? AND fingerprint_id = ?", (new.conversation_id, kind))
+    return SavePoint(
+        str(point_id),
+        new.conversation_id,
+        new.fingerprint,
+        new.tokens,
+        new.size,
+        new.created_at,
+        new.created_at,
+        new.prefill_ms,
+    )
+
+
+def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
+    """A save point by its number, None when it is gone."""
+    row = db.execute(
+        "SELECT conversations.name, facts, node_id, file_size, created_at, last_used_at, prefill_ms FROM save_points"
+        " JOIN conversations ON conversations.id = conversation_id JOIN fingerprints ON fingerprints.id ="
+        " fingerprint_id WHERE save_points.id = ?",
+        (point_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    name, facts, node_id, size, created_at, used_at, prefill_ms = row
+    tokens = token_tree.tokens_of(db, node_id)
+    fingerprint = fingerprint_of(facts)
+    if size <= 0 or prefill_ms < 0:
+        raise Nonsense
+    return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
+
+
+def mark_used(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
+    """Count a use."""
+    db.execute("UPDATE save_points SET last_used_at = ?, uses = uses + 1 WHERE id = ?", (now.timestamp(), point_id))
+
+
+def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
+    """Delete save points with their recipes. Blocks that nothing uses any more are left for `unused_blocks`."""
+    for point_id in point_ids:
+        query = "DELETE FROM save_points WHERE id = ? RETURNING conversation_id, node_id, link_id"
+        for conversation, node_id, link_id in db.execute(query, (point_id,)).fetchall():
+            index_links.release(db, link_id or 0, conversation)
+            token_tree.drop_unused(db, node_id)
+
+
+def give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
+    """Make a save point that of another one's conversation and message."""
+    query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
+    (before, link_id), (after, _) = (db.execute(query, (one,)).fetchone() for one in (point_id, heir))
+    db.execute(
+        "UPDATE save_points SET (conversation_id, message_id) ="
+        " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
+        (heir, point_id),
+    )
+    index_links.hold(db, link_id or 0, after)
+    index_links.release(db, link_id or 0, before)
+
+
+def lose(
+    db: sqlite3.Connection, point_ids: Sequence[int], reason: str, now: datetime, *, tell: bool, block: bytes | None
+) -> None:
+    """Delete save points and remember why: `find` answers with the reason, and the user is told once if `tell`."""
+    for point_id in point_ids:
+        db.execute(
+            "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, block, lost_at, told)"
+            " SELECT save_points.id, name, fingerprint_id, ?, ?, ?, ? FROM save_points"
+            " JOIN conversations ON conversations.id = conversation_id WHERE save_points.id = ?",
+            (reason, block, now.timestamp(), not tell, point_id),
+        )
+    delete(db, point_ids)
+
+
+def staged_by(db: sqlite3.Connection, owner: str) -> list[int]:
+    """The save points whose only copy lies in this staging folder, the oldest first."""
+    return [int(row[0]) for row in db.execute("SELECT id FROM save_points WHERE owner = ? ORDER BY id", (owner,))]
+
+
+def owners(db: sqlite3.Connection) -> list[str]:
+    """The staging folders that alone hold save points."""
+    return [str(row[0]) for row in db.execute("SELECT DISTINCT owner FROM save_points WHERE owner IS NOT NULL")]
+
+
+def loss_of(db: sqlite3.Connection, point_id: int) -> str | None:
+    """Why a save point was taken out of use, None if it was not."""
+    row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
+    return str(row[0]) if row else None
+
+
+def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> str | None:
+    """Why a conversation has no save point for a fingerprint, None if it never had one."""
+    row = db.execute(
+        "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1",
+        (conversation_id, kind),
+    ).fetchone()
+    return str(row[0]) if row else None
+
+
+def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Fingerprint]:
+    """The fingerprints under which a conversation has save points, the newest last."""
+    rows = db.execute(
+        "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
+        " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)",
+        (conversation_id,),
+    )
+    return [fingerprint_of(facts) for (facts,) in rows]
+
+
+def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
+    """The save points of a conversation, or all."""
+    if conversation_id is None:
+        return [int(row[0]) for row in db.execute("SELECT id FROM save_points")]
+    query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
+    return [int(row[0]) for row in db.execute(query, (conversation_id,))]
+
+
+def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
+    """The conversation's save points that end in these messages, and those of which that is not known."""
+    query = (
+        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
+        " AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
+    )
+    return [int(row[0]) for row in db.execute(query, (conversation_id, json.dumps(list(message_ids))))]
+
+
+def unseen(db: sqlite3.Connection, by: str) -> Unseen:
+    """The messages in which save points end that have been added since `seen`, by conversation."""
+    row = db.execute("SELECT value FROM marks WHERE name = 'seen'").fetchone()
+    who, _, upto = (row[0] if row else "").rpartition(" ")
+    last = int(upto) if row and who == by and by else 0
+    query = (
+        "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+        " WHERE s.id > ?"
+    )
+    found: dict[str, set[str]] = {}
+    for name, message_id in db.execute(query, (last,)):
+        found.setdefault(name, set()).update([message_id] if message_id is not None else [])
+    newest = db.execute("SELECT coalesce(max(id), 0) FROM save_points").fetchone()[0]
+    return Unseen({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
+
+
+def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
+    """Those have been looked at."""
+    db.execute("INSERT OR REPLACE INTO marks VALUES ('seen', ?)", (f"{by} {what.upto}",))
+
+
+def largest(db: sqlite3.Connection) -> int | None:
+    """The absorbed save point with the largest slot file, None without any."""
+    row = db.execute("SELECT id FROM save_points WHERE owner IS NULL ORDER BY file_size DESC LIMIT 1").fetchone()
+    return int(row[0]) if row else None
+
+
+def last_used_size(db: sqlite3.Connection) -> int:
+    """The bytes of the slot file that was used last; 0 without any."""
+    row = db.execute("SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT 1").fetchone()
+    return int(row[0]) if row else 0
+
+
+def unused_since(db: sqlite3.Connection, moment: float, protected: int | None) -> list[int]:
+    """The absorbed save points last used before that, but for `protected` and those of pinned conversations."""
+    query = (
+        "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+        " WHERE owner IS NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
+    )
+    return [int(row[0]) for row in db.execute(query, (moment, protected))]
+
+
+def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
+    """The other absorbed save points of the same conversation at the same node: newer ones make them needless."""
+    query = (
+        "SELECT o.id FROM save_points o JOIN save_points s ON o.node_id = s.node_id AND o.conversation_id ="
+        " s.conversation_id WHERE s.id = ?1 AND o.id < ?1 AND o.owner IS NULL"
+    )
+    return [int(row[0]) for row in db.execute(query, (point_id,))]
+
+
+def bad_blocks(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
+    """The file names of bad blocks that held some of a conversation."""
+    query = "SELECT block FROM losses WHERE block IS NOT NULL AND conversation = ?"
+    return frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
+
+
+def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
+    """Drop what is remembered of a conversation's losses, or all, and a conversation nothing is left of."""
+    mine, values = (" WHERE {} = ?", (conversation_id,)) if conversation_id is not None else (" WHERE true", ())
+    db.execute("DELETE FROM losses" + mine.format("conversation"), values)
+    db.execute(
+        f"DELETE FROM conversations{mine.format('name')} AND NOT pinned AND NOT never_save"
+        " AND NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)",
+        values,
+    )
+
+
+def set_flag(db: sqlite3.Connection, conversation_id: str, *, pinned: bool | None, never: bool | None) -> None:
+    """Pin a conversation, or never save it; None leaves a flag as it is."""
+    key = conversation_key(db, conversation_id)
+    db.execute(
+        "UPDATE conversations SET pinned = coalesce(?, pinned), never_save = coalesce(?, never_save) WHERE id = ?",
+        (pinned, never, key),
+    )
+
+
+def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
+    """Add to the bytes written on a day."""
+    db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
+
+
+def moment(seconds: float) -> datetime:
+    """A stored time as a datetime. Raises Nonsense."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise Nonsense from error
+
+
+def _facts(fingerprint: Fingerprint) -> str:
+    """As JSON. A field with its default is left out: such came later, and older save points are to be found."""
+    told = {one.name: value for one in fields(fingerprint) if (value := getattr(fingerprint, one.name)) != one.default}
+    return json.dumps(told, sort_keys=True)

@@ -1,0 +1,225 @@
+"""The token tree in the index: finds which save points begin as a prompt does, without reading every token list."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvchat.kvstore.index.chains import SEGMENT, TOKEN_BYTES, Segment, chain, pack_tokens, shared_tokens, unpack_tokens
+from kvchat.kvstore.index.check import Nonsense
+from kvchat.kvstore.savepoint import Tokens
+
+NOBODY = ""  # an owner without staged save points: only absorbed ones are found
+_ROOT = 0
+_NAMES_EACH = 500  # SQLite's limit on parameters is 999 in old versions
+_MOST_AT = 20  # save points of the very same tokens
+_CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND fingerprint_id = ?"
+
+_Parent = tuple[int, int]  # node and fingerprint
+_Child = tuple[int, int, int]  # node, tokens shared, tokens
+_After = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node of the tree, and how many leading tokens of the prompt its token list shares."""
+
+    node_id: int
+    shared: int
+    whole: bool  # all the node's tokens are the prompt's
+    n_tokens: int  # of the node; save points beyond it have more
+
+
+def add_tokens(db: sqlite3.Connection, fingerprint_id: int, tokens: Sequence[int]) -> int:
+    """Put a token list into the tree; returns its node. The list must not be empty."""
+    segments = chain(pack_tokens(tokens))
+    known = {name: node_id for node_id, name in _known(db, fingerprint_id, segments)}
+    node_id = _ROOT
+    for segment in segments:
+        parent_id, found = node_id, known.get(segment.name)
+        if found is None:
+            found = db.execute(
+                "INSERT INTO nodes (fingerprint_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?)",
+                (fingerprint_id, parent_id, segment.name, segment.end, segment.packed),
+            ).lastrowid
+        assert found is not None
+        node_id = found
+    return node_id
+
+
+def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
+    """The token list a node stands for. Raises Nonsense where it is not the one its name was made of."""
+    rows = db.execute(
+        """
+        WITH RECURSIVE up (id, parent_id, n_tokens, packed, name) AS (
+            SELECT id, parent_id, n_tokens, packed, name FROM nodes WHERE id = ?
+            UNION ALL SELECT n.id, n.parent_id, n.n_tokens, n.packed, n.name FROM up
+                JOIN nodes n ON n.id = up.parent_id AND n.id < up.id
+        )
+        SELECT packed, name FROM up ORDER BY id
+        """,
+        (node_id,),
+    ).fetchall()
+    packed = b"".join(packed for packed, _ in rows)
+    segments = chain(packed)
+    if not rows or [segment.name for segment in segments] != [name for _, name in rows]:
+        raise Nonsense
+    return unpack_tokens(packed)
+
+
+def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
+    """Remove a node nothing needs any more, and those above it that were there for it alone."""
+    while node_id != _ROOT:
+        used = db.execute(
+            "SELECT EXISTS (SELECT 1 FROM save_points WHERE node_id = ?1) OR"
+            " EXISTS (SELECT 1 FROM nodes WHERE parent_id = ?1)",
+            (node_id,),
+        ).fetchone()[0]
+        row = db.execute("SELECT parent_id FROM nodes WHERE id = ?", (node_id,)).fetchone()
+        if used or row is None:
+            return
+        db.execute("DELETE FROM nodes WHERE id = ?", (node_id,))
+        node_id = row[0]
+
+
+def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int]) -> Iterator[Place]:
+    """The nodes that share leading tokens with the prompt, those that share most first; found as they are asked for."""
+    return _places(db, fingerprint_id, pack_tokens(prompt), _beside)
+
+
+def whole_places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int]) -> Iterator[Place]:
+    """The nodes all of whose tokens begin the prompt, the longest first; found as they are asked for."""
+    return _places(db, fingerprint_id, pack_tokens(prompt), _that_begin)
+
+
+def _places(db: sqlite3.Connection, fingerprint_id: int, packed: bytes, after: _After) -> Iterator[Place]:
+    path = _path(db, fingerprint_id, packed)
+    on_path = {node_id for node_id, _ in path}
+    for parent_id, end in reversed(path):
+        rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
+        for node_id, shared, length in after(db, (parent_id, fingerprint_id), rest):
+            if node_id not in on_path:
+                yield Place(node_id, end + shared, shared == length, end + length)
+        if parent_id != _ROOT:
+            yield Place(parent_id, end, True, end)
+
+
+def below(db: sqlite3.Connection, node_id: int, owner: str, barren: set[int]) -> int | None:
+    """A save point at the node or beyond it; only absorbed ones and those of `owner`. None without.
+
+    `barren`: nodes known to lead to none; more are added.
+    """
+    query = "SELECT id FROM save_points WHERE node_id = ? AND (owner IS NULL OR owner = ?) LIMIT 1"
+
+    def there(node_id: int) -> int | None:
+        row = db.execute(query, (node_id, owner)).fetchone()
+        return int(row[0]) if row else None
+
+    return first_below(db, node_id, there, barren)
+
+
+def first_below(
+    db: sqlite3.Connection, node_id: int, there: Callable[[int], int | None], barren: set[int]
+) -> int | None:
+    """What `there` first says of the node or one beyond it. Those that come to nothing are added to `barren`.
+
+    Every end of the tree has a save point, so that the first way down mostly leads to one.
+    """
+    query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downwards: no circle in a damaged index
+    ways: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
+    while ways:
+        above, nodes = ways[-1]
+        node_id = next(nodes, _ROOT)
+        if node_id == _ROOT:
+            barren.add(above)
+            ways.pop()
+        elif node_id not in barren:
+            found = there(node_id)
+            if found is not None:
+                return found
+            ways.append((node_id, (row[0] for row in db.execute(query, (node_id, node_id)))))
+    return None
+
+
+def at(db: sqlite3.Connection, node_id: int, owner: str) -> list[int]:
+    """The save points exactly at the node, the last used first; only absorbed ones and those of `owner`."""
+    query = (
+        "SELECT id FROM save_points WHERE node_id = ? AND (owner IS NULL OR owner = ?)"
+        " ORDER BY last_used_at DESC LIMIT ?"
+    )
+    return [int(row[0]) for row in db.execute(query, (node_id, owner, _MOST_AT))]
+
+
+def _path(db: sqlite3.Connection, fingerprint_id: int, packed: bytes) -> list[tuple[int, int]]:
+    """The nodes of whole segments down the prompt, from the root: id and token position of each."""
+    segments = [segment for segment in chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
+    known = {name: node_id for node_id, name in _known(db, fingerprint_id, segments)}
+    path = [(_ROOT, 0)]
+    for segment in segments:
+        if segment.name not in known:
+            break
+        path.append((known[segment.name], segment.end))
+    return path
+
+
+def _known(db: sqlite3.Connection, fingerprint_id: int, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
+    """The nodes of these segments that the tree has."""
+    for start in range(0, len(segments), _NAMES_EACH):
+        names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
+        marks = ",".join("?" * len(names))
+        yield from db.execute(
+            f"SELECT id, name FROM nodes WHERE fingerprint_id = ? AND name IN ({marks})", (fingerprint_id, *names)
+        )
+
+
+def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
+    """The segments after a node that begin as `rest` does, those that share most first.
+
+    In the order of their bytes the one that shares most stands next to `rest`, so the search goes outwards from there.
+    """
+    if not rest:
+        return
+    before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, rest))
+    behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, rest))
+    sides = [_Side(before, rest), _Side(behind, rest)]
+    while shared := max(side.shared for side in sides):
+        exact = db.execute(f"{_CHILDREN} AND packed = ?", (*parent, rest[: shared * TOKEN_BYTES])).fetchone()
+        if exact:  # comes before what is longer
+            yield exact[0], shared, shared
+        for side in sides:
+            while side.shared == shared:
+                if side.length > shared:
+                    yield side.node_id, shared, side.length
+                side.step()
+
+
+class _Side:
+    """The segments on one side of `rest`, from it outwards: what they share gets less and less."""
+
+    def __init__(self, rows: Iterator[tuple[int, bytes]], rest: bytes) -> None:
+        self._rows, self._rest = rows, rest
+        self.step()
+
+    def step(self) -> None:
+        """Go on to the next one; at the end nothing is shared."""
+        self.node_id, packed = next(self._rows, (_ROOT, b""))
+        self.length = len(packed) // TOKEN_BYTES
+        self.shared = shared_tokens(packed, self._rest)
+
+
+def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
+    """The segments after a node that are the beginning of `rest`, the longest first.
+
+    A beginning of `rest` stands before it. Where the next one before it is none, none is longer than what they share.
+    """
+    while rest:
+        row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, rest)).fetchone()
+        if row is None:
+            return
+        node_id, packed = row
+        shared = shared_tokens(packed, rest)
+        whole = shared * TOKEN_BYTES == len(packed)
+        if whole:
+            yield node_id, shared, shared
+        rest = rest[: (shared - whole) * TOKEN_BYTES]

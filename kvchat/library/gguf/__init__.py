@@ -1,0 +1,1 @@
+"""What a model file says of itself: its GGUF header, read and never the weights."""

@@ -1,0 +1,290 @@
+"""What kvchat wants to know about a model file, read from its GGUF header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+from kvchat.library.gguf.fields import GgufFields
+from kvchat.library.gguf.header import TENSOR_TYPES, CutShort, GgufHeader, HeaderFault, Value, read_header
+from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_heads_per_layer, kv_layout
+from kvchat.library.gguf.split_files import part_name
+from kvchat.library.gguf.template_options import TemplateWord, words_in
+from kvchat.system.plain_file import NotAFile
+
+# llama_ftype in llama.cpp's include/llama.h, as people name the files.
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+    39: "NVFP4",
+    40: "Q1_0",
+}
+MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
+_EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
+_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
+
+
+class NotAModel(KvchatError):
+    """The path does not lead to a GGUF model that can chat; says what it is instead."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The sizes of a model's tensors in the file, in bytes, by where they may go."""
+
+    layers: tuple[int, ...]
+    experts: tuple[int, ...]  # of these, the experts of a mixture: large, and each seldom used
+    embedding: int  # always in the computer's memory
+    output: int  # goes with the last layer
+    output_is_embedding: bool  # a GPU then holds a copy of the embedding
+
+
+@dataclass(frozen=True)
+class GgufFacts:
+    """The facts of one model. Lengths in values, contexts in tokens, sizes in bytes."""
+
+    path: Path
+    architecture: str
+    name: str
+    quantisation: str  # e.g. "Q4_K_M"
+    size: int  # all parts together
+    trained_context: int
+    original_context: int  # before RoPE scaling stretched it; a longer one is counted otherwise. 0: the file is silent
+    block_count: int
+    embedding_length: int
+    inner_length: int  # of a token inside a layer: feed-forward part, the experts used, recurrent part
+    heads: int
+    kv_heads: tuple[int, ...]  # one per layer; 0 for a layer without attention
+    key_length: int
+    value_length: int
+    kv: KvLayout
+    weights: Weights
+    vocabulary_size: int
+    has_chat_template: bool
+    parts: tuple[Path, ...]  # more than one for a split model
+    header_size: int
+    names_sampling: bool = False  # its author says how replies should be drawn; the engine heeds that
+    template_words: tuple[TemplateWord, ...] = ()  # the options of its chat template that kvchat knows
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens a sliding window reaches back; None for a model without one."""
+        return self.kv.window or None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer keeps recurrent state."""
+        return self.kv.has_state
+
+    @property
+    def split_count(self) -> int:
+        """How many files the model consists of."""
+        return len(self.parts)
+
+
+def read_facts(path: Path) -> GgufFacts:
+    """The facts of the model at `path`, checked to be whole. Takes some hundredths of a second.
+
+    For a split model give the first part; the others must lie beside it. Raises NotAModel.
+    """
+    header = _read_whole(path)
+    _check_kind(header.values)
+    parts = _parts(path, header.values)
+    return _facts(path, [header, *(_read_whole(part) for part in parts[1:])], parts)
+
+
+def _read_whole(path: Path) -> GgufHeader:
+    """The header of a file that is a GGUF and as long as it should be. Raises NotAModel."""
+    try:
+        header = read_header(path)
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise NotAModel("The model file is missing", str(path), "It may have been moved: choose it again.") from None
+    except CutShort:
+        raise _half_downloaded(path) from None
+    except HeaderFault as fault:
+        raise _not_gguf(path, str(fault)) from None
+    except NotAFile as error:
+        advice = "Choose a file whose name ends in .gguf."
+        raise NotAModel(f"This is {error.kind}, not a model", str(path), advice) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if header.data_end > size:
+        raise _half_downloaded(path)
+    return header
+
+
+def unreadable(path: Path, error: OSError) -> NotAModel:
+    """The error for a model file that is there and cannot be read."""
+    return NotAModel(
+        "The model file cannot be read", f"{path}: {error.strerror}", "Check its permissions and its disk."
+    )
+
+
+def _half_downloaded(path: Path) -> NotAModel:
+    return NotAModel(
+        "The model file is not whole",
+        f"{path} ends before its last weights: it looks half-downloaded.",
+        "Download it again, or wait until the download is done.",
+    )
+
+
+def _not_gguf(path: Path, fault: str) -> NotAModel:
+    if fault == "big-endian":
+        return NotAModel("This model is for big-endian machines", str(path), "Look for its ordinary GGUF file.")
+    if fault.startswith("GGUF version"):
+        return NotAModel(
+            "This GGUF version is unknown",
+            f"{path} says {fault}; kvchat reads versions 2 and 3.",
+            "Look for a newer download of this model.",
+        )
+    return NotAModel("This is not a GGUF model", f"{path}: {fault}.", "Choose a file in llama.cpp's GGUF format.")
+
+
+def _check_kind(values: Mapping[str, Value]) -> None:
+    """Raise NotAModel for GGUF files that are no language model by themselves."""
+    kind, architecture = _text(values, "general.type"), _text(values, "general.architecture")
+    fields = GgufFields(values, architecture)
+    if kind == "mmproj" or architecture == "clip":
+        raise NotAModel(
+            "This file only adds sight or hearing to a model",
+            "It is a multimodal projector (mmproj).",
+            "Choose the model file that came with it.",
+        )
+    if kind == "adapter":
+        raise NotAModel("This is a LoRA adapter, not a model", "", "Choose the model that it was made for.")
+    if kind == "imatrix":
+        raise NotAModel("This is an importance matrix, not a model", "", "Choose the model that it was made for.")
+    if not architecture or not fields.number("context_length"):
+        raise NotAModel(
+            "This is not a language model",
+            "The GGUF file names no architecture and trained context.",
+            "Choose a text model.",
+        )
+    if not 0 < fields.number("block_count") <= MOST_BLOCKS:
+        raise NotAModel("This is not a GGUF model", "Its number of layers makes no sense.", "Download it again.")
+    if any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
+        raise NotAModel("This is not a GGUF model", "Its number of heads makes no sense.", "Download it again.")
+    if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
+        raise NotAModel(
+            "This is an embedding model", "It makes vectors of text and cannot chat.", "Choose a chat model."
+        )
+
+
+def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
+    """All files of the model, `path` being the first. Raises NotAModel when `path` is a later part."""
+    count = GgufFields(values, "split").number("count")
+    if count < 2:
+        return (path,)
+    part = part_name(path.name)
+    if part is None or part.count != count:
+        raise NotAModel(
+            "This file is one part of a model",
+            f"{path.name} is one of {count} parts, and its name does not say which.",
+            "Give the parts their original names back.",
+        )
+    if part.number != 1:
+        raise NotAModel(
+            "This is a later part of a split model", path.name, f"Choose the first part, {part.all_names[0]}."
+        )
+    return (path, *(path.with_name(name) for name in part.all_names[1:]))
+
+
+def _facts(path: Path, headers: Sequence[GgufHeader], parts: tuple[Path, ...]) -> GgufFacts:
+    header = headers[0]
+    fields = GgufFields(header.values, _text(header.values, "general.architecture"))
+    blocks = fields.number("block_count")
+    key_length, value_length = head_lengths(fields)
+    experts = fields.number("expert_used_count") * fields.number("expert_feed_forward_length")
+    return GgufFacts(
+        path=path,
+        architecture=fields.prefix,
+        name=_text(header.values, "general.name") or path.stem,
+        quantisation=_quantisation(header),
+        size=sum(part.stat().st_size for part in parts),
+        trained_context=fields.number("context_length"),
+        original_context=fields.number("rope.scaling.original_context_length"),
+        block_count=blocks,
+        embedding_length=fields.number("embedding_length"),
+        inner_length=max(fields.number("feed_forward_length"), experts) + fields.number("ssm.inner_size"),
+        heads=fields.number("attention.head_count"),
+        kv_heads=kv_heads_per_layer(fields, blocks),
+        key_length=key_length,
+        value_length=value_length,
+        kv=kv_layout(fields),
+        weights=_weights(headers, blocks),
+        vocabulary_size=fields.number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
+        has_chat_template="tokenizer.chat_template" in header.values,
+        parts=parts,
+        header_size=header.data_offset,
+        names_sampling=any(name.startswith("general.sampling.") for name in header.values),
+        template_words=words_in(_text(header.values, "tokenizer.chat_template")),
+    )
+
+
+def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
+    """The sizes of all tensors, by where llama.cpp puts them (llama_model_base::load_tensors)."""
+    layers, experts, embedding, output = [0] * blocks, [0] * blocks, 0, 0
+    for tensor in (tensor for header in headers for tensor in header.tensors):
+        match = _LAYER_TENSOR.match(tensor.name)
+        layer = int(match["layer"]) if match else blocks
+        if layer < blocks:
+            layers[layer] += tensor.bytes
+            experts[layer] += tensor.bytes if _EXPERTS.search(tensor.name) else 0
+        elif tensor.name == "token_embd.weight":
+            embedding += tensor.bytes
+        else:
+            output += tensor.bytes
+    has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
+    return Weights(tuple(layers), tuple(experts), embedding, output, output_is_embedding=not has_output)
+
+
+def _quantisation(header: GgufHeader) -> str:
+    """The file's own word for its type, or else the type that most of its bytes have."""
+    named = FILE_TYPES.get(GgufFields(header.values, "general").number("file_type", -1))
+    if named:
+        return named
+    totals: dict[int, int] = {}
+    for tensor in header.tensors:
+        totals[tensor.type] = totals.get(tensor.type, 0) + tensor.bytes
+    commonest = max(totals, key=lambda kind: totals[kind], default=-1)
+    return TENSOR_TYPES[commonest][0] if commonest in TENSOR_TYPES else "unknown"
+
+
+def _text(values: Mapping[str, Value], key: str) -> str:
+    value = values.get(key)
+    return value if isinstance(value, str) else ""

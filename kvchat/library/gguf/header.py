@@ -1,0 +1,243 @@
+"""Reads the header of a GGUF file: its key/value pairs and tensor list, never the weights.
+
+Written by hand because the `gguf` package's GGUFReader turns every vocabulary entry into a numpy array (2.2 s for the
+49,152 tokens of SmolLM2, measured), where stepping over the big arrays takes a few hundredths of a second.
+Format: docs/gguf.md in ggml-org/ggml, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from kvchat.system.plain_file import open_plain
+
+MAGIC = b"GGUF"
+HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest headers known are about 30 MB
+KEPT_ARRAY = 4096  # numeric arrays up to this length are kept; per-layer lists are far shorter
+STRING_LIMIT = 16 * 1024 * 1024  # bytes; chat templates are well under 1 MB
+DEFAULT_ALIGNMENT = 32
+FIRST_READ = 1024 * 1024
+
+Scalar = int | float | bool | str
+Value = Scalar | tuple[Scalar, ...]
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+
+# ggml_type: name, weights per block, bytes per block (ggml/src/ggml.c, type_traits).
+TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+
+
+class HeaderFault(ValueError):
+    """The file is no GGUF that can be read; the message says why in a few technical words."""
+
+
+class CutShort(HeaderFault):
+    """The file ends before what its header announces."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor as the header lists it. `offset` is in bytes from the start of the tensor data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size in the file; 0 for a type this reader does not know."""
+        if self.type not in TENSOR_TYPES:
+            return 0
+        weights = 1
+        for length in self.shape:
+            weights *= length
+        _, per_block, block_bytes = TENSOR_TYPES[self.type]
+        return weights // per_block * block_bytes
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """A GGUF header. Long arrays are represented by their length alone."""
+
+    values: Mapping[str, Value]
+    array_lengths: Mapping[str, int]
+    tensors: tuple[TensorInfo, ...]
+    data_offset: int  # bytes from the start of the file to the first tensor
+
+    @property
+    def data_end(self) -> int:
+        """The file size, in bytes, that the tensor list asks for."""
+        return self.data_offset + max((tensor.offset + tensor.bytes for tensor in self.tensors), default=0)
+
+
+def read_header(path: Path) -> GgufHeader:
+    """The header of the GGUF file at `path`. Raises OSError, HeaderFault, or CutShort when the header itself is cut."""
+    with open_plain(path) as file:
+        cursor = _Cursor(file, path.stat().st_size)
+        if cursor.take(4) != MAGIC:
+            raise HeaderFault("no GGUF magic")
+        version = cursor.number(_U32)
+        if version not in (2, 3):
+            raise HeaderFault("big-endian" if version in (2 << 24, 3 << 24) else f"GGUF version {version}")
+        n_tensors, n_values = cursor.number(_U64), cursor.number(_U64)
+        values: dict[str, Value] = {}
+        array_lengths: dict[str, int] = {}
+        for _ in range(n_values):
+            _read_value(cursor, values, array_lengths)
+        tensors = tuple(_read_tensor(cursor) for _ in range(n_tensors))
+        return GgufHeader(values, array_lengths, tensors, _align(cursor.position, values))
+
+
+def _align(position: int, values: Mapping[str, Value]) -> int:
+    """`position` rounded up to the file's alignment, where the tensor data begins."""
+    alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise HeaderFault("bad alignment")
+    return -(-position // alignment) * alignment
+
+
+def _read_value(cursor: _Cursor, values: dict[str, Value], array_lengths: dict[str, int]) -> None:
+    """Read one key and its value into the mapping it belongs to."""
+    key = cursor.string()
+    kind = cursor.number(_U32)
+    if kind != _ARRAY:
+        values[key] = _read_scalar(cursor, kind)
+        return
+    element, length = cursor.number(_U32), cursor.number(_U64)
+    array_lengths[key] = length
+    if element == _STRING:
+        cursor.skip_strings(length)
+    elif element not in _SCALARS:
+        raise HeaderFault(f"array of type {element}")
+    elif length <= KEPT_ARRAY:
+        values[key] = tuple(_read_scalar(cursor, element) for _ in range(length))
+    else:
+        cursor.skip(length * _SCALARS[element].size)
+
+
+def _read_scalar(cursor: _Cursor, kind: int) -> Scalar:
+    if kind == _STRING:
+        return cursor.string()
+    if kind not in _SCALARS:
+        raise HeaderFault(f"value of type {kind}")
+    scalar: Scalar = _SCALARS[kind].unpack(cursor.take(_SCALARS[kind].size))[0]
+    return scalar
+
+
+def _read_tensor(cursor: _Cursor) -> TensorInfo:
+    name, n_dimensions = cursor.string(), cursor.number(_U32)
+    if n_dimensions > 8:  # ggml itself knows 4
+        raise HeaderFault("bad tensor shape")
+    shape = tuple(cursor.number(_U64) for _ in range(n_dimensions))
+    return TensorInfo(name, shape, cursor.number(_U32), cursor.number(_U64))
+
+
+class _Cursor:
+    """Walks through the start of a file; whatever a length field claims, it never reads past the file or the limit."""
+
+    def __init__(self, file: BinaryIO, file_size: int) -> None:
+        self._file = file
+        self._file_size = file_size
+        self._buffer = bytearray()
+        self.position = 0
+
+    def take(self, n: int) -> bytes:
+        """The next `n` bytes."""
+        start = self.position
+        self.skip(n)
+        self._reach(self.position)
+        return bytes(self._buffer[start : self.position])
+
+    def skip(self, n: int) -> None:
+        """Step over `n` bytes."""
+        self.position += n
+        if self.position > self._file_size:
+            raise CutShort("the file ends inside its header")
+
+    def number(self, layout: struct.Struct) -> int:
+        """The next unsigned number."""
+        number: int = layout.unpack(self.take(layout.size))[0]
+        return number
+
+    def string(self) -> str:
+        """The next string."""
+        length = self.number(_U64)
+        if length > STRING_LIMIT:
+            raise HeaderFault("a string is impossibly long")
+        return self.take(length).decode("utf-8", "replace")
+
+    def skip_strings(self, count: int) -> None:
+        """Step over `count` strings. A plain loop on local names: vocabularies have hundreds of thousands."""
+        position, buffer, length_at = self.position, self._buffer, _U64.unpack_from
+        for _ in range(count):
+            if position + 8 > len(buffer):
+                self._reach(position + 8)
+            position += 8 + length_at(buffer, position)[0]
+        self.position = position
+        self.skip(0)
+
+    def _reach(self, end: int) -> None:
+        """Have the file's first `end` bytes in the buffer."""
+        if end > self._file_size:
+            raise CutShort("the file ends inside its header")
+        if end > HEADER_LIMIT:
+            raise HeaderFault("the header is impossibly long")
+        while len(self._buffer) < end:
+            more = self._file.read(max(FIRST_READ, len(self._buffer), end - len(self._buffer)))
+            if not more:
+                raise CutShort("the file ends inside its header")
+            self._buffer += more

@@ -1,0 +1,1 @@
+"""The models on this computer, whoever put them there."""

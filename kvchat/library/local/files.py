@@ -1,0 +1,205 @@
+"""Finds model files by their names alone, opening none: split files as one model, projectors beside their models."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from kvchat.library.gguf.split_files import part_name
+from kvchat.library.local.folders import ModelFolder, Source
+from kvchat.library.local.ollama import ollama_models
+from kvchat.system.plain_file import in_time, read_plain
+
+DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
+_QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
+_TRAILING_QUANTISATION = re.compile(rf"[-_.]{_QUANTISATION}$", re.IGNORECASE)
+_PROJECTOR_NOISE = re.compile(rf"mmproj|model|gguf|{_QUANTISATION}|[^a-z0-9]+")
+_TELLS_NOTHING = frozenset(("model", "ggml-model", "weights", "gguf"))
+
+OnUnreadable = Callable[[Path, OSError], None]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model that has been seen and not yet opened."""
+
+    path: Path  # the first file of a split model; it may be missing
+    parts: tuple[Path, ...]  # the files that are there
+    source: Source
+    name: str
+    projector: Path | None = None  # gives the model sight or hearing
+
+
+def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
+    """The models below a folder, until `stop` is set. A missing folder has none; what may not be read is told."""
+    if folder.source is Source.FILE:
+        yield from _one_file(folder.path)
+        return
+    if folder.source is Source.OLLAMA:
+        yield from _of_ollama(folder.path, on_unreadable)
+        return
+    for place, names in _gguf_names(folder.path, on_unreadable, stop):
+        yield from _in_one_folder(place, names, folder.source)
+
+
+def _one_file(path: Path) -> Iterator[ModelFile]:
+    try:
+        names = sorted(one.name for one in path.parent.iterdir() if one.suffix.lower() == ".gguf")
+    except OSError:
+        return
+    if path.name not in names:  # without the ending, or not there
+        yield from [ModelFile(path, (path,), Source.FILE, display_name(path))] if path.is_file() else []
+        return
+    yield from (
+        model for model in _in_one_folder(path.parent, names, Source.FILE) if path in (model.path, *model.parts)
+    )
+
+
+def projector_of(model: Path) -> Path | None:
+    """The projector that lies with a model, by the names; None where there is none. Looks at the disk."""
+    found = _one_file(model)
+    if model.parent.name == "blobs":
+        found = (one for one in _of_ollama(model.parent.parent, lambda *_: None) if one.path == model)
+    return next((one.projector for one in found), None)
+
+
+def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
+    try:
+        for model in ollama_models(folder):
+            yield ModelFile(model.blob, (model.blob,), Source.OLLAMA, model.name, model.projector)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        on_unreadable(folder, error)
+
+
+def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator[tuple[Path, list[str]]]:
+    """Each folder with GGUF files in it, and their names. Links to folders are followed, none twice."""
+
+    def told(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            on_unreadable(Path(error.filename or top), error)
+
+    try:
+        in_time(top.stat)
+    except OSError as error:
+        told(error)
+        return
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(top, onerror=told, followlinks=True):
+        place = Path(folder)
+        identity = _identity(place)
+        if identity is None or identity in seen or stop.is_set():
+            folders.clear()
+            continue
+        seen.add(identity)
+        deep = len(place.relative_to(top).parts) >= DEEPEST
+        folders[:] = [] if deep else _in_order(place, [name for name in folders if not name.startswith(".")])
+        names = sorted(name for name in files if name.lower().endswith(".gguf") and not name.startswith("."))
+        if names:
+            yield place, names
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
+
+
+def _in_order(place: Path, folders: list[str]) -> list[str]:
+    """By name; of a Hugging Face repository's snapshots the one first that `main` points to."""
+    if place.name != "snapshots":
+        return sorted(folders)
+    try:
+        current = read_plain(place.parent / "refs" / "main", 1000).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        current = ""
+    return sorted(folders, key=lambda name: (name != current, name))
+
+
+def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
+    projectors = [name for name in names if is_projector(name)]
+    whole: dict[str, list[Path]] = {}  # the files by the name of the first
+    for name in names:
+        if name not in projectors:
+            part = part_name(name)
+            whole.setdefault(part.all_names[0] if part else name, []).append(place / name)
+    for first, parts in whole.items():
+        projector = projector_for(first, list(whole), projectors)
+        path = parts[0] if part_name(parts[0].name) is None else place / first
+        yield ModelFile(path, tuple(parts), source, display_name(path), place / projector if projector else None)
+    if not whole:  # alone, it is shown for what it is
+        for name in projectors:
+            yield ModelFile(place / name, (place / name,), source, display_name(place / name))
+
+
+def projector_for(model: str, models: list[str], projectors: list[str]) -> str | None:
+    """The projector that belongs to a model file in one folder, by their names; None where none can be told.
+
+    A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are one model in several sizes.
+    """
+    key = _bare(model)
+    for projector in sorted(projectors, key=_preferred):
+        named = _bare(projector)
+        if named == key or (not named and len({_bare(other) for other in models}) == 1):
+            return projector
+        if named and (key.startswith(named) or named.startswith(key)):
+            return projector
+    return None
+
+
+def _preferred(projector: str) -> tuple[bool, str]:
+    """16 bits before others: projectors are small, and the engine reads F16 everywhere."""
+    return ("f16" not in projector.lower().replace("bf16", ""), projector)
+
+
+def _bare(name: str) -> str:
+    """A file name without quantisation, parts and other words that do not name the model."""
+    part = part_name(name)
+    stem = part.stem if part else name
+    return _PROJECTOR_NOISE.sub("", stem.lower())
+
+
+def is_projector(name: str) -> bool:
+    """Whether a file name is that of a multimodal projector, by the convention all publishers follow."""
+    return "mmproj" in name.lower()
+
+
+def display_name(path: Path) -> str:
+    """What to call a model file: its name without suffix, or its folder's where that tells nothing."""
+    part = part_name(path.name)
+    stem = Path(part.stem).name if part else path.stem
+    if _TRAILING_QUANTISATION.sub("", stem).lower() not in _TELLS_NOTHING:
+        return stem
+    return next((_folder_name(name) for name in reversed(path.parent.parts) if _tells_something(name)), stem)
+
+
+def _tells_something(folder: str) -> bool:
+    """Whether a folder is named after what is in it, not after a revision or a quantisation."""
+    empty = (
+        folder == "snapshots" or re.fullmatch(r"[0-9a-f]{7,64}", folder) or re.fullmatch(_QUANTISATION, folder.lower())
+    )
+    return not empty
+
+
+def _folder_name(folder: str) -> str:
+    """A folder's name, in the Hugging Face cache that of its repository."""
+    return folder.removeprefix("models--").replace("--", "/") if folder.startswith("models--") else folder
+
+
+def without_quantisation(name: str, quantisation: str) -> str:
+    """A model's name for a place where its quantisation stands beside it."""
+    bare = name.removesuffix(quantisation).removesuffix(quantisation.lower())
+    return bare.rstrip("-_. ") or name
+
+
+def quantisation_in(name: str) -> str:
+    """The quantisation a file name ends with, such as "Q4_K_M" or "UD-Q4_K_XL"; empty where it names none."""
+    match = _TRAILING_QUANTISATION.search(name)
+    return match[0][1:].upper() if match else ""

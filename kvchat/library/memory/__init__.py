@@ -1,0 +1,1 @@
+"""What a model takes of this computer's memory, and what fits: context size, offload, verdict."""

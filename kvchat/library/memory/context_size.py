@@ -1,0 +1,247 @@
+"""Chooses context size and offload: as much as the model was trained for and memory holds, and says why in words.
+
+kvchat alone decides this; the engine's own `--fit` is off, so that what is shown is what is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.memory.bar import MemoryBar
+from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, margin, round_down
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.placement import Demand, Placement
+from kvchat.words.wording import day
+from kvchat.words.wording import size as size_in_words
+
+
+@dataclass(frozen=True)
+class ContextChoice:
+    """A context size with its offload, and why. Sizes in bytes."""
+
+    tokens: int
+    reason: str  # two plain sentences
+    kv_bytes: int  # estimated size of the KV cache
+    needed: int  # estimated memory for everything: weights, KV cache, buffers
+    free: int  # what it is compared with
+    fits: bool
+    bars: tuple[MemoryBar, ...]
+    placement: Placement | None = None  # None: there is no GPU
+    warning: str = ""  # one sentence, when the user's own wish is unwise
+    wished: bool = False  # the user's own size
+
+    @property
+    def beside_gpu(self) -> bool:
+        """Whether there is a GPU and part of the model runs beside it."""
+        return self.placement is not None and not self.placement.whole
+
+
+def choose_context_size(
+    facts: GgufFacts,
+    memory: MemoryFacts,
+    kv_type: str = "f16",
+    wanted: int | None = None,
+    *,
+    corrections: Corrections = NOTHING_LEARNED,
+    swa_full: bool = False,
+    projector: int = 0,
+) -> ContextChoice:
+    """The context size to launch the engine with. A `wanted` size is honoured, with a warning where it is unwise.
+
+    `projector`: bytes of the one that is loaded as well. Raises ValueError for an unknown KV type.
+    """
+    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections, projector), memory)
+    return chooser.automatic() if wanted is None else chooser.honour(wanted)
+
+
+def smaller_choices(
+    choice: ContextChoice,
+    demand: Demand,
+    memory: MemoryFacts,
+) -> tuple[ContextChoice, ...]:
+    """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
+    chooser = _Chooser(demand, memory)
+    return tuple(chooser.stepped_down(tokens, placement, choice) for tokens, placement in chooser.steps_below(choice))
+
+
+def larger_choice(
+    tokens: int,
+    placement: Placement | None,
+    demand: Demand,
+    memory: MemoryFacts,
+) -> ContextChoice | None:
+    """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much and what was trained.
+
+    `placement` is where the model is now; with less of it on the GPU only where nothing larger fits otherwise. None
+    where nothing worth a restart fits.
+    """
+    return _Chooser(demand, memory).above(tokens, placement)
+
+
+def begin_with(
+    most: ContextChoice,
+    needed: int,
+    demand: Demand,
+    memory: MemoryFacts,
+) -> ContextChoice:
+    """How much of the context in `most` to lay out at first for chats of `needed` tokens; the rest follows on demand.
+
+    An engine fills its whole KV cache with zeros before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s
+    (measured). So it begins with one and a half times what is needed, in powers of two. All of it is laid out at once
+    where that is quick, on a GPU or up to CHEAP bytes, and where the user chose the size.
+    """
+    size = max(LEAST_BEGINNING, 1 << (3 * needed // 2 - 1).bit_length())
+    original = demand.facts.original_context
+    if original and most.tokens > original:
+        size = max(size, original + STEP)  # beyond it keys are of another kind, and stay of that kind
+    on_gpu = most.placement is not None and most.placement.whole
+    if most.wished or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
+        return most
+    return _Chooser(demand, memory).part_of(most, size)
+
+
+LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
+WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
+
+
+class _Chooser:
+    """One choice in the making."""
+
+    def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
+        self._fit = Fitting(demand, memory)
+        self._demand, self._memory, self._facts = demand, memory, demand.facts
+
+    def automatic(self) -> ContextChoice:
+        """The size kvchat chooses."""
+        tokens, placement = self._fit.largest(self._fit.trained)
+        if not self._fit.fits(tokens, placement):
+            needed = size_in_words(self._fit.compared(tokens, placement)[0])
+            reason = (
+                f"{tokens:,} tokens: the least that is of use, though even this may not fit. "
+                f"With the chat the model takes about {needed}, and {self._sparable(placement)}."
+            )
+        elif self._memory.devices and not placement.whole:
+            length = "a good length" if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else "what fits"
+            reason = (
+                f"{tokens:,} tokens: {length} where {placement.in_words(self._memory.beside)}. "
+                f"{self._share(tokens, placement)}{self._ran_out(placement)}"
+            )
+        elif tokens >= self._fit.trained:
+            reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
+        else:
+            trained = self._facts.trained_context
+            reason = (
+                f"{tokens:,} tokens: what fits into memory; the model was trained for {trained:,}. "
+                f"{self._share(tokens, placement)}{self._ran_out(placement)}"
+            )
+        return self._choice(tokens, placement, reason)
+
+    def honour(self, wanted: int) -> ContextChoice:
+        """The user's own size, at least one step, with a warning where it is unwise."""
+        tokens = max(STEP, wanted)
+        placement = self._fit.best_placement(tokens)
+        reason = f"{tokens:,} tokens: your own choice. {self._share(tokens, placement)}"
+        warning = ""
+        if not self._fit.fits(tokens, placement):
+            needed = size_in_words(self._fit.compared(tokens, placement)[0])
+            spare = self._sparable(placement)
+            warning = f"This may not fit: with the chat the model takes about {needed}, and {spare}."
+        elif tokens > self._facts.trained_context:
+            trained = self._facts.trained_context
+            # b11434 caps the slot at the trained context, and allocates the rest in vain
+            warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
+        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, wished=True)
+
+    def above(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
+        """The next larger size, None where nothing worth a restart fits."""
+        most, worthwhile = min(2 * tokens, self._fit.trained), tokens + tokens // WORTHWHILE_PART
+        stays = placement if placement and self._memory.devices else self._fit.in_memory  # the GPU may be gone
+        for place in (lambda _: stays, self._fit.best_placement):
+            larger = self._fit.largest_fitting(most, place)
+            where = place(larger)
+            if larger >= worthwhile and self._fit.fits(larger, where):
+                needed, free = self._fit.compared(larger, where)
+                slower = f" Then {where.in_words(self._memory.beside)}: slower." if where != stays else ""
+                reason = (
+                    f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
+                    f"{self._place(where)} once the engine has stopped.{slower}"
+                )
+                return self._choice(larger, where, reason)
+        return None
+
+    def part_of(self, most: ContextChoice, tokens: int) -> ContextChoice:
+        """The first `tokens` of a larger choice, with everything in the same place."""
+        reason = f"{most.reason} {tokens:,} are laid out so far, so that it is ready soon; it grows with your chats."
+        return self._choice(tokens, most.placement or self._fit.in_memory, reason)
+
+    def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
+        """A smaller choice after `before` did not fit."""
+        more = f"{before.tokens:,}" if tokens < before.tokens else f"more of the model on {self._memory.beside}"
+        less = f"; {placement.in_words(self._memory.beside)}" if self._memory.devices and not placement.whole else ""
+        reason = f"{tokens:,} tokens: memory ran out with {more}{less}. {self._share(tokens, placement)}"
+        return self._choice(tokens, placement, reason)
+
+    def steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
+        """Half the context again and again; with a GPU, from ENOUGH_ON_DEVICE on, less of the model on it first."""
+        steps: list[tuple[int, Placement]] = []
+        tokens, placement = choice.tokens, choice.placement or self._fit.in_memory
+
+        def halve_down_to(floor: int) -> None:
+            nonlocal tokens
+            while tokens > floor:
+                tokens = max(floor, round_down(tokens // 2))
+                steps.append((tokens, placement))
+
+        if placement.gpu_layers:
+            halve_down_to(min(ENOUGH_ON_DEVICE, self._fit.trained))
+            for quarters in (3, 2, 1, 0):
+                placement = dataclasses.replace(placement, gpu_layers=placement.gpu_layers * quarters // (quarters + 1))
+                steps.append((tokens, placement))
+        halve_down_to(self._fit.least)
+        return steps
+
+    def _place(self, placement: Placement) -> str:
+        """How a sentence about free memory ends."""
+        if placement.gpu_layers == 0:
+            return "allowed here" if self._memory.limited else "free"
+        if placement.whole:
+            return f"free on {self._memory.beside}"
+        return f"free, {self._memory.beside} included"
+
+    def _sparable(self, placement: Placement) -> str:
+        """How much can be spared, as the end of a sentence."""
+        free = self._fit.compared(self._fit.least, placement)[1]
+        spare = size_in_words(max(0.0, self._fit.spendable(free)))
+        return f"only {spare} of the {size_in_words(free)} {self._place(placement)} can be spared"
+
+    def _share(self, tokens: int, placement: Placement) -> str:
+        """What the model takes of what there is with a chat of that length, as a sentence."""
+        needed, free = self._fit.compared(tokens, placement)
+        return (
+            f"With a chat of that length the model takes about {size_in_words(needed)} of the {size_in_words(free)} "
+            f"{self._place(placement)}; {size_in_words(margin(free))} of it is left alone."
+        )
+
+    def _ran_out(self, placement: Placement) -> str:
+        """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""
+        free, learned = self._fit.compared(self._fit.least, placement)[1], self._demand.corrections
+        if learned.limit * free >= free - margin(free):
+            return ""
+        return f" More ran out of memory when it was tried; it is tried again from {day(learned.until)} on."
+
+    def _choice(self, tokens: int, placement: Placement, reason: str) -> ContextChoice:
+        found = self._fit.bars(tokens, placement)
+        needed, free = self._fit.compared(tokens, placement)
+        return ContextChoice(
+            tokens=tokens,
+            reason=reason,
+            kv_bytes=sum(bar.kv for bar in found),
+            needed=needed,
+            free=free,
+            fits=self._fit.fits(tokens, placement),
+            bars=found,
+            placement=placement if self._memory.devices else None,
+        )

@@ -1,0 +1,91 @@
+"""Whether a model can run on this machine, in one word: fits, tight, no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.memory.context_size import ContextChoice, choose_context_size
+from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.memory.fitting import margin
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.placement import ENGINE_BYTES
+from kvchat.words.wording import size as size_in_words
+
+COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
+OVERHEAD_SHARE = 0.15  # of the weights, for a KV cache of some thousand tokens and buffers, where only a size is known
+
+
+class Verdict(Enum):
+    """The value is the word on the screen."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and why, in a sentence or two."""
+
+    verdict: Verdict
+    reason: str
+
+
+def judge(
+    facts: GgufFacts,
+    memory: MemoryFacts,
+    kv_type: str = "f16",
+    *,
+    corrections: Corrections = NOTHING_LEARNED,
+    swa_full: bool = False,
+    wanted: int | None = None,
+    projector: int = 0,
+) -> Judgement:
+    """A model whose header is known: by the context size that would be chosen for it, or by the user's own.
+
+    `projector`: bytes of the one that is loaded as well when there are pictures to see.
+    """
+
+    def choose(wanted: int | None, projector: int) -> ContextChoice:
+        return choose_context_size(
+            facts, memory, kv_type, wanted, corrections=corrections, swa_full=swa_full, projector=projector
+        )
+
+    choice = choose(None, projector)
+    if not choice.fits and projector and (blind := choose(None, 0)).fits:
+        return Judgement(Verdict.TIGHT, f"{blind.reason} For pictures there is not enough memory.")
+    if not choice.fits:
+        return Judgement(Verdict.NO, choice.reason)
+    if wanted is not None and not (own := choose(wanted, projector)).fits:
+        return Judgement(Verdict.TIGHT, f"{own.tokens:,} tokens: your own choice. {own.warning}")
+    if choice.beside_gpu:
+        return Judgement(Verdict.TIGHT, f"{choice.reason} {_partly(memory)}")
+    if choice.tokens < min(facts.trained_context, COMFORTABLE):
+        return Judgement(Verdict.TIGHT, choice.reason)
+    return Judgement(Verdict.FITS, choice.reason)
+
+
+def judge_size(size: int, memory: MemoryFacts) -> Judgement:
+    """A model of which only the size of its files is known, in bytes: a guess, and said to be one."""
+    needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
+    free = memory.device_free if memory.devices else memory.available
+    where = f"free on {memory.beside}" if memory.devices else "free"
+    guess = f"By its size it takes about {size_in_words(needed)}; {size_in_words(free)} is {where}."
+    if needed <= _spendable(free):
+        return Judgement(Verdict.FITS, guess)
+    if memory.devices and needed <= _spendable(free + memory.available):
+        return Judgement(Verdict.TIGHT, f"{guess} {_partly(memory)}")
+    if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
+        return Judgement(Verdict.TIGHT, f"{guess} Little room is left for a chat.")
+    return Judgement(Verdict.NO, guess)
+
+
+def _spendable(free: int) -> int:
+    """What may be spent, a margin kept."""
+    return free - margin(free)
+
+
+def _partly(memory: MemoryFacts) -> str:
+    return f"Part of it runs beside {memory.beside}, which is slower."

@@ -1,0 +1,1 @@
+"""Models that can be had: Hugging Face, the starter, downloads."""

@@ -1,0 +1,299 @@
+"""Hugging Face: search for GGUF models, and what files a repository has. Nothing is asked unless a method is called.
+
+Sessions, headers, errors and data classes are huggingface_hub's. Its HfApi is not used: it blocks, has no timeout and
+retries for 23 s where there is no network (version 2.4.0), and a search has to end when the user has gone on typing.
+The library is imported at the first request, because that takes some tenths of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from kvchat import __version__
+from kvchat.errors import KvchatError
+from kvchat.library.gguf.split_files import part_name
+from kvchat.library.local.files import is_projector, projector_for, quantisation_in
+
+if TYPE_CHECKING:
+    import httpx2
+    from huggingface_hub.hf_api import ModelInfo
+
+HOME = "https://huggingface.co"
+MOST_RESULTS = 40
+TIMEOUT_S = 20.0  # without any byte
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock it
+
+
+class HubError(KvchatError):
+    """Hugging Face could not be reached, or did not give what was asked for."""
+
+
+class Unreachable(HubError):
+    """The connection failed or was cut: trying again may help."""
+
+
+class AccessNeeded(HubError):
+    """The repository is gated or private: an access token may open it. `page` is where its terms are."""
+
+    def __init__(self, title: str, detail: str, advice: str, page: str) -> None:
+        super().__init__(title, detail, advice)
+        self.page = page
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A repository as a search finds it."""
+
+    repository: str  # "owner/name"
+    downloads: int  # in the last 30 days
+    likes: int
+    updated: datetime | None
+    gated: bool
+
+
+@dataclass(frozen=True)
+class HubPart:
+    """One file of a repository. Size in bytes."""
+
+    path: str  # within the repository
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A model in a repository: one file, or all parts of a split one; last, the projector that lies with it."""
+
+    name: str  # without folders, parts and suffix
+    quantisation: str  # as its name says it; may be empty
+    parts: tuple[HubPart, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def projector(self) -> HubPart | None:
+        """What lets it see or hear."""
+        return next((part for part in self.parts if is_projector(part.path)), None)
+
+
+@dataclass(frozen=True)
+class HubRepository:
+    """A repository at one revision, and the models in it, the smallest first."""
+
+    repository: str
+    revision: str  # a commit, so that what is fetched later is what was listed
+    gated: bool
+    files: tuple[HubFile, ...]
+
+
+class Hub:
+    """Hugging Face, or whatever HF_ENDPOINT names. For any event loop; keeps no connection."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    @property
+    def endpoint(self) -> str:
+        """Where requests go."""
+        return (os.environ.get("HF_ENDPOINT") or HOME).rstrip("/")
+
+    def page(self, repository: str) -> str:
+        """A repository's page, for a browser."""
+        return f"{self.endpoint}/{repository}"
+
+    async def search(self, text: str) -> tuple[HubModel, ...]:
+        """GGUF repositories whose names contain the text, the most downloaded first. Raises HubError."""
+        query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MOST_RESULTS}
+        content = await self._json("/api/models", query)
+        with _sense("The search"):
+            return tuple(_found(_info(entry)) for entry in content)
+
+    async def repository(self, repository: str) -> HubRepository:
+        """The models of a repository, "owner/name". Raises HubError, AccessNeeded."""
+        content = await self._json(f"/api/models/{repository}", {"blobs": True}, repository)
+        with _sense(repository):
+            info = _info(content)
+            return HubRepository(info.id, str(info.sha), bool(info.gated), _files(info))
+
+    @contextlib.asynccontextmanager
+    async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
+        """The bytes of a file from `start` on, as a response to be streamed. Raises HubError, AccessNeeded."""
+        url = f"/{repository}/resolve/{revision}/{quote(path)}"
+        async with self._answer(url, {}, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
+            yield response
+
+    async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
+        async with self._answer(path, query, repository) as response:
+            await response.aread()
+            with _sense(str(response.request.url.host)):
+                return response.json()
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, path: str, query: Mapping[str, Any], repository: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[httpx2.Response]:
+        """A good answer, its body not yet read; every failure in words, those while the body is read too."""
+        library = await asyncio.to_thread(_library)
+        token = await asyncio.to_thread(self._token)
+        import httpx2
+
+        sent = library.build_hf_headers(
+            token=token or False,
+            library_name="kvchat",
+            library_version=__version__,
+            headers=dict(headers or {}),
+        )
+        # Bytes have to come as they lie: compressed ones cannot be counted.
+        sent["accept-encoding"] = "identity"
+        try:
+            async with (
+                library.get_async_session() as session,
+                session.stream(
+                    "GET", self.endpoint + path, params=dict(query) or None, headers=sent, timeout=TIMEOUT_S
+                ) as response,
+            ):
+                library.hf_raise_for_status(response)
+                yield response
+        except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:  # the last: HF_HUB_OFFLINE
+            raise self._in_words(error, repository, had_token=bool(token)) from error
+
+    def _in_words(self, error: Exception, repository: str, *, had_token: bool) -> HubError:
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        host = urlsplit(self.endpoint).netloc
+        unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+        if status == 404 or unknown:  # the Hub answers 401 to who asks for what is private or not there at all
+            advice = "Check its name. A private model needs an access token of its owner."
+            return HubError("Hugging Face has no such model", repository, advice)
+        if status in (401, 403):
+            return self._refused(status, repository, had_token)
+        if status == 429:
+            return Unreachable("Hugging Face asks for patience", f"{host} gets too many requests.", "Try again later.")
+        if status:
+            kind = Unreachable if status >= 500 else HubError
+            return kind("Hugging Face has a problem", f"{host} answered {status}.", "Try again later.")
+        why = _why_unreachable(error, host)
+        return Unreachable("Hugging Face cannot be reached", why, "Check the internet connection and try again.")
+
+    def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
+        page = self.page(repository)
+        if not had_token:
+            return AccessNeeded(
+                "This model wants to know who you are",
+                f"{repository} is open only to those who have accepted its terms.",
+                f"Accept them on {page}, then give kvchat an access token of your account.",
+                page,
+            )
+        if status == 401:
+            return AccessNeeded(
+                "Hugging Face does not know the access token",
+                "It may have been withdrawn, or a letter is missing.",
+                f"Make a new one at {self.endpoint}/settings/tokens.",
+                page,
+            )
+        return AccessNeeded(
+            "Your account may not fetch this model",
+            f"{repository} is open only to those who have accepted its terms.",
+            f"Accept them on {page}, then try again. The token needs the right to read gated repositories.",
+            page,
+        )
+
+
+def repository_in(text: str) -> str | None:
+    """The repository that a text names: "owner/name", or an address of Hugging Face's that leads to it."""
+    text = text.strip()
+    if "://" in text:
+        text = "/".join(urlsplit(text).path.strip("/").split("/")[:2])
+    return text if _REPOSITORY.fullmatch(text) else None
+
+
+def _why_unreachable(error: Exception, host: str) -> str:
+    """What kept a request from its answer, as a sentence. The system's own words help nobody here."""
+    import httpx2
+
+    match error:
+        case httpx2.TimeoutException():
+            return f"{host} did not answer in time."
+        case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
+            return f"“{host}” is no address. It comes from the variable HF_ENDPOINT."
+        case ConnectionError():
+            return "The variable HF_HUB_OFFLINE forbids it."
+    return f"There is no connection to {host}."
+
+
+def _library() -> ModuleType:
+    """huggingface_hub's helpers, imported at first use. It is kept from telling the Hub what else is installed."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub.hf_api
+    import huggingface_hub.utils
+
+    return huggingface_hub.utils
+
+
+def _info(entry: dict[str, Any]) -> ModelInfo:
+    from huggingface_hub.hf_api import ModelInfo
+
+    # Its __init__ is not annotated.
+    return ModelInfo(**{"siblings": None, **entry})  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _sense(what: str) -> Any:
+    """Say in words that an answer is not what the Hub would answer."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HubError(
+            "The answer makes no sense", f"{what}: {error!r}.", "Something else than Hugging Face may have answered."
+        ) from error
+
+
+def _found(info: ModelInfo) -> HubModel:
+    return HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
+
+
+def _files(info: ModelInfo) -> tuple[HubFile, ...]:
+    """The models among a repository's files. Files without a hash, and split models with a part missing, are none."""
+    parts = {
+        one.rfilename: HubPart(one.rfilename, one.size or one.lfs.size, one.lfs.sha256)
+        for one in info.siblings or ()
+        if one.lfs is not None and one.rfilename.lower().endswith(".gguf")
+    }
+    models = {path: part for path, part in parts.items() if not is_projector(path)}
+    files = []
+    for path, part in models.items():
+        split, with_it = part_name(path), _projector(path, parts)
+        if split is None:
+            files.append(_file(path.removesuffix(".gguf"), [part, *with_it]))
+        elif split.number == 1 and models.keys() >= set(split.all_names):
+            files.append(_file(split.stem, [*(parts[name] for name in split.all_names), *with_it]))
+    return tuple(sorted(files, key=lambda file: (file.size, file.name)))
+
+
+def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
+    """The projector that belongs to a model, from the same folder: on this computer they are found side by side."""
+    folder = model.rpartition("/")[0]
+    beside = {path.rpartition("/")[2]: part for path, part in parts.items() if path.rpartition("/")[0] == folder}
+    projectors = [name for name in beside if is_projector(name)]
+    name = projector_for(model.rpartition("/")[2], [one for one in beside if one not in projectors], projectors)
+    return [beside[name]] if name else []
+
+
+def _file(stem: str, parts: Iterable[HubPart]) -> HubFile:
+    name = stem.rsplit("/", 1)[-1]
+    return HubFile(name, quantisation_in(name), tuple(parts))

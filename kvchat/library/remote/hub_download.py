@@ -1,0 +1,283 @@
+"""Fetches one model from Hugging Face, so that it can be stopped at any byte, by kill -9 too, and taken up again.
+
+huggingface_hub's own hf_hub_download begins anew after every interruption (version 2.4.0: its temporary file has a
+random name and is deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
+`<name>.part` with the bytes so far and `<name>.download`, which says what is being fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kvchat.errors import KvchatError
+from kvchat.library.remote.hub import Hub, HubError, HubFile, HubPart, Unreachable
+from kvchat.system.plain_file import read_json
+from kvchat.system.whole_file import whole_file
+from kvchat.words.wording import size as size_in_words
+
+ORDER_SUFFIX = ".download"
+CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download is taken up again
+WRITE_BUFFER = 256 * 1024  # bytes; what a kill may lose
+SPARE_ROOM = 500_000_000  # bytes of disk that a download leaves free
+WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each new attempt, as long as no byte comes
+LARGEST = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
+
+DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; whether they are being checked, not fetched
+
+
+class DownloadFailed(KvchatError):
+    """The model could not be fetched or stored."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to fetch, as it is written beside the unfinished model."""
+
+    repository: str
+    revision: str
+    file: HubFile
+
+    def target(self, models: Path, part: HubPart | None = None) -> Path:
+        """Where a file of the model belongs, models/owner/name/path. Raises HubError where that leads elsewhere."""
+        inside = PurePosixPath((part or self.file.parts[0]).path)
+        pieces = (*self.repository.split("/"), *inside.parts)
+        if inside.is_absolute() or any(piece in ("", ".", "..") or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
+            raise HubError("This file has an impossible name", str(inside), "Choose another file.")
+        return models.joinpath(*pieces)
+
+    def partial(self, models: Path, part: HubPart) -> Path:
+        """Where the bytes of a file lie until the model is whole."""
+        return _beside(self.target(models, part), ".part")
+
+    def is_here(self, models: Path) -> bool:
+        """Whether all files of the model are in their places, by their sizes. Raises HubError as `target` does."""
+        return all(_size(self.target(models, part)) == part.size for part in self.file.parts)
+
+    def done(self, models: Path) -> int:
+        """How many bytes have been fetched already."""
+        return sum(
+            min(part.size, max(_size(self.partial(models, part)), _size(self.target(models, part))))
+            for part in self.file.parts
+        )
+
+
+def unfinished_orders(models: Path) -> Iterator[Order]:
+    """The downloads below a folder that were begun and not finished."""
+    for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
+        order = _read(path)
+        if order is not None and _order_file(order, models) == path and not order.is_here(models):
+            yield order
+
+
+def discard(order: Order, models: Path) -> None:
+    """Delete what has been fetched of an unfinished model. Raises OSError."""
+    _order_file(order, models).unlink(missing_ok=True)
+    for part in order.file.parts:
+        order.partial(models, part).unlink(missing_ok=True)
+    for folder in list(order.target(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
+        with contextlib.suppress(OSError):  # something else is in it
+            folder.rmdir()
+
+
+async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> Path:
+    """Fetch what is missing of a model, check its hashes, and put it in its place; returns its first file.
+
+    Cancelling leaves what has arrived, to be taken up again. Raises HubError, DownloadFailed.
+    """
+    target = order.target(models)
+    try:
+        if order.is_here(models):
+            _order_file(order, models).unlink(missing_ok=True)  # a kill between the last two steps leaves it
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _alone(target):
+            _forget_another(order, models)
+            _check_room(order, models)
+            _write(order, _order_file(order, models))
+            before, fetched = 0, []
+            for part in order.file.parts:
+                if _size(order.target(models, part)) != part.size:  # else a kill came while all were put in place
+                    await _Fetch(order, part, models, hub, _after(before, told)).run()
+                    fetched.append(part)
+                before += part.size
+            for part in fetched:
+                order.partial(models, part).replace(order.target(models, part))
+            _order_file(order, models).unlink()
+    except OSError as error:
+        raise _disk_failure(target.parent, error) from error
+    return target
+
+
+class _Fetch:
+    """One file on its way: the bytes written and their hash go together."""
+
+    def __init__(self, order: Order, part: HubPart, models: Path, hub: Hub, told: DoneBytes) -> None:
+        self._order, self._part, self._hub, self._told = order, part, hub, told
+        self._path = order.partial(models, part)
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._done = 0
+        self._hash = hashlib.sha256()
+
+    async def run(self) -> None:
+        with self._path.open("ab", buffering=WRITE_BUFFER) as file:
+            await self._take_up(file)
+            await self._fetch_rest(file)
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        if self._hash.hexdigest() != self._part.sha256:
+            raise self._damaged()
+
+    async def _take_up(self, file: Any) -> None:
+        """Hash what is there already."""
+        if _size(self._path) > self._part.size:
+            self._begin_anew(file)
+        with self._path.open("rb") as reader:
+            while chunk := reader.read(CHUNK):
+                self._hash.update(chunk)
+                self._done += len(chunk)
+                self._told(self._done, True)
+                await asyncio.sleep(0)  # a cancellation arrives here
+
+    async def _fetch_rest(self, file: Any) -> None:
+        failures = 0
+        while self._done < self._part.size:
+            before = self._done
+            try:
+                await self._stream(file)
+            except Unreachable:
+                failures = 1 if self._done > before else failures + 1
+                file.flush()
+                if failures > len(WAITS_S):
+                    raise
+                await asyncio.sleep(WAITS_S[failures - 1])
+
+    async def _stream(self, file: Any) -> None:
+        """Read until the server ends. Raises Unreachable where that is too early."""
+        order, part = self._order, self._part
+        async with self._hub.download(order.repository, order.revision, part.path, self._done) as response:
+            if self._done and not response.headers.get("Content-Range", "").startswith(f"bytes {self._done}-"):
+                self._begin_anew(file)  # the server has sent all of it
+            async for chunk in response.aiter_bytes():
+                if self._done + len(chunk) > part.size:
+                    raise self._damaged()
+                file.write(chunk)
+                self._hash.update(chunk)
+                self._done += len(chunk)
+                self._told(self._done, False)
+        if self._done < part.size:
+            raise Unreachable("The download broke off", f"{part.path} came only in part.", "Try again.")
+
+    def _damaged(self) -> DownloadFailed:
+        """The bytes are not those that were ordered; they are of no use."""
+        self._path.unlink()
+        return DownloadFailed(
+            "The download arrived damaged",
+            f"{self._part.path} is not what Hugging Face has a hash of.",
+            "What had arrived is deleted: download it again.",
+        )
+
+    def _begin_anew(self, file: Any) -> None:
+        file.seek(0)
+        file.truncate()
+        self._done, self._hash = 0, hashlib.sha256()
+
+
+def _forget_another(order: Order, models: Path) -> None:
+    """Drop what has arrived of another version of these files: it would only be found out at the end."""
+    begun = _read(_order_file(order, models))
+    if begun is not None and begun.file != order.file:
+        for part in order.file.parts:
+            order.partial(models, part).unlink(missing_ok=True)
+
+
+def _after(before: int, told: DoneBytes) -> DoneBytes:
+    return lambda done, checking: told(before + done, checking)
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Keep another kvchat from fetching the same model at the same time."""
+    from filelock import FileLock, Timeout  # not needed to start the app, and slow to import
+
+    lock = _beside(target, ".lock")
+    try:
+        with FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # Windows deletes no open file
+                    lock.unlink()
+    except Timeout:
+        raise DownloadFailed("This model is being fetched already", "Another kvchat does it.", "Wait for it.") from None
+
+
+def _check_room(order: Order, models: Path) -> None:
+    largest = max(part.size for part in order.file.parts)
+    if largest > LARGEST:
+        raise DownloadFailed(
+            "This file is too large to be fetched like this",
+            f"It has {size_in_words(largest)}; Hugging Face gives larger files than {size_in_words(LARGEST)} only to "
+            "its own program.",
+            f"Use `hf download {order.repository} {order.file.parts[0].path}`; kvchat will find the model.",
+        )
+    needed = order.file.size - order.done(models)
+    free = shutil.disk_usage(order.target(models).parent).free
+    if needed + SPARE_ROOM > free:
+        raise DownloadFailed(
+            "There is not enough disk space for this model",
+            f"It needs {size_in_words(needed)} more, and {size_in_words(SPARE_ROOM)} should stay free; "
+            f"{models} has {size_in_words(free)}.",
+            "Free some space, or choose a smaller file.",
+        )
+
+
+def _disk_failure(folder: Path, error: OSError) -> DownloadFailed:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DownloadFailed(
+            "The disk is full", f"{folder} has no room left.", "Free some space, then go on: what has arrived is kept."
+        )
+    return DownloadFailed(
+        "The model cannot be stored", f"{folder}: {error.strerror}.", "Check that you may write there."
+    )
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _order_file(order: Order, models: Path) -> Path:
+    return _beside(order.target(models), ORDER_SUFFIX)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _write(order: Order, path: Path) -> None:
+    with whole_file(path) as new:
+        new.write_text(json.dumps(dataclasses.asdict(order), indent=2), "utf-8")
+
+
+def _read(path: Path) -> Order | None:
+    """The order in a file; None where it makes no sense."""
+    try:
+        raw = read_json(path)
+        parts = tuple(HubPart(str(one["path"]), int(one["size"]), str(one["sha256"])) for one in raw["file"]["parts"])
+        file = HubFile(str(raw["file"]["name"]), str(raw["file"]["quantisation"]), parts)
+        return Order(str(raw["repository"]), str(raw["revision"]), file) if parts else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

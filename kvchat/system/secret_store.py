@@ -1,0 +1,78 @@
+"""One secret, kept in the system's keyring, or in a file that only the user may read where no keyring answers.
+
+The secret itself never goes into a log, an error or a repr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from enum import Enum
+from pathlib import Path
+
+from kvchat.system.plain_file import read_plain
+
+_SERVICE = "kvchat"
+
+
+class Keeper(Enum):
+    """What keeps a secret; the value is how a sentence ends: "kept in …"."""
+
+    KEYRING = "the system's keyring"
+    FILE = "a file that only you may read, because no keyring answers here"
+
+
+class SecretStore:
+    """Reads, keeps and forgets a secret. A keyring may ask the user to unlock it: use this off the event loop."""
+
+    def __init__(self, account: str, file: Path) -> None:
+        """`account` names it in the keyring; `file` is where it lies without one."""
+        self._account = account
+        self._file = file
+
+    def load(self) -> tuple[str, Keeper] | None:
+        """The secret and what keeps it; None if there is none."""
+        kept = self._from_keyring()
+        if kept:
+            return kept, Keeper.KEYRING
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if kept := read_plain(self._file, 100_000).decode().strip():
+                return kept, Keeper.FILE
+        return None
+
+    def save(self, value: str) -> Keeper:
+        """Keep another secret; returns what keeps it. Raises OSError where not even the file can be written."""
+        self.forget()
+        if self._to_keyring(value):
+            return Keeper.KEYRING
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(value)
+        return Keeper.FILE
+
+    def forget(self) -> None:
+        """Keep it no longer, wherever it is."""
+        self._file.unlink(missing_ok=True)
+        with contextlib.suppress(Exception):  # not there, or no keyring
+            import keyring
+
+            keyring.delete_password(_SERVICE, self._account)
+
+    def _from_keyring(self) -> str | None:
+        """The keyring's entry; None where there is none. Backends are plugins and may fail in their own ways."""
+        try:
+            import keyring
+
+            return keyring.get_password(_SERVICE, self._account) or None
+        except Exception:
+            return None
+
+    def _to_keyring(self, value: str) -> bool:
+        """Whether the keyring has taken it: read back, for the null backend takes everything and keeps nothing."""
+        try:
+            import keyring
+
+            keyring.set_password(_SERVICE, self._account, value)
+        except Exception:
+            return False
+        return self._from_keyring() == value

@@ -1,0 +1,1 @@
+"""Chats taken out and in: export, import, backup and its restore, repair."""

@@ -1,0 +1,133 @@
+"""A backup of the whole data folder as one zip. `restore.py` puts one back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from blake3 import blake3
+
+from kvchat.errors import KvchatError
+from kvchat.system import migrations
+from kvchat.system.paths import Paths
+from kvchat.system.plain_file import open_plain
+from kvchat.system.stoppable import Progress
+from kvchat.system.whole_file import whole_file
+
+FORMAT = "kvchat-backup"
+VERSION = 1
+MANIFEST = "manifest.json"
+DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
+WAITING = "restore"  # in the data folder: a checked backup that takes its place at the next start
+PIECE = 1024 * 1024  # bytes
+# In the data folder and no part of a backup, by how names begin: models can be fetched again, the database is copied
+# by SQLite. And by how they end: what belongs to a process and not to the data.
+_LEFT_OUT = (WAITING, "replaced-", "models", "answering", "backups", "conversations.db")
+_OF_A_PROCESS = (".lock", ".pid", ".new", ".part")
+
+
+class BackupFailed(KvchatError):
+    """A backup could not be made or put back."""
+
+
+@dataclass(frozen=True)
+class BackupFacts:
+    """What a backup holds."""
+
+    made_at: datetime
+    conversations: int
+    size: int  # of the file, in bytes
+    unpacked: int = 0  # bytes
+
+
+def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
+    """Write the conversations, everything else in the data folder and the settings into a zip.
+
+    Models are left out, they can be fetched again; save points are a cache and no data; keys and tokens stay here.
+    The database is copied as of one moment, whoever uses it meanwhile. `target` is there whole or not at all, and for
+    its owner's eyes only. `progress` is told bytes. Raises BackupFailed and what `progress` raises.
+    """
+    try:
+        with whole_file(target, private=True) as new, new.open("wb") as out:
+            facts = write_backup(paths, out, progress)
+        return replace(facts, size=target.stat().st_size)
+    except (OSError, sqlite3.Error) as error:
+        raise BackupFailed(
+            "The backup could not be made",
+            f"{target}: {getattr(error, 'strerror', None) or error}.",
+            "Choose another place, or make room there.",
+        ) from error
+
+
+def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done, total: None) -> BackupFacts:
+    """The same into a file that is open. Raises OSError, sqlite3.Error and what `progress` raises."""
+    with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
+        database = Path(folder) / "conversations.db"
+        _copy_database(paths.database, database, progress)
+        files = dict(_files(paths)) | {DATABASE: database}  # the copy, not the live one
+        unpacked = sum(file.stat().st_size for file in files.values())
+        facts = BackupFacts(datetime.now(UTC), _count(database), 0, unpacked)
+        return replace(facts, size=_write_zip(out, files, facts, progress))
+
+
+def belongs(name: PurePosixPath) -> bool:
+    """Whether what a backup has under that name is data. Earlier ones held locks as well."""
+    if name.parts[0] == "config" or str(name) == DATABASE:
+        return str(name) in (SETTINGS, DATABASE)
+    return not (name.name.endswith(_OF_A_PROCESS) or name.parts[1].startswith(_LEFT_OUT))
+
+
+def _copy_database(source: Path, target: Path, progress: Progress) -> None:
+    with closing(sqlite3.connect(source)) as live:
+        migrations.back_up(live, target, lambda: progress(0, 0))
+    with closing(sqlite3.connect(target)) as copy:
+        copy.execute("PRAGMA journal_mode = DELETE")
+
+
+def _count(database: Path) -> int:
+    with closing(sqlite3.connect(database)) as db:
+        return int(db.execute("SELECT count(*) FROM conversations").fetchone()[0])
+
+
+def _files(paths: Paths) -> Iterator[tuple[str, Path]]:
+    """What a backup holds beside the database, by its name in the zip. Of the settings, nothing that is secret."""
+    for file in sorted(paths.data.rglob("*")):
+        inner = file.relative_to(paths.data)
+        if file.is_file() and not file.is_symlink() and belongs(PurePosixPath("data", *inner.parts)):
+            yield str(PurePosixPath("data", *inner.parts)), file
+    if paths.settings_file.is_file():
+        yield SETTINGS, paths.settings_file
+
+
+def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> int:
+    """Returns how many bytes the files take in it."""
+    entries: dict[str, Any] = {}
+    done = 0
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in files.items():
+            digest, size = blake3(), 0
+            with open_plain(file) as source, archive.open(name, "w", force_zip64=True) as packed:
+                while piece := source.read(PIECE):
+                    digest.update(piece)
+                    packed.write(piece)
+                    size += len(piece)
+                    progress(done + size, facts.unpacked)
+            done += size
+            entries[name] = {"size": size, "blake3": digest.hexdigest()}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "made_at": facts.made_at.isoformat(),
+            "conversations": facts.conversations,
+            "files": entries,
+        }
+        archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
+        return sum(member.compress_size for member in archive.infolist())

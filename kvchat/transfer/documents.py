@@ -1,0 +1,147 @@
+"""Conversations to read elsewhere: Markdown, and HTML that stands alone. Of a tree, the current branch."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
+
+from kvchat.chat.messages import Attachment, Conversation, Message, Role
+from kvchat.chat.pictures import kind_of
+from kvchat.words.safe_text import calm, shown_document, spelled_out
+from kvchat.words.wording import one_line
+
+SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_STYLE = """
+:root { color-scheme: light dark; }
+body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.6 system-ui, sans-serif; }
+article { border-top: 1px solid #8884; padding: .5rem 0; overflow-wrap: anywhere; }
+article.user { background: #8881; border-radius: .6rem; padding: .5rem 1rem; border: 0; }
+h2.speaker { font-size: .85rem; font-weight: 600; opacity: .65; margin: .4rem 0; }
+pre { overflow-x: auto; padding: .8rem; background: #8882; border-radius: .4rem; }
+code { font-family: ui-monospace, monospace; font-size: .92em; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+td, th { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left; }
+blockquote { margin-left: 0; padding-left: 1rem; border-left: 3px solid #8886; }
+img { max-width: 100%; border-radius: .4rem; }
+.time { opacity: .65; font-size: .85rem; }
+"""
+
+
+def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
+    """One conversation's current branch as Markdown."""
+    parts = [f"# {one_line(calm(conversation.title))}", f"*{_moment(conversation.created_at)}*"]
+    for message in branch:
+        parts.append(f"## {SPEAKERS[message.role]}")
+        if message.thinking.strip():
+            quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
+            parts.append(f"> *Thinking*\n>\n{quoted}")
+        parts += [f"*Attached: {one_line(calm(attachment.name))}*" for attachment in message.attachments]
+        parts.append(_safe_markdown(message.content.strip()))
+    return "\n\n".join(parts) + "\n"
+
+
+def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> Iterable[str]:
+    """A page with these conversations, in pieces. It runs no script and loads nothing."""
+    yield (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>Chats</title>\n<style>{_STYLE}</style>\n"
+    )
+    reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer)
+    reader.enable(["table", "strikethrough"])
+    for conversation, branch in conversations:
+        yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
+        yield f'<p class="time">{_moment(conversation.created_at)}</p>\n'
+        for message in branch:
+            yield _article(message, reader)
+    yield "</html>\n"
+
+
+def file_name(conversation: Conversation, suffix: str) -> str:
+    """A name for a conversation's file, on any system: its title and a piece of its id."""
+    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
+    return f"{words or 'Chat'} {conversation.id[:6]}{suffix}"
+
+
+def _article(message: Message, reader: MarkdownIt) -> str:
+    thinking = (
+        f"<details><summary>Thinking</summary>{_plain(calm(message.thinking))}</details>"
+        if message.thinking.strip()
+        else ""
+    )
+    attached = "".join(
+        _picture(attachment)
+        if attachment.data
+        else f"<details><summary>{html.escape(calm(attachment.name))}</summary>{_document(attachment)}</details>"
+        for attachment in message.attachments
+    )
+    body = _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
+    heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
+    return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
+
+
+def _picture(attachment: Attachment) -> str:
+    """The picture itself: the page stands alone."""
+    url = (
+        f"data:image/{(kind_of(attachment.data) or 'png').lower()};base64,{base64.b64encode(attachment.data).decode()}"
+    )
+    return f'<p><img src="{url}" alt="{html.escape(calm(attachment.name))}"></p>'
+
+
+def _document(attachment: Attachment) -> str:
+    return _plain(shown_document(attachment.name, attachment.text))
+
+
+def _rendered(text: str, reader: MarkdownIt) -> str:
+    tokens = reader.parse(text)
+    for token in tokens:
+        for one in (token, *(token.children or ())):
+            if one.type != "inline":
+                one.content = calm(one.content) if one.type == "text" else spelled_out(one.content)
+    return str(reader.renderer.render(tokens, reader.options, {}))
+
+
+def _plain(text: str) -> str:
+    return f'<p style="white-space: pre-wrap">{html.escape(text.strip())}</p>'
+
+
+def _safe_markdown(text: str) -> str:
+    """The text without hidden characters; in lines with code they stand by name.
+
+    A code block that was cut off is closed, so that the next message is not part of it.
+    """
+    fence = ""
+    lines = []
+    for line in text.splitlines():
+        lines.append(spelled_out(line) if fence or "`" in line or line.startswith(("    ", "\t")) else calm(line))
+        found = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if found and not fence:
+            fence = found[1]
+        elif fence and re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
+            fence = ""
+    return "\n".join([*lines, fence] if fence else lines)
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
+
+
+class _Renderer(RendererHTML):
+    """A picture would be fetched by whoever opens the page: its description stands for it."""
+
+    def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """The picture's description."""
+        alt = self.renderInlineAsText(tokens[i].children or [], options, env)
+        return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"

@@ -1,0 +1,295 @@
+"""Conversations of other applications, turned into rows. One function each; the shapes are as their exports of 2025."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.prompt import title_from
+from kvchat.transfer.rows import BadConversation, Row
+
+_NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export gives the same ids, whenever it comes
+_ROLES = {
+    "system": Role.SYSTEM,
+    "user": Role.USER,
+    "human": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+# How Open WebUI keeps reasoning within a reply: the text is quoted and escaped.
+_REASONING = re.compile(r'<details type="reasoning"[^<>]*>\s*(?:<summary>[^<]*</summary>)?')
+_REASONING_END = re.compile(r"</details>\s*")
+
+
+@dataclass(frozen=True)
+class _Said:
+    """One message of another application; without text it only hands its parent on."""
+
+    key: str
+    parent: str | None
+    role: Role | None
+    text: str
+    thinking: str = ""
+    at: float | None = None  # seconds since 1970
+
+
+def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
+    """Who can read this entry, by its shape; None if nobody can. It is called with the entry and a spare name."""
+    if not isinstance(entry, dict):
+        return None
+    if isinstance(entry.get("mapping"), dict):
+        return parse_chatgpt
+    if isinstance(entry.get("chat_messages"), list):
+        return parse_claude
+    if isinstance(entry.get("chat"), dict):
+        return parse_open_webui
+    messages = entry.get("messages")
+    if isinstance(messages, list) and any(isinstance(m, dict) and "versions" in m for m in messages):
+        return parse_lm_studio
+    return None
+
+
+def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
+    """An entry of ChatGPT's conversations.json: `mapping` is the tree, `current_node` its leaf.
+
+    Raises BadConversation.
+    """
+    said = []
+    for key, node in entry["mapping"].items():
+        message = _dict(_dict(node).get("message"))
+        role = _ROLES.get(_text(_dict(message.get("author")).get("role")))
+        hidden = _dict(message.get("metadata")).get("is_visually_hidden_from_conversation") is True
+        text, thinking = _chatgpt_text(_dict(message.get("content")))
+        at = _seconds(message.get("create_time"))
+        said.append(_Said(key, _key(_dict(node).get("parent")), None if hidden else role, text, thinking, at))
+    source_id = _text(entry.get("conversation_id")) or _text(entry.get("id")) or name
+    times = (_seconds(entry.get("create_time")), _seconds(entry.get("update_time")))
+    return _rows("chatgpt", source_id, _text(entry.get("title")), times, said, _key(entry.get("current_node")))
+
+
+def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
+    """An entry of Claude's conversations.json: `chat_messages` in order, newer ones with their parent.
+
+    Raises BadConversation.
+    """
+    said: list[_Said] = []
+    known: set[str] = set()
+    for number, message in enumerate(map(_dict, entry["chat_messages"])):
+        key = _key(message.get("uuid")) or str(number)
+        parent = _key(message.get("parent_message_uuid"))
+        if parent not in known:
+            parent = said[-1].key if said and "parent_message_uuid" not in message else None
+        blocks = [_dict(block) for block in _list(message.get("content"))]
+        text = _blocks(blocks, "text") or _text(message.get("text"))
+        files = [_attached(_dict(file)) for file in _list(message.get("attachments"))]
+        said.append(
+            _Said(
+                key,
+                parent,
+                _ROLES.get(_text(message.get("sender"))),
+                "\n\n".join(filter(None, (*files, text))),
+                _blocks(blocks, "thinking"),
+                _seconds(message.get("created_at")),
+            )
+        )
+        known.add(key)
+    times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
+    leaf = said[-1].key if said else None
+    return _rows("claude", _text(entry.get("uuid")) or name, _text(entry.get("name")), times, said, leaf)
+
+
+def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
+    """An entry of Open WebUI's export: `chat.history` is the tree; older ones have `chat.messages` in order.
+
+    Raises BadConversation.
+    """
+    chat = entry["chat"]
+    history = _dict(chat.get("history"))
+    tree = _dict(history.get("messages"))
+    said = []
+    before = None
+    for number, (key, found) in enumerate(tree.items() or ((None, m) for m in _list(chat.get("messages")))):
+        message = _dict(found)
+        text, thinking = _without_reasoning(_text(message.get("content")))
+        parent = _key(message.get("parentId")) if tree else before
+        role = _ROLES.get(_text(message.get("role")))
+        before = key or str(number)
+        said.append(_Said(before, parent, role, text, thinking, _seconds(message.get("timestamp"))))
+    leaf = _key(history.get("currentId")) if tree else (said[-1].key if said else None)
+    times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
+    title = _text(entry.get("title")) or _text(chat.get("title"))
+    return _rows("open-webui", _text(entry.get("id")) or name, title, times, said, leaf)
+
+
+def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
+    """A *.conversation.json of LM Studio: each message has versions, what follows answers the selected one.
+
+    Such a file has no id of its own: its name stands for one. Raises BadConversation.
+    """
+    said: list[_Said] = []
+    parent: str | None = None
+    system = _text(entry.get("systemPrompt"))
+    if system.strip():
+        said.append(_Said("system", None, Role.SYSTEM, system))
+        parent = "system"
+    for number, message in enumerate(map(_dict, entry["messages"])):
+        versions = [_dict(version) for version in _list(message.get("versions"))]
+        chosen = message.get("currentlySelected", 0)
+        for i, version in enumerate(versions):
+            text, thinking = _lm_studio_text(version)
+            said.append(_Said(f"{number}.{i}", parent, _ROLES.get(_text(version.get("role"))), text, thinking))
+        if versions:
+            parent = f"{number}.{chosen if isinstance(chosen, int) and 0 <= chosen < len(versions) else 0}"
+    begun = _seconds(entry.get("createdAt"))
+    return _rows("lm-studio", name, _text(entry.get("name")), (begun, begun), said, parent)
+
+
+def _rows(
+    application: str,
+    source_id: str,
+    title: str,
+    times: tuple[float | None, float | None],
+    said: Iterable[_Said],
+    leaf: str | None,
+) -> Row:
+    """The rows of a conversation. Messages without a text are left out, and what answered them moves up."""
+    by_key = {message.key: message for message in said}
+    kept = {key for key, m in by_key.items() if m.role is not None and (m.text.strip() or m.thinking.strip())}
+    if not kept:
+        raise BadConversation("it has no messages")
+    conversation_id = uuid.uuid5(_NAMESPACE, f"{application}:{source_id}").hex
+
+    nearest: dict[str, str | None] = {key: key for key in kept}
+
+    def message_id(key: str | None) -> str | None:
+        """The id of the nearest kept message at or above `key`."""
+        passed = []
+        while key is not None and key not in nearest:
+            nearest[key] = None  # until it is known: a circle leads nowhere
+            passed.append(key)
+            key = by_key[key].parent if key in by_key else None
+        found = None if key is None else nearest[key]
+        nearest.update(dict.fromkeys(passed, found))
+        return None if found is None else uuid.uuid5(_NAMESPACE, f"{conversation_id}:{found}").hex
+
+    begun = times[0] or min((m.at for m in by_key.values() if m.at), default=datetime.now(UTC).timestamp())
+    messages = []
+    for key, message in by_key.items():
+        if key not in kept:
+            continue
+        assert message.role is not None
+        messages.append(
+            {
+                "id": message_id(key),
+                "parent_id": message_id(message.parent),
+                "role": message.role.value,
+                "content": message.text,
+                "thinking": message.thinking,
+                "state": MessageState.COMPLETE.value,
+                "created_at": message.at or begun,
+            }
+        )
+    question = next((m.text for m in by_key.values() if m.role is Role.USER and m.text.strip()), "")
+    return {
+        "id": conversation_id,
+        "title": title.strip() or title_from(question),
+        "title_by_user": int(bool(title.strip())),
+        "created_at": begun,
+        "updated_at": times[1] or max((m.at for m in by_key.values() if m.at), default=begun),
+        "leaf_id": message_id(leaf) or messages[-1]["id"],
+        "messages": messages,
+    }
+
+
+def _chatgpt_text(content: Mapping[str, Any]) -> tuple[str, str]:
+    """Text and thinking of a message's `content`, which comes in several types."""
+    kind = content.get("content_type")
+    if kind == "thoughts":
+        thoughts = [_dict(thought) for thought in _list(content.get("thoughts"))]
+        return "", "\n\n".join(_text(t.get("content")) or _text(t.get("summary")) for t in thoughts)
+    if kind in ("reasoning_recap", "user_editable_context"):
+        return "", ""
+    if kind in ("code", "execution_output"):
+        text = _text(content.get("text"))
+        return (f"```\n{text}\n```" if text.strip() else ""), ""
+    parts = []
+    for part in _list(content.get("parts")):
+        if isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, dict):
+            parts.append(_text(part.get("text")) or f"[{_text(part.get('content_type')) or 'attachment'}]")
+    return "\n\n".join(filter(None, parts)), ""
+
+
+def _lm_studio_text(version: Mapping[str, Any]) -> tuple[str, str]:
+    """Text and thinking of a version: content blocks, in steps for replies."""
+    text: list[str] = []
+    thinking: list[str] = []
+    steps = [_dict(step) for step in _list(version.get("steps"))] or [dict(version)]
+    for step in steps:
+        blocks = [_dict(block) for block in _list(step.get("content"))]
+        said = _blocks(blocks, "text")
+        (thinking if _dict(step.get("style")).get("type") == "thinking" else text).append(said)
+    return "\n\n".join(filter(None, text)), "\n\n".join(filter(None, thinking))
+
+
+def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
+    """The text of the content blocks of one type, which is also the name of what holds it."""
+    return "\n\n".join(filter(None, (_text(block.get(kind)) for block in blocks if block.get("type") == kind)))
+
+
+def _without_reasoning(text: str) -> tuple[str, str]:
+    """A reply without its reasoning, and the reasoning, unquoted."""
+    said: list[str] = []
+    thoughts: list[str] = []
+    at = 0
+    while begin := _REASONING.search(text, at):
+        end = _REASONING_END.search(text, begin.end())
+        if end is None:
+            break
+        found = html.unescape(text[begin.end() : end.start()].strip())
+        thoughts.append("\n".join(line.removeprefix("> ").removeprefix(">") for line in found.splitlines()))
+        said.append(text[at : begin.start()])
+        at = end.end()
+    return "".join((*said, text[at:])), "\n\n".join(thoughts)
+
+
+def _attached(file: Mapping[str, Any]) -> str:
+    """A text file attached to a message, as part of it."""
+    content = _text(file.get("extracted_content"))
+    return f"{_text(file.get('file_name')) or 'attachment'}:\n\n{content}" if content.strip() else ""
+
+
+def _seconds(value: Any) -> float | None:
+    """A time in seconds since 1970: a number of seconds or milliseconds, or ISO 8601. None for anything else."""
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        return None
+    return value / 1000 if value > 1e11 else float(value)
+
+
+def _key(value: Any) -> str | None:
+    return str(value) if isinstance(value, str | int) and value != "" else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,169 @@
+"""Taking conversations in: own JSON and other applications' exports, file by file, with a report of what went wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from kvchat.chat.database import Database
+from kvchat.chat.database_file import StorageFailed
+from kvchat.chat.worker import Caller, call_here
+from kvchat.system.plain_file import in_time, open_plain
+from kvchat.system.stoppable import Progress
+from kvchat.transfer.archives import ZIP_FAULTS, is_zip, open_zip
+from kvchat.transfer.foreign import foreign_parser
+from kvchat.transfer.pieces import LARGEST_FILE, json_pieces
+from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line, size
+
+MOST_CHATS = 100_000  # looked at in one import, with what turns out to be none
+TITLE_WIDTH = 60  # characters of a title in a problem's line
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What came of an import. A conversation is taken in whole or not at all."""
+
+    imported: tuple[str, ...] = ()  # ids of new conversations
+    known: int = 0  # conversations that were here already, left as they are
+    problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
+
+
+def import_paths(
+    database: Database,
+    paths: Iterable[Path],
+    progress: Progress = lambda done, total: None,
+    call: Caller = call_here,
+) -> ImportReport:
+    """Import files, zips and folders. `progress` is told how many conversations have been looked at.
+
+    The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Raises
+    StorageFailed and what `progress` raises; then it takes back what it has taken in.
+    """
+    imported: list[str] = []
+    problems: list[str] = []
+    known = 0
+    try:
+        for done, entry in enumerate(entry for path in paths for entry in _entries(path)):
+            progress(done, 0)
+            if done == MOST_CHATS:
+                problems.append(f"{entry.where}: kvchat takes in {MOST_CHATS:,} chats at once, the rest is left out")
+                break
+            try:
+                row = entry.row()
+                if call(store_rows, database, row):
+                    imported.append(row["id"])
+                else:
+                    known += 1
+            except (BadConversation, RecursionError) as problem:
+                problems.append(f"{entry.where}: {_reason(problem)}")
+            progress(done + 1, 0)
+    except BaseException:
+        with suppress(StorageFailed):
+            for conversation_id in imported:
+                call(take_back, database, conversation_id)
+        raise
+    return ImportReport(tuple(imported), known, tuple(problems))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One conversation in a file, or why a file has none."""
+
+    where: str
+    row: Callable[[], Row]
+
+
+def _entries(path: Path) -> Iterator[_Entry]:
+    """What may be conversations under a path, and what cannot be read."""
+    try:
+        if in_time(path.is_dir):
+            files = sorted(itertools.islice(path.rglob("*.json"), MOST_CHATS + 1))
+            if not files:
+                raise ValueError("the folder holds no JSON")
+            for file in files:
+                yield from _entries(file)
+        elif is_zip(path) or path.suffix.lower() == ".zip":
+            with open_zip(path) as archive:
+                for member in _members(archive):
+                    yield from _in_file(
+                        f"{path.name}, {one_line(calm(member.filename))}", partial(archive.open, member)
+                    )
+        else:
+            yield from _in_file(path.name, partial(open_plain, path))
+    except ZIP_FAULTS as error:
+        yield _Entry(path.name, _raiser(_reason(error)))
+
+
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The files in a zip that may hold conversations. Raises ValueError."""
+    members = [member for member in archive.infolist() if member.filename.endswith(".json")]
+    conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
+    found = conversations or members  # exports hold other JSON as well: users, feedback, projects
+    if not found:
+        raise ValueError("the zip holds no JSON")
+    if sum(member.file_size for member in found) > LARGEST_FILE:
+        raise ValueError(f"unpacked it would be larger than {size(LARGEST_FILE)}")
+    return found
+
+
+def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
+    """What may be conversations in a JSON file. Where it cannot be read on, the last entry says so."""
+    count = 0
+    try:
+        with opened() as file:
+            for count, piece in enumerate(json_pieces(file), 1):
+                where = name if piece.alone else f"{name}, chat {count}"
+                if title := _title(piece.value):
+                    where += f" “{title}”"
+                yield _Entry(where, _reader(piece.value, name if piece.alone else f"{name}:{count}", own=piece.own))
+            if not count:
+                raise ValueError("it holds no chats")
+    except (*ZIP_FAULTS, MemoryError) as error:
+        rest = f"; the {count:,} before that are taken in" if count > 1 else ""
+        yield _Entry(name, _raiser(_reason(error) + rest))
+
+
+def _reader(entry: Any, name: str, *, own: bool) -> Callable[[], Row]:
+    if own:
+        return (lambda: entry) if isinstance(entry, dict) else _raiser("it is not a chat")
+    parser = foreign_parser(entry)
+    if parser is None:
+        return _raiser("it is not a chat in any form that kvchat knows")
+    return lambda: parser(entry, name)
+
+
+def _raiser(reason: str) -> Callable[[], Row]:
+    def fail() -> Row:
+        raise BadConversation(reason)
+
+    return fail
+
+
+def _title(entry: Any) -> str:
+    found = (entry.get("title") or entry.get("name")) if isinstance(entry, dict) else None
+    return one_line(calm(found[:TITLE_WIDTH])) if isinstance(found, str) else ""
+
+
+def _reason(error: Exception) -> str:
+    """Why something could not be read, in words."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno}: it is not JSON ({error.msg})"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
+    if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError):
+        return f"the zip is damaged ({error})"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    return str(error.strerror or error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,161 @@
+"""A JSON file of any size, one chat at a time: what matters is held in memory, and no more than that.
+
+An export is a list of chats, kvchat's own has one within. Such a list is read piece by piece; any other file is a
+piece as a whole. What a piece may take is bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from kvchat.transfer.own_json import FORMAT, VERSION, own_entries
+from kvchat.words.wording import size
+
+LARGEST_FILE = 2_000_000_000  # characters; ChatGPT's exports of many years have 500 MB
+LARGEST_PIECE = 128_000_000  # characters of one chat, its pictures included
+MOST_PARTS = 6_000_000  # lists, objects, names and texts in one chat; in memory each takes up to 100 bytes
+_STEP = 1_000_000  # characters
+_NEAR_THE_END = 16  # characters: what is cut off there may be whole once more is read
+_OWN = re.compile(rf'\s*{{\s*"format":\s*"{FORMAT}",\s*"version":\s*{VERSION},\s*"conversations":\s*\[')
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What may be a chat."""
+
+    value: Any
+    own: bool  # as kvchat writes them
+    alone: bool  # the only one in its file
+
+
+class TooMuch(ValueError):
+    """A file that would take more memory or time than it can be worth, and why, in words."""
+
+
+def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
+    """The chats in a JSON file. Raises ValueError, RecursionError or OSError where it cannot be read on."""
+    text = _Text(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+    if own := text.skip(_OWN):
+        yield from _listed(text, own=own)
+    elif text.next() == "[":
+        text.at += 1
+        yield from _listed(text, own=False)
+    else:
+        yield from _single(text.value())
+    if not own and text.next():
+        raise text.fault("Extra data", text.at)
+
+
+def _listed(text: _Text, *, own: bool) -> Iterator[Piece]:
+    first = True
+    while text.next() != "]" or not first:
+        value = text.value()
+        after = text.next()
+        yield Piece(value, own, first and after == "]")
+        first = False
+        if after == "]":
+            break
+        if after != ",":
+            raise text.fault("Expecting ',' delimiter", text.at)
+        text.at += 1
+    text.at += 1
+
+
+def _single(value: Any) -> Iterator[Piece]:
+    entries = own_entries(value)
+    if entries is None:
+        yield Piece(value, own=False, alone=True)
+    else:
+        yield from (Piece(entry, own=True, alone=len(entries) == 1) for entry in entries)
+
+
+class _Text:
+    """A window that moves over a text."""
+
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self._file = file
+        self._buffer = ""
+        self.at = 0  # in it
+        self._ended = False
+        self._read = self._line = self._column = 0  # characters so far; where the window begins
+        self._numbers = 0
+        self._decode = json.JSONDecoder(parse_float=self._float, parse_int=self._int).raw_decode
+        self._fill(_STEP)
+
+    def next(self) -> str:
+        """The next character that is no space, which `at` then is; empty at the end."""
+        while True:
+            found = _SPACE.match(self._buffer, self.at)
+            assert found is not None
+            self.at = found.end()
+            if self.at < len(self._buffer) or self._ended:
+                return self._buffer[self.at : self.at + 1]
+            self._fill(_STEP)
+
+    def skip(self, what: re.Pattern[str]) -> bool:
+        """Step over what stands here; False where something else does."""
+        found = what.match(self._buffer, self.at)
+        self.at = found.end() if found else self.at
+        return found is not None
+
+    def value(self) -> Any:
+        """The value that stands here. Raises ValueError and RecursionError."""
+        self.next()
+        self._numbers = 0
+        while True:
+            try:
+                value, end = self._decode(self._buffer, self.at)
+                if end < len(self._buffer) or self._ended:
+                    self.at = end
+                    return value
+            except json.JSONDecodeError as error:
+                whole = error.pos < len(self._buffer) - _NEAR_THE_END and not error.msg.startswith("Unterminated")
+                if whole or self._ended:
+                    raise self.fault(error.msg, error.pos) from None
+            self._check_bounds()
+            self._fill(max(_STEP, len(self._buffer) - self.at))
+
+    def fault(self, words: str, at: int) -> json.JSONDecodeError:
+        """What is wrong at a place in the window, told by the line and column of the file."""
+        before = self._buffer[:at]
+        lines = before.count("\n")
+        column = at - before.rfind("\n") if lines else self._column + at + 1
+        error = json.JSONDecodeError(words, "", 0)
+        error.lineno, error.colno = self._line + lines + 1, column
+        return error
+
+    def _fill(self, count: int) -> None:
+        """Have more characters in the window, and let go of those it has passed."""
+        passed = self._buffer[: self.at]
+        self._line += passed.count("\n")
+        self._column = self.at - passed.rfind("\n") - 1 if "\n" in passed else self._column + self.at
+        more = self._file.read(count)
+        self._read += len(more)
+        if self._read > LARGEST_FILE:
+            raise TooMuch(f"it is larger than {size(LARGEST_FILE)}")
+        self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
+
+    def _check_bounds(self) -> None:
+        if len(self._buffer) - self.at > LARGEST_PIECE:
+            raise TooMuch(f"one chat in it is larger than {size(LARGEST_PIECE)}")
+        if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
+            raise TooMuch(f"one chat in it has more than {MOST_PARTS:,} parts")
+
+    def _float(self, digits: str) -> float:
+        self._count_number()
+        return float(digits)
+
+    def _int(self, digits: str) -> int:
+        self._count_number()
+        return int(digits)
+
+    def _count_number(self) -> None:
+        self._numbers += 1
+        if self._numbers > MOST_PARTS:
+            raise TooMuch(f"one chat in it has more than {MOST_PARTS:,} numbers")

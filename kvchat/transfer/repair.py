@@ -1,0 +1,89 @@
+"""The way out of damage in the chats' file: all that can be read of it, with what the newest automatic backup has.
+
+The damaged file is set aside, never deleted. The new one is laid ready and takes its place as a restored backup does.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvchat.chat.database_file import doubt_of
+from kvchat.chat.own_backups import FAULTS, backups_of
+from kvchat.chat.salvage import Salvaged, is_whole, salvage
+from kvchat.errors import KvchatError
+from kvchat.system.paths import Paths
+from kvchat.transfer.backup import DATABASE, WAITING
+from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, say_ready
+from kvchat.words.wording import several
+
+_MOST_NAMED = 8  # chats that lost something
+
+
+class RepairFailed(KvchatError):
+    """The chats could not be repaired. Nothing has been changed."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair came to."""
+
+    found: Salvaged
+    aside: Path  # the folder with what was there before
+
+    @property
+    def title(self) -> str:
+        """In a line, what came of it."""
+        return "Your chats are repaired" if self.found.chats else "No chat could be read"
+
+    @property
+    def words(self) -> str:
+        """What was found and what was lost, for the user."""
+        found = self.found
+        lines = [f"{several(found.chats, 'chat')} with {several(found.messages, 'message')} are there."]
+        if found.from_backup:
+            lines.append(f"{several(found.from_backup, 'message')} of these come from the automatic backup.")
+        if found.lost:
+            named = [f"“{title}” ({count:,})" for title, count in found.lost[:_MOST_NAMED]]
+            more = len(found.lost) - len(named)
+            named += [f"{several(more, 'more chat')}"] if more > 0 else []
+            lines.append(f"Messages could not be read any more in {', '.join(named)}.")
+        elif found.unreadable:
+            lines.append("Of the damaged file itself nothing could be read.")
+        return " ".join([*lines, f"The damaged file is kept in {self.aside}."])
+
+
+def repair(paths: Paths) -> Repaired | None:
+    """Put a new file of chats in the damaged one's place; None if there is no damage. Raises KvchatError."""
+    if in_use(paths):
+        raise RepairFailed("kvchat is running on these chats", "Nothing has been changed.", "Quit it, then try again.")
+    waiting, file = paths.data / WAITING, paths.database
+    forget_waiting(paths)
+    try:
+        if is_whole(file):
+            doubt_of(file).unlink(missing_ok=True)
+            return None
+        new = waiting / DATABASE
+        copy = waiting / "damaged" / file.name
+        for folder in (new.parent, copy.parent):
+            folder.mkdir(parents=True, mode=0o700)
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(file.with_name(file.name + suffix), copy.with_name(copy.name + suffix))
+        found = salvage(copy, next(iter(backups_of(file)), None), new)
+        shutil.rmtree(copy.parent)
+        say_ready(paths, datetime.now(UTC))
+        aside = finish_restore(paths)
+        if aside is None:
+            raise RepairFailed("kvchat was started meanwhile", "Nothing has been changed.", "Quit it, then try again.")
+        doubt_of(file).unlink(missing_ok=True)
+        return Repaired(found, aside)
+    except (OSError, *FAULTS) as error:
+        raise RepairFailed(
+            "The chats could not be repaired", f"{file}: {error}.", "Make room on the disk, then try again."
+        ) from error
+    finally:
+        forget_waiting(paths)

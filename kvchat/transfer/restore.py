@@ -1,0 +1,241 @@
+"""Putting a backup back. It is checked first, laid ready, and takes the data's place before anything has opened the
+database. What it replaces is kept in a folder beside it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from blake3 import blake3
+
+from kvchat.chat.migrations import MIGRATIONS
+from kvchat.errors import KvchatError
+from kvchat.system import migrations
+from kvchat.system.paths import Paths
+from kvchat.system.stoppable import Progress
+from kvchat.system.whole_file import whole_file
+from kvchat.transfer.archives import ZIP_FAULTS, open_zip
+from kvchat.transfer.backup import (
+    DATABASE,
+    FORMAT,
+    MANIFEST,
+    PIECE,
+    VERSION,
+    WAITING,
+    BackupFacts,
+    BackupFailed,
+    belongs,
+)
+from kvchat.words.wording import size as size_in_words
+
+_READY = "ready"  # written last into the folder that waits
+_MOST_MANIFEST = 16_000_000  # bytes
+
+
+class BadBackup(KvchatError):
+    """A file is not a backup, or it is damaged. Nothing has been changed."""
+
+
+def check_backup(source: Path) -> BackupFacts:
+    """Look at a backup without unpacking it. Raises BadBackup."""
+    try:
+        with open_zip(source) as archive:
+            return _facts(source, _manifest(archive))
+    except ZIP_FAULTS as error:
+        raise _bad(source, error) from error
+
+
+def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
+    """Unpack a backup, check every byte and the database in it, and lay it ready for the next start.
+
+    Nothing of the present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then
+    nothing is laid ready.
+    """
+    waiting = paths.data / WAITING
+    forget_waiting(paths)
+    try:
+        with open_zip(source) as archive:
+            manifest = _manifest(archive)
+            facts, done = _facts(source, manifest), 0
+            _check_room(paths, facts)
+            for name, entry in manifest["files"].items():
+                done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
+        _check_database(waiting / DATABASE)
+        progress(facts.unpacked, facts.unpacked)
+        say_ready(paths, datetime.now(UTC))
+        return facts
+    except (*ZIP_FAULTS, sqlite3.Error) as error:
+        raise _bad(source, error) from error
+    finally:
+        if not (waiting / _READY).exists():
+            forget_waiting(paths)
+
+
+def say_ready(paths: Paths, now: datetime) -> None:
+    """What was laid ready is all there. Raises OSError."""
+    with whole_file(paths.data / WAITING / _READY) as ready:
+        ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
+
+
+def forget_waiting(paths: Paths) -> None:
+    """Give up a restore that was laid ready."""
+    waiting = paths.data / WAITING
+    with suppress(OSError):
+        (waiting / _READY).unlink()
+    shutil.rmtree(waiting, ignore_errors=True)
+
+
+def in_use(paths: Paths) -> bool:
+    """Whether any kvchat has the database open: only if none has, SQLite lets its journal mode be changed."""
+    if not paths.database.exists() or not paths.database.stat().st_size:
+        return False
+    try:
+        with closing(sqlite3.connect(paths.database, timeout=0)) as db:
+            return bool(db.execute("PRAGMA journal_mode = DELETE").fetchone()[0] != "delete")
+    except sqlite3.OperationalError:
+        return True
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # damaged: a good reason to restore
+        return False
+
+
+def finish_restore(paths: Paths) -> Path | None:
+    """Put what was laid ready in the data's place; returns the folder with what it replaced, None if nothing waited.
+
+    To be called before anything opens the database. While another kvchat has it open nothing happens. Interrupted at
+    any point, the next call goes on where this one was. Raises BackupFailed.
+    """
+    waiting = paths.data / WAITING
+    if not (waiting / _READY).exists():
+        return None
+    replaced = paths.data / f"replaced-{(waiting / _READY).read_text('utf-8')}"
+    try:
+        if (waiting / DATABASE).exists() and in_use(paths):
+            return None
+        for name, place in (("data", paths.data), ("config", paths.config)):
+            for file in sorted(f for f in (waiting / name).rglob("*") if f.is_file()):
+                inner = file.relative_to(waiting / name)
+                if belongs(PurePosixPath(name, *inner.parts)):
+                    _swap(file, place / inner, replaced / name / inner)
+        forget_waiting(paths)
+        return replaced
+    except OSError as error:
+        raise BackupFailed(
+            "The backup could not be put back",
+            f"{error.filename or paths.data}: {error.strerror or error}.",
+            "Make room on the disk and start kvchat again.",
+        ) from error
+
+
+def _swap(new: Path, place: Path, aside: Path) -> None:
+    """`place` goes aside, `new` takes its place. What went aside first stays there if this is done twice."""
+    aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for suffix in ("-wal", "-shm"):  # an old database's journal must not meet the new database
+        journal = place.with_name(place.name + suffix)
+        if journal.exists():
+            journal.replace(aside.with_name(aside.name + suffix))
+    if place.exists() and not aside.exists():
+        _move(place, aside)
+    _move(new, place)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename; where settings and data lie on two file systems, copy first. `target` is there whole or not at all."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(f".{target.name}.part")
+        shutil.copy2(source, copy)
+        copy.replace(target)
+        source.unlink()
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """The list of what the backup holds, checked. Raises zipfile.BadZipFile."""
+    try:
+        with archive.open(MANIFEST) as packed:
+            manifest = json.loads(packed.read(_MOST_MANIFEST))
+        if manifest["format"] != FORMAT:
+            raise ValueError
+        if manifest["version"] != VERSION:
+            raise zipfile.BadZipFile("it was made by a newer kvchat")
+        datetime.fromisoformat(manifest["made_at"])
+        if "data/conversations.db" not in manifest["files"]:
+            raise ValueError
+        for name, entry in manifest["files"].items():
+            parts = PurePosixPath(name).parts
+            if parts[0] not in ("data", "config") or len(parts) < 2 or ".." in parts or "\\" in name or ":" in name:
+                raise zipfile.BadZipFile(f"it would write outside kvchat's folders: {name}")
+            if not isinstance(entry["size"], int) or entry["size"] < 0 or not isinstance(entry["blake3"], str):
+                raise ValueError
+        return dict(manifest)
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise zipfile.BadZipFile("it is not a backup of kvchat's") from error
+
+
+def _facts(source: Path, manifest: Mapping[str, Any]) -> BackupFacts:
+    unpacked = sum(entry["size"] for entry in manifest["files"].values())
+    made_at, conversations = datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"])
+    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked)
+
+
+def _check_room(paths: Paths, facts: BackupFacts) -> None:
+    """Raises OSError where it would fill the disk."""
+    free = shutil.disk_usage(paths.data).free
+    if facts.unpacked > free:
+        words = f"it needs {size_in_words(facts.unpacked)} of room, and {size_in_words(free)} are free"
+        raise OSError(errno.ENOSPC, words)
+
+
+def _unpack(
+    archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], into: Path, before: int, tell: Callable[[int], None]
+) -> int:
+    """Unpack one file; tells `before` and what there is of it, piece by piece, and returns both at its end.
+
+    Raises zipfile.BadZipFile where it is not what the manifest says.
+    """
+    target = into / name
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest, size = blake3(), 0
+    try:
+        with archive.open(name) as packed, target.open("xb") as out:
+            while (piece := packed.read(PIECE)) and size <= entry["size"]:
+                digest.update(piece)
+                size += out.write(piece)
+                tell(before + size)
+            out.flush()
+            os.fsync(out.fileno())
+    except KeyError as error:
+        raise zipfile.BadZipFile(f"{name} is missing in it") from error
+    target.chmod(0o600)
+    if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
+        raise zipfile.BadZipFile(f"{name} is damaged")
+    return before + size
+
+
+def _check_database(database: Path) -> None:
+    """Raises zipfile.BadZipFile unless this kvchat can open it."""
+    with closing(sqlite3.connect(database)) as db:
+        if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
+            raise zipfile.BadZipFile("the chats in it are damaged")
+        if migrations.version(db) > len(MIGRATIONS):
+            raise zipfile.BadZipFile("it was made by a newer kvchat")
+
+
+def _bad(source: Path, error: Exception) -> BadBackup:
+    reason = getattr(error, "strerror", None) or error
+    return BadBackup(
+        "This backup cannot be used", f"{source.name}: {reason}.", "Choose another one. Nothing has been changed."
+    )

@@ -1,0 +1,1 @@
+"""The main window, the windows beside it, the tray, one instance."""

@@ -1,0 +1,105 @@
+"""Joins the table of shortcuts with what the window can do; opens the palette and the sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QEvent, QObject
+from PySide6.QtGui import QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QPlainTextEdit, QWidget
+
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import ZOOMS
+from kvchat.ui.commands.palette import Entry, Palette
+from kvchat.ui.commands.shortcut_sheet import ShortcutSheet
+from kvchat.ui.commands.shortcuts import SHORTCUTS, install_shortcuts, shown_keys
+from kvchat.ui.controllers.chat import ChatController
+
+
+class Keyboard(QObject):
+    """`doings`: what the window does for each action of the table, save those of this class.
+
+    `field` has the keyboard most of the time.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        controller: ChatController,
+        runner: TaskRunner,
+        window: QWidget,
+        field: QPlainTextEdit,
+        doings: Mapping[str, Callable[[], object]],
+    ) -> None:
+        super().__init__(window)
+        self._runtime, self._controller, self._runner, self._window = runtime, controller, runner, window
+        self._doings = {
+            **doings,
+            "palette": self.open_palette,
+            "shortcuts": self.open_sheet,
+            "larger": lambda: self._zoom(1),
+            "smaller": lambda: self._zoom(-1),
+            "normal": lambda: self._change("zoom", 100),
+            "dark": lambda: self._change("theme", "dark"),
+            "light": lambda: self._change("theme", "light"),
+            "like-system": lambda: self._change("theme", "system"),
+            "numbers": lambda: self._change("show_numbers", not runtime.settings.show_numbers),
+        }
+        self.actions = install_shortcuts(window, self._doings)
+        self._field = field
+        field.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A field with nothing to undo keeps Ctrl+Z all the same: leave it to the window."""
+        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
+        undo = asked and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
+        if undo and not self._field.document().isUndoAvailable():
+            event.ignore()
+            return True
+        return super().eventFilter(watched, event)
+
+    def do(self, action: str) -> None:
+        """Do one of the table's actions, which a menu asks for."""
+        self.actions[action].trigger()
+
+    def open_palette(self) -> Palette:
+        """Go to a chat by a few letters of its title, or do something."""
+        palette = Palette(self._window, self._chats(), self._actions())
+        palette.open_over(self._window)
+        return palette
+
+    def open_sheet(self) -> ShortcutSheet:
+        """Every key there is."""
+        sheet = ShortcutSheet(self._window)
+        sheet.open()
+        return sheet
+
+    def _chats(self) -> Sequence[Entry]:
+        """The open one last: who looks for a chat is not there yet."""
+        titles = self._controller.list.titles
+        current = self._controller.current
+        order = [id for id in titles if id != current] + [id for id in titles if id == current]
+        return [Entry(titles[id], "chat", partial(self._controller.open, id)) for id in order]
+
+    def _actions(self) -> Sequence[Entry]:
+        return [
+            Entry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action], shortcut.also)
+            for shortcut in SHORTCUTS
+            if shortcut.own and shortcut.in_palette
+        ]
+
+    def _zoom(self, by: int) -> None:
+        """The next size in that direction."""
+        now = self._runtime.settings.zoom
+        beyond = [size for size in ZOOMS if (size > now if by > 0 else size < now)]
+        if beyond:
+            self._change("zoom", min(beyond) if by > 0 else max(beyond))
+
+    def _change(self, name: str, value: Any) -> None:
+        settings = replace(self._runtime.settings, **{name: value})
+        if settings != self._runtime.settings:
+            self._runner.start(self._runtime.apply_settings(settings))

@@ -1,0 +1,302 @@
+"""The main window: puts the parts in their places, and turns keys and menus into wishes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from PySide6.QtCore import QSettings, Signal
+from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QSystemTrayIcon, QVBoxLayout, QWidget
+
+from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
+from kvchat.ui.app.focus_home import FocusHome
+from kvchat.ui.app.keyboard import Keyboard
+from kvchat.ui.app.leaving import Leaving
+from kvchat.ui.app.side_windows import SideWindows
+from kvchat.ui.app.window_place import WindowPlace
+from kvchat.ui.base.icons import app_icon
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.chat_page import ChatPage
+from kvchat.ui.chat.composer import Composer
+from kvchat.ui.chat.context_card import ContextCard
+from kvchat.ui.chat.context_meter import ContextMeter
+from kvchat.ui.chat.find_bar import FindBar
+from kvchat.ui.chat.header import Header
+from kvchat.ui.chat.status_strip import StatusStrip
+from kvchat.ui.controllers.attachments import AttachmentController
+from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.context import ContextController
+from kvchat.ui.controllers.model_choices import ModelChoices
+from kvchat.ui.controllers.organiser import OrganiserController
+from kvchat.ui.controllers.search import SearchController
+from kvchat.ui.controllers.transfer import TransferController
+from kvchat.ui.controllers.views import Views
+from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.models.first_start import FirstStart
+from kvchat.ui.models.model_menu import ModelMenu
+from kvchat.ui.presets.chat_settings import Subject
+from kvchat.ui.sidebar.sidebar import Sidebar
+from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.widgets.cards import EngineCard
+
+
+class MainWindow(QMainWindow):
+    """kvchat's window. Make it on a running qasync loop, then `await start()`; `await finish()` before it goes."""
+
+    quit_requested = Signal()
+    shown_changed = Signal()
+    hidden_first_time = Signal()  # closed into the tray for the first time ever
+
+    def __init__(self, runtime: Runtime, look: Look) -> None:
+        super().__init__()
+        self._runtime, self._look = runtime, look
+        self.keep_in_tray = False  # set by the Tray
+        self._memory = QSettings(str(runtime.paths.config / "window.ini"), QSettings.Format.IniFormat)
+        self.setWindowTitle("kvchat")
+        self.setWindowIcon(app_icon())
+        self.setMinimumSize(360, 360)
+        self.notices = Notices(look)
+        self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
+        self.sidebar = Sidebar(look)
+        self.header = Header(look)
+        self.transcript = Transcript(look)
+        self.find_bar = FindBar(look, self.transcript)
+        self.composer = Composer(look)
+        self.engine_card = EngineCard()
+        self.context_card, self.context_meter = ContextCard(), ContextMeter(look)
+        self.strip = StatusStrip(look)
+        self.first_start = FirstStart()
+        self._build()
+        self.controller = ChatController(runtime, self._views(), self.runner, self)
+        self.attaching = AttachmentController(
+            runtime, self.composer, self._chat_page, self.controller, self.notices, self.runner, self
+        )
+        self.context = ContextController(
+            runtime, self.context_meter, self.context_card, self.composer, self.controller, self.runner
+        )
+        self.search = SearchController(runtime, self.sidebar.search, self.find_bar, self.controller, self.runner)
+        self.shelf = OrganiserController(runtime, self.sidebar, self.controller, self.notices, self.runner, self)
+        self.beside = SideWindows(runtime, look, self.runner, self.controller.list, self)
+        cards = self.transcript.tail.failure, self.engine_card
+        self.models = ModelChoices(runtime, self.controller, *cards, self.first_start, self.runner, self)
+        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner)
+        self.keeping = TransferController(runtime, look, self.controller.list, self.notices, self.runner, self)
+        self.leaving = Leaving(runtime, self.controller.list, self.keeping, self.first_start, self)
+        self.leaving.agreed.connect(self.quit_requested)
+        self._connect()
+        self.keyboard = Keyboard(runtime, self.controller, self.runner, self, self.composer.editor, self._doings())
+        self.header.requested.connect(self.keyboard.do)
+        FocusHome(self, self.composer, self.transcript)
+        self.place.restore()
+        self._show_right_page()
+
+    async def start(self) -> None:
+        """Fill the window with what there is."""
+        await self.controller.start()
+        self._runtime.chat.finder.begin_indexing()
+        self.composer.focus()
+
+    async def finish(self) -> None:
+        """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
+        self.place.remember()
+        self.context.close()
+        self.attaching.close()
+        self.search.close()
+        self.controller.close()
+        with contextlib.suppress(KvchatError):  # nobody is left to be told
+            await self.controller.drafts.keep()
+        await self.runner.close()
+
+    def raise_window(self) -> None:
+        """Bring the window to the front, wherever it was."""
+        if self.isMinimized():
+            self.showNormal()
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
+    def new_conversation(self) -> None:
+        """An empty page; the conversation begins with its first message."""
+        self._pages.setCurrentWidget(self._chat_page)
+        self.place.show_page()
+        self.controller.open(None)
+        self.composer.focus()
+
+    def show_first_start(self) -> None:
+        """The page that leads to a model."""
+        self.first_start.show_choices(can_go_back=self._runtime.model.is_there)
+        self._pages.setCurrentWidget(self.first_start)
+
+    def focusNextPrevChild(self, next: bool) -> bool:
+        """Tab goes through the window; the page has an order of its own."""
+        return self.transcript.step_in_window(next)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Into the tray where there is one, else quit."""
+        self.place.remember()
+        event.ignore()
+        if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
+            self.leaving.ask()
+            return
+        self.hide()
+        if not self._memory.value("told_about_tray", False, type=bool):
+            self._memory.setValue("told_about_tray", True)
+            self.hidden_first_time.emit()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Tell the tray."""
+        super().showEvent(event)
+        self.shown_changed.emit()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Tell the tray."""
+        super().hideEvent(event)
+        self.shown_changed.emit()
+
+    def _views(self) -> Views:
+        return Views(
+            sidebar=self.sidebar,
+            header=self.header,
+            transcript=self.transcript,
+            composer=self.composer,
+            strip=self.strip,
+            engine_card=self.engine_card,
+            notices=self.notices,
+        )
+
+    def _build(self) -> None:
+        above = (self.engine_card, self.context_card)
+        self._chat_page = ChatPage(
+            self.header, self.notices, self.find_bar, self.transcript, above, self.composer, self.context_meter
+        )
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self._chat_page)
+        self._pages.addWidget(self.first_start)
+        self.place = WindowPlace(self, self._look, self._memory, self.sidebar, self.header, self._pages)
+        ground = QWidget()
+        column = QVBoxLayout(ground)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.place.splitter, 1)
+        column.addWidget(self.strip)
+        self.setCentralWidget(ground)
+
+    def _connect(self) -> None:
+        self.controller.opened.connect(self._chat_page.show_messages)
+        self.controller.model_changed.connect(self._show_right_page)
+        self.controller.settings_changed.connect(lambda: self._look.follow(self._runtime.settings))
+        self.find_bar.closed.connect(self.composer.focus)
+        self.sidebar.new_requested.connect(self.new_conversation)
+        self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
+        for chosen in (self.sidebar.selected, self.sidebar.search.results.chosen):
+            chosen.connect(lambda _: self.place.show_page())
+        self.sidebar.typed.connect(self.composer.take)
+        self.sidebar.disk_requested.connect(self.beside.open_disk_panel)
+        self.header.renamed.connect(
+            lambda title: self.runner.start(self._runtime.chat.rename(self.controller.current or "", title))
+        )
+        self.header.rename_ended.connect(self.composer.focus)
+        self.header.sidebar_requested.connect(self.place.toggle_sidebar)
+        self.sidebar.hide_requested.connect(self.place.toggle_sidebar)
+        self.header.pin_requested.connect(lambda on: self.controller.list.pin(self.controller.current or "", on))
+        self.header.never_save_requested.connect(
+            lambda on: self.controller.list.never_save(self.controller.current or "", on)
+        )
+        self.beside.begun.connect(self.controller.open)
+        self.sidebar.export_requested.connect(self.keeping.export)
+        self.keeping.imported.connect(lambda ids: self.runner.start(self.shelf.show_imported(ids)))
+        self.keeping.imported.connect(lambda _: self.place.show_sidebar())
+        self.composer.edit_last_requested.connect(self.controller.steering.edit_last)
+        self.engine_card.start_requested.connect(lambda: self.runner.start(self._runtime.start_engine()))
+        self.engine_card.restart_requested.connect(lambda: self.runner.start(self._runtime.restart_engine()))
+        self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
+        self.beside.model_used.connect(self.models.take_up)
+        self.beside.starter_requested.connect(self.show_first_start)
+        self.beside.starter_requested.connect(self.first_start.fetch_starter)
+        self.model_menu.chosen.connect(lambda path: self.runner.start(self.models.switch(path)))
+        for run in (self.models.models_requested, self.model_menu.more_requested):
+            run.connect(self.beside.open_models)
+        self.models.repository_requested.connect(lambda name: self.beside.open_models().open_repository(name))
+        self.models.used.connect(self._show_right_page)
+        self.first_start.back_requested.connect(self._show_right_page)
+
+    def _doings(self) -> dict[str, Callable[[], object]]:
+        """What the table of shortcuts can ask of the window."""
+        return {
+            "new": self.new_conversation,
+            "previous": lambda: self.sidebar.step(-1),
+            "next": lambda: self.sidebar.step(1),
+            "list": self._go_to_list,
+            "rename": self._rename,
+            "sidebar": self.place.toggle_sidebar,
+            "full-screen": self.place.toggle_full_screen,
+            "name": lambda: self.runner.start(self._runtime.chat.titles.name(self.controller.current or "")),
+            "delete": self._delete,
+            "undo": self.notices.undo_last,
+            "deleted": self.beside.open_deleted,
+            "compose": self.composer.focus,
+            "stop": self._escape,
+            "regenerate": self.controller.steering.regenerate_last,
+            "edit": self.controller.steering.edit_last,
+            "attach": self.attaching.choose,
+            "find": self.find_bar.begin,
+            "find-next": lambda: self.find_bar.step(1),
+            "find-previous": lambda: self.find_bar.step(-1),
+            "search": self._go_to_search,
+            "chat-settings": self.open_chat_settings,
+            "settings": self.beside.open_settings,
+            "models": self.beside.open_models,
+            "engine": self.beside.open_engine,
+            "log": lambda: self.beside.open_engine(log=True),
+            "restart-engine": lambda: self.runner.start(self._runtime.restart_engine()),
+            "disk": self.beside.open_disk_panel,
+            "quit": self.leaving.ask,
+            "export": self._export,
+            "export-all": self.keeping.export_all,
+            "import": self.keeping.take_in,
+            "import-folder": self.keeping.take_in_folder,
+            "back-up": self.keeping.back_up,
+            "restore": self.keeping.restore,
+        }
+
+    def _go_to_list(self) -> None:
+        self.place.show_sidebar()
+        self.sidebar.list.setFocus()
+
+    def _go_to_search(self) -> None:
+        self.place.show_sidebar()
+        self.sidebar.search.focus()
+
+    def _rename(self) -> None:
+        if not self.sidebar.begin_rename():
+            self.header.begin_rename()
+
+    def _delete(self) -> None:
+        if self.controller.current is not None:
+            self.sidebar.delete_requested.emit([self.controller.current])
+
+    def _export(self) -> None:
+        if self.controller.current is not None:
+            self.keeping.export([self.controller.current])
+
+    def _escape(self) -> None:
+        """Esc closes what is on top, or else stops the reply."""
+        if self.find_bar.isVisible():
+            self.find_bar.close_bar()
+        else:
+            self.controller.stop()
+
+    def _show_right_page(self) -> None:
+        if not self._runtime.model.is_there:
+            self.show_first_start()
+        else:
+            self._pages.setCurrentWidget(self._chat_page)
+
+    def open_chat_settings(self) -> None:
+        """How the open conversation is answered, or the one that is about to begin."""
+        id, conversations = self.controller.current, self.controller.list
+        known = conversations.conversation(id)
+        self.beside.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))

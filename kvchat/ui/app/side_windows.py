@@ -1,0 +1,102 @@
+"""The windows beside the main one: each made when it is first wanted, and brought to the front from then on."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QWidget
+
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.controllers.sidebar import SidebarController
+from kvchat.ui.engine.engine_window import EngineWindow
+from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.presets.chat_settings import ChatSettings, Subject
+from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.settings_window import SettingsWindow
+from kvchat.ui.settings.storage import StoragePage
+from kvchat.ui.sidebar.deleted_window import DeletedWindow
+from kvchat.ui.storage.storage_panel import StoragePanel
+
+
+class SideWindows(QObject):
+    """Opens them, and joins those that lead to each other."""
+
+    starter_requested = Signal()
+    model_used = Signal()  # another model was chosen in the models window
+    begun = Signal(str)  # a conversation began with its settings
+
+    def __init__(
+        self, runtime: Runtime, look: Look, runner: TaskRunner, conversations: SidebarController, parent: QWidget
+    ):
+        super().__init__(parent)
+        self._runtime, self._look, self._runner, self._parent = runtime, look, runner, parent
+        self._conversations = conversations
+        self._disk_panel: StoragePanel | None = None
+        self._engine: EngineWindow | None = None
+        self._deleted: DeletedWindow | None = None
+        self._settings: SettingsWindow | None = None
+        self._models: ModelsWindow | None = None
+        self._chat_settings: ChatSettings | None = None
+        conversations.usage_changed.connect(self._show_usage)
+
+    def open_disk_panel(self) -> StoragePanel:
+        """What the save points cost."""
+        if self._disk_panel is None:
+            self._disk_panel = StoragePanel(self._runtime, self._look, self._runner, self._parent)
+            self._disk_panel.changed.connect(self._conversations.reload_soon)
+            self._disk_panel.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
+        self._show_usage()  # as last told: a large store needs a moment to answer
+        self._disk_panel.refresh()
+        self._disk_panel.show()
+        self._disk_panel.raise_()
+        self._disk_panel.activateWindow()
+        return self._disk_panel
+
+    def open_settings(self, page: str = "") -> SettingsWindow:
+        """What the user may choose, at the page of that name, else at the one shown last."""
+        if self._settings is None:
+            self._settings = window = SettingsWindow(self._runtime, self._look, self._runner, self._parent)
+            window.model.model_requested.connect(self.open_models)
+            window.storage.usage_requested.connect(self.open_disk_panel)
+        self._settings.show_page(page)
+        return self._settings
+
+    def open_chat_settings(self, subject: Subject) -> ChatSettings:
+        """How a conversation is answered."""
+        if self._chat_settings is None:
+            self._chat_settings = ChatSettings(self._runtime, self._look, self._runner, self._parent)
+            self._chat_settings.begun.connect(self.begun)
+            self._chat_settings.presets_requested.connect(lambda: self.open_settings(PresetsPage.name))
+        self._chat_settings.show_subject(subject)
+        return self._chat_settings
+
+    def open_models(self) -> ModelsWindow:
+        """The models on this computer, and those that can be had."""
+        if self._models is None:
+            self._models = ModelsWindow(self._runtime, self._look, self._runner, self._parent)
+            self._models.model_used.connect(self.model_used)
+            self._models.starter_requested.connect(self.starter_requested)
+        self._models.open_here()
+        return self._models
+
+    def open_engine(self, *, log: bool = False) -> EngineWindow:
+        """How the engine is doing, or what it says."""
+        if self._engine is None:
+            self._engine = EngineWindow(self._runtime, self._look, self._runner, self._parent)
+        self._engine.show_page(self._engine.log if log else self._engine.live)
+        return self._engine
+
+    def open_deleted(self) -> DeletedWindow:
+        """What was deleted and can still be had back."""
+        if self._deleted is None:
+            self._deleted = DeletedWindow(self._runtime, self._look, self._runner, self._parent)
+            self._deleted.storage_requested.connect(lambda: self.open_settings(StoragePage.name))
+        self._deleted.come()
+        return self._deleted
+
+    def _show_usage(self) -> None:
+        """The disk panel stays true while it is on show."""
+        usage = self._conversations.usage
+        if self._disk_panel is not None and usage is not None:
+            self._disk_panel.show_usage(usage, self._conversations.titles)

@@ -1,0 +1,153 @@
+"""The icon in the system's tray: the engine's state, and the few wishes one has without the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QMenu, QSystemTrayIcon
+
+from kvchat.chat.events import EngineChanged, Event
+from kvchat.engine.speaking.status import EngineState
+from kvchat.runtime import Runtime
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.icons import mark_icon
+from kvchat.ui.base.logo import LogoState
+from kvchat.words.wording import one_line
+
+_RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
+
+Request = Callable[[], Coroutine[Any, Any, None]]
+
+_MARKS = {
+    EngineState.STOPPED: LogoState.STOPPED,
+    EngineState.RESTING: LogoState.STOPPED,
+    EngineState.STOPPING: LogoState.STOPPED,
+    EngineState.STARTING: LogoState.LOADING,
+    EngineState.LOADING: LogoState.LOADING,
+    EngineState.READY: LogoState.READY,
+    EngineState.FAILED: LogoState.FAILED,
+}
+
+
+def mark_state(state: EngineState, busy: bool) -> LogoState:
+    """What the tray shows: the engine's state, and whether it is answering."""
+    return LogoState.BUSY if busy and state is EngineState.READY else _MARKS[state]
+
+
+def _entry(title: str) -> str:
+    """A title as a menu entry: on one line, not too long, a lone & no shortcut key."""
+    words = one_line(title)
+    return (words if len(words) <= _LETTERS else f"{words[:_LETTERS].rstrip()}…").replace("&", "&&")
+
+
+class Tray(QObject):
+    """The tray icon and its menu. While it exists and a tray is there, closing the window keeps the app running."""
+
+    def __init__(self, runtime: Runtime, window: MainWindow) -> None:
+        super().__init__(window)
+        self._runtime, self._window = runtime, window
+        self._shown: tuple[LogoState, str] | None = None
+        self.icon = QSystemTrayIcon(self)
+        self.menu = QMenu()
+        self.toggle = self.menu.addAction("Hide", self._toggle_window)
+        self.new = self.menu.addAction("New chat", lambda: self._open(None))
+        self.recent: list[QAction] = []  # the chats used last
+        self._below_recent = self.menu.addSeparator()
+        self.start = self._engine_action("Start engine", runtime.start_engine)
+        self.stop = self._engine_action("Stop engine", runtime.stop_engine)
+        self.restart = self._engine_action("Restart engine", runtime.restart_engine)
+        self.menu.addSeparator()
+        self.settings = self.menu.addAction("Settings…", lambda: window.beside.open_settings())
+        self.quit = self.menu.addAction("Quit", window.leaving.ask)
+        self.menu.aboutToShow.connect(self.refresh)
+        self.icon.setContextMenu(self.menu)
+        self.icon.activated.connect(self._activated)
+        window.keep_in_tray = True
+        window.shown_changed.connect(self.refresh)
+        window.hidden_first_time.connect(self._tell_where)
+        window.controller.list.shown.connect(self._show_recent)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self.refresh()
+
+    def show(self) -> None:
+        """Put the icon into the tray, if there is one; it appears later should a tray come up later."""
+        self.icon.show()
+
+    def close(self) -> None:
+        """Take the icon away and stop listening."""
+        self._unsubscribe()
+        self.icon.hide()
+        self.menu.deleteLater()
+
+    @property
+    def mark(self) -> LogoState:
+        """What the icon shows."""
+        return mark_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
+
+    def refresh(self) -> None:
+        """Write icon, tooltip and menu anew from what is."""
+        state = self._runtime.engine.status.state
+        mark = self.mark
+        tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model.name) if part)
+        if (mark, tooltip) != self._shown:
+            self._shown = (mark, tooltip)
+            self.icon.setIcon(mark_icon(mark))
+            self.icon.setToolTip(tooltip)
+        self.toggle.setText("Hide" if self._window.isVisible() else "Show")
+        running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
+        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED))
+        self.stop.setEnabled(running)
+        self.restart.setEnabled(running or state is EngineState.FAILED)
+
+    def _show_recent(self) -> None:
+        titles = list(self._window.controller.list.titles.items())[:_RECENT]
+        if [(action.data(), action.text()) for action in self.recent] == [(id, _entry(title)) for id, title in titles]:
+            return
+        for action in self.recent:
+            self.menu.removeAction(action)
+            action.deleteLater()
+        self.recent = []
+        for id, title in titles:
+            action = QAction(_entry(title), self.menu)
+            action.setData(id)
+            action.triggered.connect(partial(self._open, id))
+            self.menu.insertAction(self._below_recent, action)
+            self.recent.append(action)
+
+    def _open(self, conversation_id: str | None, _: bool = False) -> None:
+        self._window.raise_window()
+        if conversation_id is None:
+            self._window.new_conversation()
+        else:
+            self._window.controller.open(conversation_id)
+
+    def _engine_action(self, words: str, run: Request) -> QAction:
+        return self.menu.addAction(words, lambda: self._window.runner.start(run()))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, EngineChanged) or self._busy_shown() != (self._runtime.chat.busy is not None):
+            self.refresh()
+
+    def _busy_shown(self) -> bool:
+        return self._shown is not None and self._shown[0] is LogoState.BUSY
+
+    def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        if reason is QSystemTrayIcon.ActivationReason.Trigger:
+            self._toggle_window()
+
+    def _toggle_window(self) -> None:
+        if self._window.isVisible():
+            self._window.hide()
+        else:
+            self._window.raise_window()
+
+    def _tell_where(self) -> None:
+        self.icon.showMessage(
+            "kvchat is still here",
+            "It stays in the tray, so that your chats answer at once. Quit from its menu.",
+            mark_icon(LogoState.READY),
+        )

@@ -1,0 +1,93 @@
+"""Where the window stands and what of it is seen: its size, the sidebar, full screen; remembered for the next start."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt
+from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
+
+from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.header import Header
+from kvchat.ui.dialogs.panel import room_on_screen
+from kvchat.ui.sidebar.arrangement import as_text, from_text
+from kvchat.ui.sidebar.sidebar import Sidebar
+
+_LEAST = 360  # pixels, both ways
+_SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: the least for the sidebar, and for it and a page side by side
+
+
+class WindowPlace(QObject):
+    """Puts the sidebar beside the pages or, in a narrow window, in their place."""
+
+    def __init__(
+        self, window: QMainWindow, look: Look, memory: QSettings, sidebar: Sidebar, header: Header, pages: QWidget
+    ) -> None:
+        super().__init__(window)
+        self._window, self._look, self._memory = window, look, memory
+        self._sidebar, self._header, self._pages = sidebar, header, pages
+        self._wanted = bool(memory.value("sidebar", True, type=bool))  # where there is room for both
+        self._narrow = self._peeking = False  # in a narrow window the sidebar is shown for a moment
+        self.splitter = QSplitter(Qt.Orientation.Horizontal)
+        self.splitter.setHandleWidth(1)
+        self.splitter.setChildrenCollapsible(False)
+        self.splitter.addWidget(sidebar)
+        self.splitter.addWidget(pages)
+        self.splitter.setStretchFactor(1, 1)
+        self.splitter.setSizes([250, 850])
+        window.setMinimumSize(_LEAST, _LEAST)
+        window.installEventFilter(self)
+        look.changed.connect(self._arrange)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The sidebar gives way where there is no room for it."""
+        if event.type() == QEvent.Type.Resize:
+            self._arrange()
+        return super().eventFilter(watched, event)
+
+    def toggle_sidebar(self) -> None:
+        """Show the sidebar, or hide it."""
+        if self._narrow:
+            self._peeking = not self._peeking
+        else:
+            self._wanted = not self._wanted
+        self._arrange()
+
+    def show_sidebar(self) -> None:
+        """It is needed now."""
+        if self._sidebar.isHidden():
+            self.toggle_sidebar()
+
+    def show_page(self) -> None:
+        """What was looked for in a narrow window's sidebar was found."""
+        self._peeking = False
+        self._arrange()
+
+    def toggle_full_screen(self) -> None:
+        """All of the screen, or the size it had."""
+        self._window.setWindowState(self._window.windowState() ^ Qt.WindowState.WindowFullScreen)
+
+    def remember(self) -> None:
+        """For the next start."""
+        self._memory.setValue("geometry", self._window.saveGeometry())
+        self._memory.setValue("sidebar", self._wanted)
+        self._memory.setValue("splitter", self.splitter.saveState())
+        self._memory.setValue("chats", as_text(self._sidebar.arrangement))
+        self._memory.sync()
+
+    def restore(self) -> None:
+        """As it was left."""
+        geometry, splitter = self._memory.value("geometry"), self._memory.value("splitter")
+        if geometry is None or not self._window.restoreGeometry(geometry):
+            self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))
+        if splitter is not None:
+            self.splitter.restoreState(splitter)
+        self._sidebar.arrange(from_text(str(self._memory.value("chats", ""))))
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._narrow = self._window.width() < self._look.px(_NARROW)
+        self._peeking = self._peeking and self._narrow
+        shown = self._peeking if self._narrow else self._wanted
+        self._sidebar.setMinimumWidth(self._look.px(_SIDEBAR))
+        self._sidebar.setVisible(shown)
+        self._pages.setVisible(not self._peeking)
+        self._header.sidebar.setVisible(not shown)

@@ -1,0 +1,96 @@
+"""What the model is given of a document, to be read; what is searched for is marked in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QKeySequence, QShortcut, QTextCursor
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QTextEdit, QToolButton, QVBoxLayout, QWidget
+
+from kvchat.chat.folding import Term, spans
+from kvchat.chat.messages import Attachment
+from kvchat.ui.base.fonts import code_font
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
+from kvchat.ui.base.utf16 import position
+from kvchat.words.safe_text import calm, shown_document
+
+_MOST_MARKS = 1000
+
+
+class AttachmentView(QDialog):
+    """The text of a document, at the first of the terms; F3 goes on to the next."""
+
+    def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
+        super().__init__(parent)
+        self._look = look
+        self.setWindowTitle(calm(attachment.name))
+        words = shown_document(attachment.name, attachment.text)
+        self.text = QPlainTextEdit(words)
+        self.text.setReadOnly(True)
+        self.text.setProperty("kind", "log")
+        self.text.setFont(code_font(look.type.mono, look.type.small))
+        self.text.setAccessibleName(f"Text of {calm(attachment.name)}")
+        column = QVBoxLayout(self)
+        column.addWidget(self.text)
+        self.place = QLabel()
+        self.place.setProperty("kind", "small")
+        self._hits = self._cursors(words, terms)
+        self._at = 0
+        if self._hits:
+            column.addLayout(self._steps())
+            self._mark()
+            self._show_place()
+        self.resize(720, 520)
+        self.finished.connect(self.deleteLater)
+
+    def step(self, by: int) -> None:
+        """Go to another hit; after the last comes the first."""
+        self._at = (self._at + by) % len(self._hits)
+        self._show_place()
+
+    def _cursors(self, words: str, terms: Sequence[Term]) -> list[QTextCursor]:
+        cursors = []
+        for start, end in spans(words, terms)[:_MOST_MARKS]:
+            cursor = QTextCursor(self.text.document())
+            cursor.setPosition(position(words, start))
+            cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
+            cursors.append(cursor)
+        return cursors
+
+    def _mark(self) -> None:
+        marks = []
+        for cursor in self._hits:
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = cursor
+            mark.format.setBackground(QColor(self._look.theme.mark))
+            marks.append(mark)
+        self.text.setExtraSelections(marks)
+
+    def _steps(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.addStretch(1)
+        row.addWidget(self.place)
+        several = len(self._hits) > 1
+        for words, keys, picture, by in (
+            ("Previous place found", "Shift+F3", "chevron-up", -1),
+            ("Next place found", "F3", "chevron-down", 1),
+        ):
+            button = QToolButton()
+            button.setIcon(icon(picture, self._look.theme.muted))
+            button.setAccessibleName(words)
+            button.setToolTip(f"{words} ({keys})")
+            button.setEnabled(several)
+            button.clicked.connect(lambda _=False, by=by: self.step(by))
+            shortcut = QShortcut(QKeySequence(keys), self, context=Qt.ShortcutContext.WindowShortcut)
+            shortcut.activated.connect(lambda by=by: self.step(by))
+            row.addWidget(button)
+        return row
+
+    def _show_place(self) -> None:
+        self.place.setText(f"{self._at + 1} of {len(self._hits)}")
+        at = QTextCursor(self._hits[self._at])
+        at.setPosition(at.selectionStart())  # not selected: the mark's colour is to be seen
+        self.text.setTextCursor(at)
+        self.text.centerCursor()

@@ -1,0 +1,91 @@
+"""Icons, drawn from SVG in the colour asked for. No file is read, so nothing can be missing from a package."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from PySide6.QtCore import QByteArray, QRectF, Qt
+from PySide6.QtGui import QIcon, QPainter, QPixmap
+from PySide6.QtSvg import QSvgRenderer
+
+from kvchat.ui.base.logo import LogoState, app_svg, mark_svg
+
+_SIZES = (14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 64, 128, 256)
+
+# Strokes on a 24 x 24 grid.
+_GLYPHS = {
+    "paperclip": "M20 11.5l-8.2 8.2a5 5 0 0 1-7.1-7.1l8.5-8.5"
+    "a3.4 3.4 0 0 1 4.8 4.8l-8.4 8.4a1.7 1.7 0 0 1-2.4-2.4l7.6-7.6",
+    "document": "M6.5 3.5h7.5l4.5 4.5v12.5h-12zM14 3.5v4.5h4.5",
+    "menu": "M4.5 7h15M4.5 12h15M4.5 17h15",
+    "sidebar": "M4 5h16v14H4zM9.5 5v14",
+    "plus": "M12 5v14M5 12h14",
+    "arrow-up": "M12 19V5.5M6 11l6-6 6 6",
+    "arrow-down": "M12 5v13.5M6 13l6 6 6-6",
+    "search": "M10.5 17a6.5 6.5 0 1 0 0-13 6.5 6.5 0 0 0 0 13zM15.5 15.5L20 20",
+    "on-top": "M5 4.5h14M12 20V8.5M7 13l5-5 5 5",
+    "chevron-up": "M7 14l5-5 5 5",
+    "chevron-down": "M7 10l5 5 5-5",
+    "dots": "M5.5 12h.01M12 12h.01M18.5 12h.01",
+    "copy": "M9 9h10v10H9zM5 15V5h10",
+    "edit": "M5 19l1-4L16 5l3 3L9 18zM14 7l3 3",
+    "again": "M18.5 9.5A7 7 0 1 0 19 14M19 5v4.7h-4.7",
+    "go-on": "M6 6l6.5 6L6 18M17.5 6v12",
+    "chevron-left": "M14 7l-5 5 5 5",
+    "chevron-right": "M10 7l5 5-5 5",
+    "check": "M5 12.5l4.5 4.5L19 7.5",
+    "close": "M7 7l10 10M17 7L7 17",
+    "trash": "M5 7h14M10 7V4.5h4V7M7 7l1 12.5h8L17 7",
+    "disk": "M4.5 7c0-1.7 3.4-3 7.5-3s7.5 1.3 7.5 3-3.4 3-7.5 3-7.5-1.3-7.5-3z"
+    "M4.5 7v10c0 1.7 3.4 3 7.5 3s7.5-1.3 7.5-3V7M4.5 12c0 1.7 3.4 3 7.5 3s7.5-1.3 7.5-3",
+    "disk-off": "M8.2 4.4C9.4 4.1 10.7 4 12 4c4.1 0 7.5 1.3 7.5 3v9.5"
+    "M4.5 7v10c0 1.7 3.4 3 7.5 3 2.2 0 4.2-.4 5.5-1M3.5 3.5l17 17",
+    "warning": "M12 4.5L21 19.5H3zM12 10v4.5M12 17h.01",
+    "pin": "M9 4h6M10 4v6l-3.5 4.5h11L14 10V4M12 14.5V20.5",
+    "info": "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM12 11v5M12 8h.01",
+}
+
+
+@lru_cache(maxsize=256)
+def icon(name: str, colour: str) -> QIcon:
+    """A line icon in `colour` ("#rrggbb"). Needs a QGuiApplication."""
+    width = 3.2 if name == "dots" else 1.9
+    return _render(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="none" '
+        f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+    )
+
+
+@lru_cache(maxsize=16)
+def stop_icon(colour: str) -> QIcon:
+    """The filled square that stops a reply."""
+    return _render(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">'
+        f'<rect x="6.5" y="6.5" width="11" height="11" rx="2.5" fill="{colour}"/></svg>'
+    )
+
+
+@lru_cache(maxsize=8)
+def mark_icon(state: LogoState) -> QIcon:
+    """The mark in one of the tray's states."""
+    return _render(mark_svg(state))
+
+
+@lru_cache(maxsize=1)
+def app_icon() -> QIcon:
+    """The application's icon."""
+    return _render(app_svg())
+
+
+def _render(svg: str) -> QIcon:
+    renderer = QSvgRenderer(QByteArray(svg.encode()))
+    result = QIcon()
+    for size in _SIZES:
+        pixmap = QPixmap(size, size)
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        renderer.render(painter, QRectF(0, 0, size, size))
+        painter.end()
+        result.addPixmap(pixmap)
+    return result

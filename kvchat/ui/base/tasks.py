@@ -1,0 +1,55 @@
+"""TaskRunner are coroutines: this starts them, keeps them alive, and takes their errors to the right door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvchat.errors import KvchatError
+
+ErrorDoor = Callable[[KvchatError], None]
+
+
+class TaskRunner:
+    """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`.
+
+    Made on a running loop, which need not be running while Qt handles the event that starts a wish.
+    """
+
+    def __init__(self, on_error: ErrorDoor, on_bug: Callable[[BaseException], None]) -> None:
+        self.on_error = on_error
+        self._on_bug = on_bug
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
+        """Run `run` in the background; its KvchatError goes to `on_error`, where given."""
+        task = self._loop.create_task(run)
+        self._keep(task, on_error or self.on_error)
+        return task
+
+    def watch_turn(self, task: asyncio.Future[Any]) -> None:
+        """Watch a turn's task. Its KvchatErrors have been told by TurnFailed already; only bugs are news."""
+        self._keep(task, lambda error: None)
+
+    async def close(self) -> None:
+        """Cancel what is still running and wait for it to end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _keep(self, task: asyncio.Future[Any], on_error: ErrorDoor) -> None:
+        self._tasks.add(task)
+
+        def done(finished: asyncio.Future[Any]) -> None:
+            self._tasks.discard(finished)
+            if finished.cancelled():
+                return
+            error = finished.exception()
+            if isinstance(error, KvchatError):
+                on_error(error)
+            elif error is not None:
+                self._on_bug(error)
+
+        task.add_done_callback(done)

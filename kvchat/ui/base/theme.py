@@ -1,0 +1,135 @@
+"""The colours and type of kvchat: tokens for light and dark, and the one object that says which is in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
+from PySide6.QtWidgets import QApplication
+
+from kvchat.settings import Settings
+from kvchat.ui.base.colors import DARK, LIGHT, Theme
+from kvchat.ui.base.style_sheet import style_sheet
+
+# Where a desktop names no interface font, Qt falls back to DejaVu Sans, wide and dated: prefer these if present.
+_BETTER_FONTS = ("Inter", "Adwaita Sans", "Noto Sans", "Cantarell", "Source Sans 3", "Open Sans", "Ubuntu")
+_FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-serif")
+_BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
+
+
+ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
+
+
+@dataclass(frozen=True)
+class Type:
+    """The families and sizes in use. Sizes in points."""
+
+    family: str
+    mono: str
+    base: float  # controls
+    body: float  # the transcript
+    small: float  # receipts, strip, captions
+
+    def scaled(self, percent: int) -> Type:
+        """The same, larger or smaller."""
+        by = percent / 100
+        return replace(self, base=self.base * by, body=self.body * by, small=self.small * by)
+
+
+class Look(QObject):
+    """How kvchat looks: theme (the user's choice, else the system's), type, numbers. Applies it to the application."""
+
+    changed = Signal()
+
+    def __init__(self, app: QApplication, choice: str = "system") -> None:
+        super().__init__(app)
+        self._app = app
+        self._choice = choice
+        self._type = _pick_type()
+        self.type = self._type
+        self.numbers = True  # whether receipts and figures are shown
+        self._zoom = 100
+        self.theme: Theme = LIGHT
+        self._applied: tuple[Theme, Type] | None = None
+        app.setStyle("Fusion")
+        self._system = app.styleHints().colorScheme()
+        app.styleHints().colorSchemeChanged.connect(self._system_changed)
+        self._apply()
+
+    @property
+    def choice(self) -> str:
+        """What the user chose: system, light or dark."""
+        return self._choice
+
+    def px(self, pixels: float) -> int:
+        """So many pixels at a text size of 100 %, in the size that is chosen: icons and widths grow with the text."""
+        return round(pixels * self._zoom / 100)
+
+    def follow(self, settings: Settings) -> None:
+        """Look as these settings say from now on."""
+        wanted = settings.theme, settings.zoom, settings.show_numbers
+        if wanted != (self._choice, self._zoom, self.numbers):
+            self._choice, self._zoom, self.numbers = wanted
+            self.type = self._type.scaled(self._zoom)
+            self._apply()
+
+    def _system_changed(self, scheme: Qt.ColorScheme) -> None:
+        self._system = scheme
+        self._apply()
+
+    def _apply(self) -> None:
+        dark = self._choice == "dark"
+        if self._choice == "system":
+            dark = self._system is Qt.ColorScheme.Dark
+        self.theme = DARK if dark else LIGHT
+        if self._applied != (self.theme, self.type):  # styling every widget anew takes its time
+            self._applied = (self.theme, self.type)
+            font = QFont(self.type.family)
+            font.setPointSizeF(self.type.base)
+            self._app.setFont(font)
+            self._app.setPalette(_palette(self.theme))
+            self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small, self.px(16)))
+        self.changed.emit()
+
+
+def _pick_type() -> Type:
+    system = QFontDatabase.systemFont(QFontDatabase.SystemFont.GeneralFont)
+    families = set(QFontDatabase.families())
+    family = system.family()
+    if family in _FALLBACK_FONTS:
+        family = next((name for name in _BETTER_FONTS if name in families), family)
+    fixed = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont).family()
+    mono = fixed
+    if fixed in _FALLBACK_FONTS or fixed in ("monospace", "Monospace"):
+        mono = next((name for name in _BETTER_MONO if name in families), fixed)
+    base = min(max(system.pointSizeF(), 9.5), 13.0)
+    return Type(family, mono, base, base + 0.75, base - 1.0)
+
+
+def _palette(theme: Theme) -> QPalette:
+    role = QPalette.ColorRole
+    colours = {
+        role.Window: theme.page,
+        role.Base: theme.page,
+        role.AlternateBase: theme.sidebar,
+        role.WindowText: theme.text,
+        role.Text: theme.text,
+        role.ButtonText: theme.text,
+        role.Button: theme.raised,
+        role.PlaceholderText: theme.muted,
+        role.Highlight: theme.accent,
+        role.HighlightedText: theme.on_accent,
+        role.Link: theme.accent,
+        role.LinkVisited: theme.accent,
+        role.ToolTipBase: theme.raised,
+        role.ToolTipText: theme.text,
+        role.Mid: theme.line,
+        role.Accent: theme.accent,
+    }
+    palette = QPalette()
+    for key, value in colours.items():
+        palette.setColor(key, QColor(value))
+    for key in (role.WindowText, role.Text, role.ButtonText):
+        palette.setColor(QPalette.ColorGroup.Disabled, key, QColor(theme.muted))
+    return palette

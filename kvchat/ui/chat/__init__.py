@@ -1,0 +1,1 @@
+"""Around the page: composer, context meter, header, find bar, status strip."""

@@ -1,0 +1,273 @@
+"""Where the user writes: Enter sends, Shift+Enter makes a line; Send turns into Stop while a reply runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QImage, QKeyEvent
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.chat.messages import Attachment
+from kvchat.ui.attachments.chips import ChipRows, short_name
+from kvchat.ui.base.fonts import page_font
+from kvchat.ui.base.icons import icon, stop_icon
+from kvchat.ui.base.theme import Look
+
+_MOST_LINES = 8
+LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
+
+
+class _Editor(QPlainTextEdit):
+    """A plain text field that sends on Enter."""
+
+    send_pressed = Signal()
+    files_given = Signal(list)  # of paths
+    picture_given = Signal(QImage)
+    long_pasted = Signal(str)
+    up_from_empty = Signal()
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        """Files and pictures are taken as well as text."""
+        return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        """Pasted or dropped: files are attached, text is inserted, and a long one may be attached instead."""
+        files = local_files(source)
+        if files:
+            self.files_given.emit(files)
+        elif source.hasImage() and not source.hasText():
+            self.picture_given.emit(QImage(source.imageData()))
+        else:
+            super().insertFromMimeData(source)
+            if len(source.text()) >= LONG_PASTE:
+                self.long_pasted.emit(source.text())
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Enter sends; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
+        enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if enter and not event.modifiers() & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier):
+            self.send_pressed.emit()
+        elif event.key() == Qt.Key.Key_Up and self.document().isEmpty():
+            self.up_from_empty.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+class Composer(QWidget):
+    """The message being written, and the button beside it."""
+
+    sent = Signal(str, tuple)  # the words, and what is attached
+    attach_requested = Signal()
+    files_given = Signal(list)  # of paths
+    picture_given = Signal(QImage)
+    text_given = Signal(str)  # to be attached
+    stop_requested = Signal()
+    refused = Signal()  # sending was tried all the same
+    edit_last_requested = Signal()
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._busy = False
+        self._refusal = ""  # why nothing can be sent now
+        self.editor = _Editor()
+        self.editor.setAccessibleName("Message")
+        self.editor.setPlaceholderText("Message…")
+        self.editor.setTabChangesFocus(True)
+        self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.editor.send_pressed.connect(self._send)
+        self.editor.textChanged.connect(self._text_changed)
+        self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
+        self.editor.installEventFilter(self)
+        self.button = QPushButton()
+        self.button.setProperty("kind", "send")
+        self.button.clicked.connect(self._pressed)
+        self.attach = QToolButton()
+        self.attach.setAccessibleName("Attach files")
+        self.attach.setToolTip("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
+        self.attach.clicked.connect(self.attach_requested)
+        self.chips = ChipRows(look)
+        self.chips.changed.connect(self._show_button)
+        self.offer = QPushButton("Attach the pasted text as a file instead")
+        self.offer.setProperty("kind", "link")
+        self.offer.clicked.connect(self._attach_paste)
+        self._pasted = ""
+        self.reading = QLabel()
+        self.reading.setProperty("kind", "small")
+        self.reading.setTextFormat(Qt.TextFormat.PlainText)
+        self._reading: tuple[str, ...] = ()
+        self._send_when_read = False
+        self.editor.files_given.connect(self.files_given)
+        self.editor.picture_given.connect(self.picture_given)
+        self.editor.long_pasted.connect(self._offer)
+        self.editor.up_from_empty.connect(self.edit_last_requested)
+        self._frame = QFrame()
+        self._frame.setProperty("kind", "composer")
+        inside = QVBoxLayout(self._frame)
+        inside.setContentsMargins(8, 6, 8, 6)
+        inside.setSpacing(4)
+        inside.addWidget(self.chips)
+        inside.addWidget(self.reading)
+        inside.addWidget(self.offer, 0, Qt.AlignmentFlag.AlignLeft)
+        self.reading.hide()
+        self.chips.hide()
+        self.offer.hide()
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.attach, 0, Qt.AlignmentFlag.AlignBottom)
+        row.addWidget(self.editor, 1, Qt.AlignmentFlag.AlignVCenter)
+        row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
+        inside.addLayout(row)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self._frame)
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    @property
+    def draft(self) -> str:
+        """What has been written and not sent."""
+        return self.editor.toPlainText()
+
+    def set_draft(self, text: str) -> None:
+        """Put back what was written for another conversation."""
+        self.editor.setPlainText(text)
+        self.editor.moveCursor(self.editor.textCursor().MoveOperation.End)
+
+    def add_attachment(self, attachment: Attachment) -> None:
+        """One more document that goes with the message."""
+        self.set_attachments((*self.chips.attachments, attachment))
+
+    def set_attachments(self, attachments: Sequence[Attachment]) -> None:
+        """Put back what was attached for another conversation."""
+        self.chips.show_attachments(attachments, removable=True)
+
+    def show_reading(self, names: Sequence[str]) -> None:
+        """These files are being read to be attached; Send waits for them."""
+        self._reading = tuple(names)
+        self._say_reading()
+        if not names and self._send_when_read:
+            self._send()
+
+    def hold(self) -> None:
+        """Do not send by itself what waits for a file."""
+        self._send_when_read = False
+        self._say_reading()
+
+    def set_busy(self, busy: bool) -> None:
+        """Whether a reply runs in this conversation: then the button stops it."""
+        self._busy = busy
+        self._show_button()
+
+    def refuse(self, why: str) -> None:
+        """Let nothing be sent, and say why; empty allows it again."""
+        self._refusal = why
+        self._show_button()
+
+    def take(self, text: str) -> None:
+        """Go on writing with this, which was typed elsewhere."""
+        self.editor.setFocus()
+        self.editor.insertPlainText(text)
+
+    def focus(self) -> None:
+        """Put the cursor here."""
+        self.editor.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The frame shows that the field has the focus."""
+        if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
+            self._frame.setProperty("focused", "true" if event.type() == QEvent.Type.FocusIn else "false")
+            self._frame.style().unpolish(self._frame)
+            self._frame.style().polish(self._frame)
+        return super().eventFilter(watched, event)
+
+    def _pressed(self) -> None:
+        if self._busy:
+            self.stop_requested.emit()
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        text = self.draft.strip()
+        attachments = self.chips.attachments
+        self._send_when_read = bool(self._reading) and not self._busy
+        self._say_reading()
+        if self._send_when_read:
+            return
+        if (text or attachments) and not self._busy and self._refusal:
+            self.refused.emit()
+        elif (text or attachments) and not self._busy:
+            self.editor.clear()
+            self.set_attachments(())
+            self.sent.emit(text, attachments)
+
+    def _say_reading(self) -> None:
+        names = ", ".join(map(short_name, self._reading))
+        then = "Your message is sent when that is done." if self._send_when_read else "Send waits for that."
+        self.reading.setText(f"Reading {names}… {then}")
+        self.reading.setVisible(bool(names))
+
+    def _offer(self, text: str) -> None:
+        self._pasted = text
+        self.offer.show()
+
+    def _attach_paste(self) -> None:
+        """Out of the message, into a document."""
+        text, self._pasted = self._pasted, ""
+        self.set_draft(self.draft.replace(text.replace("\r\n", "\n"), "", 1).strip())
+        self.text_given.emit(text)
+        self.focus()
+
+    def _text_changed(self) -> None:
+        self.hold()
+        if len(self.draft) < LONG_PASTE:
+            self.offer.hide()
+        self._show_button()
+
+    def _show_button(self) -> None:
+        theme = self._look.theme
+        can_send = bool(self.draft.strip() or self.chips.attachments) and not self._refusal
+        self.attach.setIcon(icon("paperclip", theme.muted))
+        self.button.setEnabled(self._busy or can_send)
+        if self._busy:
+            self.button.setIcon(stop_icon(theme.on_accent))
+        else:
+            self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
+        words = "Stop" if self._busy else "Send"
+        self.button.setAccessibleName(words)
+        self.button.setToolTip("Stop the reply (Esc)" if self._busy else self._refusal or "Send (Enter)")
+
+    def _restyle(self) -> None:
+        font = page_font(self._look.type.family, self._look.type.body)
+        self.editor.setFont(font)
+        for button, side in ((self.button, 20), (self.attach, 18)):
+            button.setFixedSize(QSize(1, 1) * self._look.px(32))
+            button.setIconSize(QSize(1, 1) * self._look.px(side))
+        self.editor.viewport().setFont(font)  # the placeholder is drawn in it
+        self._fit()
+        self._show_button()
+
+    def _fit(self) -> None:
+        line = self.editor.fontMetrics().lineSpacing()
+        wanted = round(self.editor.document().size().height())  # a plain text document counts in lines
+        lines = max(1, min(wanted, _MOST_LINES))
+        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > _MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        self.editor.setVerticalScrollBarPolicy(policy)
+        margins = round(2 * self.editor.document().documentMargin())
+        self.editor.setFixedHeight(lines * line + margins + 1)
+
+
+def local_files(data: QMimeData) -> list[Path]:
+    """The files on this computer that are dragged or pasted."""
+    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]

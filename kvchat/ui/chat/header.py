@@ -1,0 +1,206 @@
+"""Above the transcript: the conversation's title and its menu, the model, and the menu of everything else."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
+
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
+from kvchat.ui.commands.shortcuts import words_of
+from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.keep_menu import add_keep_actions
+
+_MODEL_WIDTH = 260  # pixels at most, at 100 % text
+
+
+class Header(QWidget):
+    """Title, this chat's menu, model button, kvchat's menu. Every entry is a signal."""
+
+    renamed = Signal(str)  # the title that was typed
+    rename_ended = Signal()
+    requested = Signal(str)  # an action of the table of shortcuts
+    pin_requested = Signal(bool)  # pinned from now on
+    never_save_requested = Signal(bool)  # never saved from now on
+    sidebar_requested = Signal()
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look, self._exists, self._model_name = look, False, "No model"
+        self.setObjectName("header")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.sidebar = _tool_button("Show the sidebar", "Show the sidebar (Ctrl+B)")
+        self.sidebar.clicked.connect(self.sidebar_requested)
+        self.title, self.field = _Title(), _Field()
+        self.title.double_clicked.connect(self.begin_rename)
+        self.field.editingFinished.connect(self._end_rename)
+        self.field.hide()
+        self.model = QPushButton("No model")
+        self.model.setProperty("kind", "flat")
+        self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.model.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
+        self.model_menu = QMenu(self)
+        self.model.setMenu(self.model_menu)
+        self.chat_menu, self.menu = self._build_chat_menu(), self._build_menu()
+        self.chat = _menu_button("This chat", self.chat_menu)
+        self.more = _menu_button("More", self.menu)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(16, 10, 16, 10)
+        row.setSpacing(8)
+        row.addWidget(self.sidebar)
+        row.addSpacing(8)
+        for widget in (self.title, self.field):
+            row.addWidget(widget, 1)
+        for button in (self.chat, self.model, self.more):
+            row.addWidget(button)
+        self.show_model(None)
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    def show_conversation(self, title: str, *, exists: bool, pinned: bool, never_save: bool) -> None:
+        """The open conversation. One that does not exist yet cannot be renamed, deleted, pinned."""
+        if title != self.title.whole or exists != self._exists:
+            self._exists = exists
+            self.title.set_text(title)
+        for action in (self._rename, self.name_by_model, self._delete, self._export, self.pin, self.never_save):
+            action.setEnabled(exists)
+        self.pin.setChecked(pinned)
+        self.never_save.setChecked(never_save)
+
+    def show_model(self, name: str | None) -> None:
+        """The model's name."""
+        self._model_name = name or "No model"
+        self.model.setAccessibleName(f"Model: {name or 'none'}")
+        self.model.setToolTip(name or "")
+        self._fit_model()
+
+    def begin_rename(self) -> None:
+        """Let the user write another title in place; Esc leaves the old one."""
+        if self._exists:
+            self.field.setText(self.title.whole)
+            self.title.hide()
+            self.field.show()
+            self.field.setFocus()
+            self.field.selectAll()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The model's name gives way before the title is gone."""
+        super().resizeEvent(event)
+        self._fit_model()
+
+    def _end_rename(self) -> None:
+        if self.field.isHidden():
+            return
+        title = self.field.text().strip()
+        self.field.hide()
+        self.title.show()
+        if self.field.isModified() and title and title != self.title.whole:
+            self.renamed.emit(title)
+        self.rename_ended.emit()
+
+    def _fit_model(self) -> None:
+        room = min(self._look.px(_MODEL_WIDTH), max(int(self.width() * 0.3), 80))
+        self.model.setMaximumWidth(room)
+        words = self.model.fontMetrics().elidedText(
+            self._model_name, Qt.TextElideMode.ElideMiddle, room - self._look.px(16) - 30
+        )
+        self.model.setText(words.replace("&", "&&"))  # a lone & would mark a shortcut key
+
+    def _build_chat_menu(self) -> QMenu:
+        menu = QMenu(self)
+        self._rename = menu.addAction("Rename", self.begin_rename)
+        self.name_by_model = self._entry(menu, "name")
+        self._entry(menu, "chat-settings")
+        self._export = self._entry(menu, "export")
+        menu.addSeparator()
+        self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
+        menu.addSeparator()
+        self._delete = self._entry(menu, "delete")
+        return menu
+
+    def _build_menu(self) -> QMenu:
+        menu = QMenu(self)
+        for action in ("models", "disk", "engine", "restart-engine"):
+            self._entry(menu, action)
+        menu.addSeparator()
+        self._entry(menu, "deleted")
+        keeping = menu.addMenu("Import, export, back up")
+        for action in ("export-all", "import", "import-folder", "back-up", "restore"):
+            self._entry(keeping, action)
+        menu.addSeparator()
+        for action in ("settings", "shortcuts", "quit"):
+            self._entry(menu, action)
+        return menu
+
+    def _entry(self, menu: QMenu, action: str) -> QAction:
+        return menu.addAction(words_of(action), partial(self.requested.emit, action))
+
+    def _restyle(self) -> None:
+        theme = self._look.theme
+        self.model.setIcon(icon("chevron-down", theme.muted))
+        self.chat.setIcon(icon("dots", theme.text))
+        self.more.setIcon(icon("menu", theme.text))
+        self.sidebar.setIcon(icon("sidebar", theme.muted))
+        self._fit_model()
+
+
+class _Title(ElidedLabel):
+    """The title, to be written anew after a double click."""
+
+    double_clicked = Signal()
+
+    def __init__(self) -> None:
+        super().__init__("title")
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """The title is meant."""
+        self.double_clicked.emit()
+
+
+class _Field(QLineEdit):
+    """Where a title is written; Esc gives it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("New title")
+        self.setMaxLength(200)
+
+    def event(self, event: QEvent) -> bool:
+        """Esc is meant for the field here, not for what it does elsewhere in the window."""
+        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
+        if asked and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
+            event.accept()
+            return True
+        return super().event(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Esc leaves the title as it was."""
+        if event.key() == Qt.Key.Key_Escape:
+            self.setModified(False)
+            self.editingFinished.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+def _tool_button(name: str, tip: str) -> QToolButton:
+    button = QToolButton()
+    button.setAccessibleName(name)
+    button.setToolTip(tip)
+    return button
+
+
+def _menu_button(name: str, menu: QMenu) -> QToolButton:
+    button = _tool_button(name, name)
+    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    button.setMenu(menu)
+
+    def leave() -> None:
+        """A window that opens over the button keeps Qt from telling that the pointer has left it."""
+        button.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
+        button.update()
+
+    menu.aboutToHide.connect(leave)
+    return button

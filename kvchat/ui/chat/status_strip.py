@@ -1,0 +1,215 @@
+"""The strip at the bottom: engine, model, context, and the current turn in its own words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
+
+from kvchat.engine.speaking.status import EngineState
+from kvchat.ui.base.colors import Theme
+from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.turn_story import Piece
+from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
+from kvchat.words.wording import tokens_short
+
+_GAP = 18  # pixels between remarks
+_BETWEEN = 16  # pixels between the strip's parts
+
+
+class EngineDot(QWidget):
+    """The engine's state as a small disc."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._state, self._silent = EngineState.STOPPED, False
+        self.setFixedSize(9, 9)
+
+    def show_state(self, state: EngineState, *, silent: bool = False) -> None:
+        """Show another state; `silent` is a ready engine of which nothing is heard."""
+        self._state, self._silent = state, silent
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """A full disc when ready, a ring otherwise; red when failed."""
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        theme = self._look.theme
+        colour = QColor(theme.warn if self._silent else _state_colour(self._state, theme))
+        painter.setPen(colour)
+        if self._state in (EngineState.READY, EngineState.FAILED) and not self._silent:
+            painter.setBrush(colour)
+        painter.drawEllipse(QRectF(0.75, 0.75, 7.5, 7.5))
+        painter.end()
+
+
+class Remarks(QWidget):
+    """Remarks in a row, aligned to the right; what matters least gives way first."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._pieces: tuple[Piece, ...] = ()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+
+    @property
+    def text(self) -> str:
+        """All remarks in one string, as a screen reader says them."""
+        return " · ".join(piece.text for piece in self._pieces)
+
+    def show_pieces(self, pieces: tuple[Piece, ...]) -> None:
+        """Show these remarks."""
+        if pieces != self._pieces:
+            self._pieces = pieces
+            self.setAccessibleName(self.text)
+            self.setToolTip(plain_tip("\n".join(piece.text for piece in pieces)))
+            if QToolTip.isVisible() and self.underMouse():
+                QToolTip.hideText()
+            self.updateGeometry()
+            self.update()
+
+    def fitting(self, width: int) -> tuple[Piece, ...]:
+        """The remarks that fit into so many pixels; one always does, elided if need be."""
+        pieces = list(self._pieces)
+        while len(pieces) > 1 and self._width(pieces) > width:
+            pieces.remove(min(pieces, key=lambda piece: piece.rank))
+        return tuple(pieces)
+
+    def sizeHint(self) -> QSize:
+        """As wide as all remarks."""
+        return QSize(max(self._width(self._pieces), 60), self.fontMetrics().height())
+
+    def _width(self, pieces: Sequence[Piece]) -> int:
+        return sum(self.fontMetrics().horizontalAdvance(piece.text) for piece in pieces) + _GAP * (len(pieces) - 1)
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do."""
+        return QSize(60, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """The newest at the right edge."""
+        painter = QPainter(self)
+        metrics = self.fontMetrics()
+        y = (self.height() + metrics.ascent() - metrics.descent()) / 2
+        right = float(self.width())
+        for piece in reversed(self.fitting(self.width())):
+            wide = metrics.horizontalAdvance(piece.text)
+            text = metrics.elidedText(piece.text, Qt.TextElideMode.ElideRight, math.ceil(right))
+            painter.setPen(QColor(_tone_colour(piece.tone, self._look.theme)))
+            painter.drawText(QPointF(max(right - wide, 0.0), y), text)
+            right -= wide + _GAP
+        painter.end()
+
+
+class StatusStrip(QFrame):
+    """Engine state dot and word, model, context, the turn."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("strip")
+        self.setAccessibleName("Status")
+        self.dot = EngineDot(look)
+        self.state = QLabel("stopped")
+        self.model = ElidedLabel("small")
+        self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
+        self.context = QLabel()
+        self.progress = QProgressBar()
+        self.progress.setRange(0, 1000)
+        self.progress.setTextVisible(False)
+        self.progress.setFixedWidth(90)
+        self.progress.setAccessibleName("Reading")
+        self.progress.hide()
+        self.remarks = Remarks(look)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(_BETWEEN, 6, _BETWEEN, 6)
+        row.setSpacing(_BETWEEN)
+        left = QHBoxLayout()
+        left.setSpacing(7)
+        left.addWidget(self.dot)
+        left.addWidget(self.state)
+        row.addLayout(left)
+        row.addWidget(self.model)
+        row.addWidget(self.context)
+        row.addWidget(self.remarks, 1)
+        row.addWidget(self.progress)
+        for label in (self.state, self.context):
+            label.setProperty("kind", "small")
+        self._look = look
+        self._engine, self._silent = EngineState.STOPPED, False
+        self._pieces: tuple[Piece, ...] = ()
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    def show_engine(self, state: EngineState, model: str | None) -> None:
+        """The engine's state in a dot and a word, and the model's name."""
+        self._engine = state
+        self._show_state()
+        self.model.set_text(model or "no model")
+        self._make_room()
+
+    def show_context(self, available: int | None, reason: str) -> None:
+        """How large the context is, in tokens; the tooltip says why. How full it is, the meter says."""
+        words = f"context {tokens_short(available)}" if available is not None else ""
+        self.context.setText(words)
+        self.context.setAccessibleName(words)
+        self.context.setToolTip(reason)
+        self._make_room()
+
+    def show_turn(self, pieces: tuple[Piece, ...], fraction: float | None, *, silent: bool = False) -> None:
+        """The current turn's remarks, how much of the prompt has been read, and whether nothing comes any more."""
+        self._pieces, self._silent = pieces, silent
+        self._show_state()
+        self.progress.setVisible(fraction is not None)
+        self.progress.setValue(int(1000 * (fraction or 0.0)))
+        self._show_remarks()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Another width has room for more or less."""
+        super().resizeEvent(event)
+        self._make_room()
+
+    def _show_state(self) -> None:
+        silent = self._silent and self._engine is EngineState.READY
+        word = "silent" if silent else self._engine.value
+        self.dot.show_state(self._engine, silent=silent)
+        self.state.setText(word)
+        self.state.setAccessibleName(f"Engine {word}")
+
+    def _show_remarks(self) -> None:
+        """Without the numbers only what went wrong is told."""
+        wanted = self._pieces if self._look.numbers else tuple(p for p in self._pieces if p.tone in ("warn", "bad"))
+        self.remarks.show_pieces(wanted)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """The model and the context stand elsewhere, too: they give way to what is told of the turn."""
+        busy = [self.dot, self.state, self.remarks] + [self.progress] * (not self.progress.isHidden())
+        room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
+        for label in (self.model, self.context):
+            wide = label.sizeHint().width() + _BETWEEN
+            shown = wide <= room and (label is self.model or self._look.numbers)
+            label.setVisible(shown)
+            room -= wide if shown else 0
+
+    def _restyle(self) -> None:
+        font = self.font()
+        font.setPointSizeF(self._look.type.small)
+        self.remarks.setFont(font)
+        self._show_remarks()
+        self.dot.update()
+        self.remarks.update()
+
+
+def _state_colour(state: EngineState, theme: Theme) -> str:
+    if state is EngineState.FAILED:
+        return theme.bad
+    off = (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
+    return theme.muted if state in off else theme.accent
+
+
+def _tone_colour(tone: str, theme: Theme) -> str:
+    return {"good": theme.accent, "warn": theme.warn, "bad": theme.bad, "live": theme.text}.get(tone, theme.muted)

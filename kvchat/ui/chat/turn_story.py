@@ -1,0 +1,195 @@
+"""What the strip says about a conversation's current turn: events in, words out. No Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvchat.chat.events import (
+    FirstToken,
+    MakingRoom,
+    Prefilling,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    RestoreFailed,
+    Restoring,
+    Saved,
+    SaveSkipped,
+    Saving,
+    Silent,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+    WaitingForChat,
+    WaitingForEngine,
+    WaitingForWriter,
+)
+from kvchat.chat.receipts import UNUSED, where_from, where_told
+from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, size
+
+_RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks give way first."""
+
+    text: str
+    tone: str = ""
+    rank: int = 3
+
+
+class TurnStory:
+    """The remarks about one turn, in the order they came; a later remark on the same matter replaces the earlier."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, Piece] = {}
+        self._over = False
+        self._restored: Restored | None = None
+        self._failed = ""  # why nothing was restored that was to be
+        self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
+        self.pending = ""  # what to say where the reply will stand; empty once it has begun
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What to show, oldest first."""
+        return tuple(self._pieces.values())
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come for longer than usual."""
+        return "silence" in self._pieces
+
+    def begin(self) -> None:
+        """The user pressed Send: a restore that ran ahead stays told, the turn before does not."""
+        if self._over:
+            self._forget()
+        self.pending = "One moment…"
+
+    def tell(self, event: TurnEvent) -> None:
+        """Take one event in."""
+        match event:
+            case WaitingForEngine():
+                self._fresh()
+                self._say("wait", "waiting for the engine", "live")
+                self.pending = "Waiting for the engine…"
+            case WaitingForWriter():
+                self._fresh()
+                self.pending = "This chat is being answered by another kvchat; waiting…"
+            case WaitingForChat():
+                self._fresh()
+                self.pending = "Another chat is being answered; this one is next."
+            case MakingRoom(done=True):
+                self._pieces.pop("wait", None)
+            case MakingRoom():
+                self._fresh()
+                self._say("wait", "making room for a longer chat", "live")
+                self.pending = "Making room for a longer chat…"
+            case Restoring() | Restored() | RestoreFailed():
+                self._tell_restore(event)
+            case Prefilling(done=done, total=total):
+                self._fresh()
+                self._pieces.pop("wait", None)
+                self.fraction = done / total if total else None
+                self._say("read", f"reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens", "live")
+                self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
+            case FirstToken():
+                self._tell_first_token(event)
+            case Speed(tokens_per_second=speed):
+                self._say("speed", f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.1f} tokens/s", "live")
+            case Silent(seconds=seconds):
+                self._pieces.pop("silence", None)
+                if seconds:
+                    self._pieces.pop("speed", None)
+                    self._say("silence", f"no word for {seconds:.0f} s", "warn")
+            case ReplyDelta():
+                self._reading_ended()
+            case ReplyFinished() | TurnFailed():
+                self._tell_end(event)
+            case Saving() | Saved() | SaveSkipped():
+                self._tell_save(event)
+
+    def _tell_restore(self, event: Restoring | Restored | RestoreFailed) -> None:
+        self._fresh()
+        self._pieces.pop("wait", None)
+        match event:
+            case Restoring(bytes=count):
+                self._restored, self._failed = None, ""
+                self._say("restore", f"loading {size(count)}…", "live")
+                self.pending = f"Loading {size(count)}…"
+            case Restored(bytes=count, ms=ms):
+                self._restored = event
+                self._say("restore", f"loaded {size(count)} in {duration(ms)}")
+            case RestoreFailed(reason=reason, hollow=hollow):
+                self._restored, self._failed = None, "" if hollow else reason
+                self._say("restore", f"{READ_AGAIN}: {UNUSED}" if hollow else f"not loaded: {reason}", "warn")
+
+    def _tell_first_token(self, event: FirstToken) -> None:
+        self._fresh()
+        self._reading_ended()
+        if event.verdict is not None:
+            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens)
+            self._say_where(where, hollow=event.verdict.hollow)
+        self._say("ttft", f"first word after {duration(event.ttft_ms)}")
+
+    def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
+        self._reading_ended()
+        self._pieces.pop("wait", None)
+        self._pieces.pop("silence", None)
+        self._over = True
+        if isinstance(event, TurnFailed):
+            self._say("end", "failed", "bad")
+        else:
+            if event.receipt is not None:
+                self._say_where(where_told(event.receipt), hollow=event.receipt.hollow)
+            if "speed" in self._pieces:
+                self._pieces["speed"] = replace(self._pieces["speed"], tone="")
+        self._restored, self._failed = None, ""
+
+    def _say_where(self, where: str, *, hollow: bool) -> None:
+        """Where the reply's chat came from, first of all that is said."""
+        more, tone = "", "good" if where in (STILL_LOADED, REMEMBERED) else ""
+        if hollow:
+            more, tone = UNUSED, "warn"
+        elif where == READ_AGAIN and self._failed:
+            more, tone = self._failed, "warn"
+        elif where.startswith(REMEMBERED) and self._restored:
+            more = f"{size(self._restored.bytes)} in {duration(self._restored.ms)}"
+        self._pieces = {"restore": Piece(where)} | self._pieces
+        self._say("restore", f"{where}: {more}" if more else where, tone)
+
+    def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
+        self._over = True
+        match event:
+            case Saving():
+                self._say("save", "keeping…", "live")
+            case Saved(bytes=count, ms=ms):
+                self._say("save", f"kept {size(count)} in {duration(ms)}")
+            case SaveSkipped(reason=reason):
+                self._say("save", f"not kept: {reason}", "warn")
+
+    def _reading_ended(self) -> None:
+        self._pieces.pop("read", None)
+        self.fraction = None
+        self.pending = ""
+
+    def _say(self, matter: str, text: str, tone: str = "") -> None:
+        self._pieces[matter] = Piece(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(matter, 3))
+
+    def _fresh(self) -> None:
+        """Something of a new turn was heard: forget the one before."""
+        if self._over:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._pieces.clear()
+        self._over = False
+        self._restored, self._failed = None, ""
+        self.fraction = None
+        self.pending = ""
+
+
+def waiting_words(title: str, other: TurnStory) -> str:
+    """What stands where a reply will be that waits for another chat's: for which one, and how far that is."""
+    far = f"reading {100 * other.fraction:.0f} %" if other.fraction is not None else "writing its reply"
+    return f"Waiting for “{title}”: {far}."

@@ -1,0 +1,1 @@
+"""What can be done by keys and by the palette: one table, and what is drawn from it."""

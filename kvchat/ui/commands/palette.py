@@ -1,0 +1,142 @@
+"""Ctrl+K: type a few letters of a chat's title, or of something to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import (
+    QDialog,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.ui.commands.ranking import best, folded
+from kvchat.ui.widgets.elided import ElidedLabel
+
+_MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
+_LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # wide; pixels: a row's height beside its letters, and from the window's top
+_TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the palette."""
+
+    words: str
+    note: str  # at its right edge
+    do: Callable[[], object]
+    also: str = ""  # what it is found by, too
+
+
+class Palette(QDialog):
+    """Filled anew each time it is opened; Enter does what is marked, Esc goes back."""
+
+    def __init__(self, parent: QWidget, chats: Sequence[Entry], actions: Sequence[Entry]) -> None:
+        """Both in the order that counts when nothing was typed."""
+        super().__init__(parent, Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setAccessibleName("Go to a chat, or do something")
+        self.setObjectName("palette")
+        self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
+        self._actions = actions
+        self._action_words = [folded(f"{entry.words} {entry.also}".strip()) for entry in actions]
+        self._shown: list[Entry] = []
+        self.field = QLineEdit()
+        self.field.setPlaceholderText("Go to a chat, or do something…")
+        self.field.setAccessibleName("Go to a chat, or do something")
+        self.field.installEventFilter(self)
+        self.field.textChanged.connect(self._fill)
+        self.field.returnPressed.connect(self._do)
+        self.list = QListWidget()
+        self.list.setObjectName("paletteList")
+        self.list.setAccessibleName("What fits")
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.itemClicked.connect(lambda _: self._do())
+        self.nothing = QLabel("No chat and nothing to do is called that.")
+        self.nothing.setProperty("kind", "muted")
+        self.nothing.setContentsMargins(10, 4, 10, 6)
+        self._column = column = QVBoxLayout(self)
+        column.setContentsMargins(10, 10, 10, 10)
+        column.setSpacing(6)
+        for widget in (self.field, self.nothing, self.list):
+            column.addWidget(widget)
+        self._fill("")
+
+    @property
+    def shown(self) -> list[str]:
+        """The words of the lines on show."""
+        return [entry.words for entry in self._shown]
+
+    def open_over(self, window: QWidget) -> None:
+        """Show it near the window's top."""
+        self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, window.width() - 40))
+        self._fit()
+        self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, _TOP)))
+        self.show()
+        self.activateWindow()
+        self.field.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The arrows move in the list while one types."""
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _TO_LIST:
+            self.list.keyPressEvent(event)
+            return True
+        return super().eventFilter(watched, event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Who clicks elsewhere is done with it."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.ActivationChange and self.isVisible() and not self.isActiveWindow():
+            self.reject()
+
+    def _fill(self, typed: str) -> None:
+        most = _MOST_CHATS if typed.strip() else _CHATS_AT_FIRST
+        self._shown = [self._chats[i] for i in best(typed, self._chat_words, most)]
+        self._shown += [self._actions[i] for i in best(typed, self._action_words, _MOST_ACTIONS)]
+        self.list.clear()
+        for entry in self._shown:
+            item = QListWidgetItem(self.list)
+            item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{entry.words}, {entry.note}")
+            item.setSizeHint(QSize(0, self._row_height))
+            self.list.setItemWidget(item, _line(entry))
+        self.list.setCurrentRow(0)
+        self.list.setVisible(bool(self._shown))
+        self.nothing.setVisible(not self._shown)
+        self._fit()
+
+    @property
+    def _row_height(self) -> int:
+        return self.fontMetrics().height() + _LEAST_ROW
+
+    def _fit(self) -> None:
+        self.list.setFixedHeight(self._row_height * len(self._shown) + 2)
+        self._column.activate()
+        self.setFixedHeight(self._column.sizeHint().height())
+
+    def _do(self) -> None:
+        row = self.list.currentRow()
+        if 0 <= row < len(self._shown):
+            entry = self._shown[row]
+            self.accept()
+            entry.do()
+
+
+def _line(entry: Entry) -> QWidget:
+    line, words, note = QWidget(), ElidedLabel(""), QLabel(entry.note)
+    line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+    words.set_text(entry.words)
+    note.setProperty("kind", "small")
+    row = QHBoxLayout(line)
+    row.setContentsMargins(10, 0, 10, 0)
+    row.addWidget(words, 1)
+    row.addWidget(note)
+    return line

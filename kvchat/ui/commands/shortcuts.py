@@ -1,0 +1,114 @@
+"""What the keyboard can do: one table, from which keys are installed, the palette filled and the sheet drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import QWidget
+
+from kvchat.words.wording import NUMBERS, STORAGE
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """One thing that can be done. Without keys it is in the palette only."""
+
+    action: str
+    words: str
+    group: str
+    keys: tuple[str, ...] = ()  # portable, as QKeySequence reads them; the first one is shown
+    in_palette: bool = True
+    also: str = ""  # what else somebody may type who looks for it
+    own: bool = True  # False: a field or a list answers to these keys itself, and the sheet tells of them
+
+
+_CHATS, _MESSAGES, _VIEW, _WINDOWS, _KEEPING = "Chats", "Messages", "View", "Windows", "Housekeeping"
+
+SHORTCUTS = (
+    Shortcut("palette", "Go to a chat, or do something", _CHATS, ("Ctrl+K",), in_palette=False),
+    Shortcut("new", "New chat", _CHATS, ("Ctrl+N",), also="begin start conversation"),
+    Shortcut("previous", "Previous chat", _CHATS, ("Ctrl+Up", "Ctrl+PgUp")),
+    Shortcut("next", "Next chat", _CHATS, ("Ctrl+Down", "Ctrl+PgDown")),
+    Shortcut("list", "Go to the list of chats", _CHATS, ("Ctrl+1",)),
+    Shortcut("search", "Search in all chats", _CHATS, ("Ctrl+Shift+F",), also="find"),
+    Shortcut("find", "Find in this chat", _CHATS, ("Ctrl+F",), also="search"),
+    Shortcut("find-next", "Next place found", _CHATS, ("F3",), in_palette=False),
+    Shortcut("find-previous", "Previous place found", _CHATS, ("Shift+F3",), in_palette=False),
+    Shortcut("chat-settings", "Chat settings…", _CHATS, also="system prompt temperature sampling preset thinking"),
+    Shortcut("rename", "Rename this chat", _CHATS, ("F2",), also="title name"),
+    Shortcut("name", "Name this chat by the model", _CHATS, also="title rename"),
+    Shortcut("delete", "Delete this chat", _CHATS, also="remove trash"),
+    Shortcut("undo", "Undo what was deleted", _CHATS, ("Ctrl+Z",), also="restore back"),
+    Shortcut("deleted", "Recently deleted…", _CHATS, also="trash bin restore recover undo"),
+    Shortcut("compose", "Write a message", _MESSAGES, ("Ctrl+L",)),
+    Shortcut("send", "Send", _MESSAGES, ("Return",), in_palette=False, own=False),
+    Shortcut("line", "New line", _MESSAGES, ("Shift+Return",), in_palette=False, own=False),
+    Shortcut("stop", "Stop the reply", _MESSAGES, ("Esc",), also="cancel end"),
+    Shortcut("regenerate", "Make another reply", _MESSAGES, ("Ctrl+R",), also="regenerate retry again"),
+    Shortcut("edit", "Edit my last message", _MESSAGES, ("Ctrl+E",), also="change correct"),
+    Shortcut("edit-up", "Edit my last message, from an empty field", _MESSAGES, ("Up",), in_palette=False, own=False),
+    Shortcut("attach", "Attach files…", _MESSAGES, ("Ctrl+O",), also="upload picture image pdf document add open"),
+    Shortcut("larger", "Larger text", _VIEW, ("Ctrl++", "Ctrl+="), also="font size zoom in bigger"),
+    Shortcut("smaller", "Smaller text", _VIEW, ("Ctrl+-",), also="font size zoom out"),
+    Shortcut("normal", "Normal text size", _VIEW, ("Ctrl+0",), also="font zoom reset"),
+    Shortcut("dark", "Dark theme", _VIEW, also="colours colors appearance night mode"),
+    Shortcut("light", "Light theme", _VIEW, also="colours colors appearance day mode bright"),
+    Shortcut("like-system", "Theme like the system", _VIEW, also="colours colors appearance dark light"),
+    Shortcut("sidebar", "Show or hide the sidebar", _VIEW, ("Ctrl+B",), also="panel chats list"),
+    Shortcut("full-screen", "Full screen", _VIEW, ("F11",), also="fullscreen maximise maximize"),
+    Shortcut("numbers", f"Show or hide {NUMBERS.lower()}", _VIEW, also="figures statistics receipt time"),
+    Shortcut("settings", "Settings…", _WINDOWS, ("Ctrl+,",), also="preferences options configure theme font language"),
+    Shortcut("models", "Models…", _WINDOWS, ("Ctrl+M",), also="download gguf hugging face switch change llm"),
+    Shortcut("engine", "Engine…", _WINDOWS, ("Ctrl+Shift+E",), also="server llama memory speed gpu"),
+    Shortcut("log", "Engine’s log…", _WINDOWS, also="output errors messages debug diagnostics"),
+    Shortcut("restart-engine", "Restart engine", _WINDOWS, also="start stop server llama reload"),
+    Shortcut("disk", f"{STORAGE}…", _WINDOWS, ("Ctrl+D",), also="disk usage space cache memory of chats delete shrink"),
+    Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("F1", "Ctrl+/"), also="keys help hotkeys"),
+    Shortcut("quit", "Quit", _WINDOWS, ("Ctrl+Q",), also="exit close leave"),
+    Shortcut("export", "Export this chat…", _KEEPING, also="save share download markdown html json"),
+    Shortcut("export-all", "Export all chats…", _KEEPING, also="save share download"),
+    Shortcut("import", "Import chats…", _KEEPING, also="load open chatgpt claude"),
+    Shortcut("import-folder", "Import a folder of chats…", _KEEPING, also="load open"),
+    Shortcut("back-up", "Back up…", _KEEPING, also="backup copy save"),
+    Shortcut("restore", "Restore from a backup…", _KEEPING, also="recover load"),
+)
+
+
+def words_of(action: str) -> str:
+    """What an action is called in a menu, with its keys at the right edge."""
+    shortcut = next(one for one in SHORTCUTS if one.action == action)
+    return "\t".join(part for part in (shortcut.words, shown_keys(shortcut)) if part)
+
+
+def shown_keys(shortcut: Shortcut) -> str:
+    """Its first keys as this desktop writes them; empty without any."""
+    if not shortcut.keys:
+        return ""
+    return QKeySequence(shortcut.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
+
+
+def install_shortcuts(window: QWidget, doings: Mapping[str, Callable[[], object]]) -> dict[str, QAction]:
+    """Give `window` an action for each entry of the table that is not a field's own. Every one must have its doing."""
+    actions: dict[str, QAction] = {}
+    for shortcut in SHORTCUTS:
+        if not shortcut.own:
+            continue
+        action = QAction(shortcut.words, window)
+        action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
+        action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
+        action.triggered.connect(_caller(doings[shortcut.action]))
+        window.addAction(action)
+        actions[shortcut.action] = action
+    return actions
+
+
+def _caller(doing: Callable[[], object]) -> Callable[[], None]:
+    """Without the `checked` that Qt would hand over."""
+
+    def call() -> None:
+        doing()
+
+    return call

@@ -1,0 +1,173 @@
+"""Between files and the composer: reads what is dropped, pasted or chosen, and counts it before it is sent.
+
+What is attached belongs to the chat that was open then, however long it takes to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QEvent, QObject
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
+
+from kvchat.chat.documents import document_of_file, document_of_text, read_bytes
+from kvchat.chat.events import EngineChanged, Event
+from kvchat.chat.messages import Attachment
+from kvchat.chat.pictures import is_picture
+from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
+from kvchat.ui.attachments.pictures import of_image, prepared
+from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.chat.composer import Composer, local_files
+from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.dialogs.notices import Notices
+
+PASTED, PASTED_PICTURE = "Pasted text.txt", "Pasted picture.png"
+
+
+class AttachmentController(QObject):
+    """Takes files in for the message being written; `page` takes drops as the composer does."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        composer: Composer,
+        page: QWidget,
+        controller: ChatController,
+        notices: Notices,
+        runner: TaskRunner,
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._runtime, self._composer, self._controller, self._runner = runtime, composer, controller, runner
+        self._notices = notices
+        self._reading: list[tuple[str | None, str]] = []  # in which chat, and the name of what is being read
+        self._refused: list[tuple[str | None, KvchatError]] = []  # told as long as that chat is open
+        self._shown = controller.current
+        controller.opened.connect(self._another_chat)
+        composer.attach_requested.connect(self.choose)
+        composer.files_given.connect(self.take)
+        composer.picture_given.connect(self._take_image)
+        composer.text_given.connect(self._take_text)
+        composer.chips.changed.connect(self._count_again)
+        page.setAcceptDrops(True)
+        page.installEventFilter(self)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._unsubscribe()
+
+    def take(self, paths: Sequence[Path]) -> None:
+        """Attach these files; what cannot be attached is told, file by file."""
+        for path in paths:
+            self._begin(path.name, asyncio.to_thread(_read, path))
+
+    def choose(self) -> None:
+        """Let the user pick files."""
+        dialog = file_dialog(self._composer.window(), "Attach files", QFileDialog.FileMode.ExistingFiles)
+        dialog.filesSelected.connect(lambda names: self.take(_chosen(dialog, names)))
+        dialog.finished.connect(lambda: self._composer.focus())
+        dialog.open()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Files dropped anywhere on the page."""
+        if isinstance(event, QDragEnterEvent) and local_files(event.mimeData()):
+            event.acceptProposedAction()
+            return True
+        if isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
+            self.take(local_files(event.mimeData()))
+            event.acceptProposedAction()
+            return True
+        return super().eventFilter(watched, event)
+
+    def _take_image(self, image: QImage) -> None:
+        self._begin(PASTED_PICTURE, asyncio.to_thread(of_image, PASTED_PICTURE, image))
+
+    def _take_text(self, text: str) -> None:
+        self._begin(PASTED, asyncio.to_thread(document_of_text, PASTED, text))
+
+    def _begin(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
+        where = self._controller.current
+        self._reading.append((where, name))
+        self._show_reading()
+        self._runner.start(self._attach(where, name, reading), lambda error: self._refuse(where, error))
+
+    async def _attach(self, where: str | None, name: str, reading: Awaitable[Attachment]) -> None:
+        """Read, and attach to what is written in that chat, unless it is there already.
+
+        The context's card says what to do where it does not fit. A picture is refused where the model cannot see.
+        """
+        try:
+            attachment = await reading
+            if attachment.data:
+                await self._runtime.chat.context.check_vision(where)  # a chat may have a model of its own
+            there = self._controller.drafts.attached_to(where)
+            if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in there):
+                self._controller.drafts.attach(where, (*there, attachment))
+                self._controller.drafts.show()
+        except BaseException:
+            if where == self._controller.current:
+                self._composer.hold()
+            raise
+        finally:
+            self._reading.remove((where, name))
+            self._show_reading()
+
+    def _refuse(self, where: str | None, error: KvchatError) -> None:
+        self._refused.append((where, error))
+        if where == self._controller.current:
+            self._notices.show_error(error)
+
+    def _another_chat(self) -> None:
+        """What was refused in one chat is told there alone."""
+        if self._shown == self._controller.current:
+            return
+        before, self._shown = self._shown, self._controller.current
+        for error in (error for where, error in self._refused if where == before):
+            self._notices.take_back(error)
+        self._refused = [one for one in self._refused if one[0] != before]
+        for error in (error for where, error in self._refused if where == self._shown):
+            self._notices.show_error(error)
+        self._composer.hold()
+        self._show_reading()
+
+    def _show_reading(self) -> None:
+        self._composer.show_reading([name for where, name in self._reading if where == self._controller.current])
+
+    def _count_again(self) -> None:
+        self._runner.start(self._count(), lambda error: None)  # the engine went: its own card says so
+
+    async def _count(self) -> None:
+        for chip in tuple(self._composer.chips.chips):
+            tokens, counted = await self._runtime.chat.context.tokens_of(chip.attachment)
+            if chip in self._composer.chips.chips:
+                chip.show_tokens(tokens, counted=counted)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, EngineChanged) and self._composer.chips.chips:
+            self._count_again()
+
+
+def _chosen(dialog: QFileDialog, told: Sequence[str]) -> list[Path]:
+    """The files that were chosen or typed. Of several paths typed in quotes Qt's own dialog may tell only one."""
+    field = dialog.findChild(QLineEdit)
+    names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
+    paths = list(map(Path, told))
+    for folder in (Path(dialog.directory().path()), *(path.parent for path in paths)):
+        typed = [folder / name for name in names]
+        if typed and all(path.is_file() for path in typed):
+            return typed
+    return paths
+
+
+def _read(path: Path) -> Attachment:
+    """A document's text, or a picture as it is sent. Raises CannotAttach."""
+    data = read_bytes(path)
+    return prepared(path.name, data) if is_picture(data) else document_of_file(path.name, data)

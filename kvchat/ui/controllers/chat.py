@@ -1,0 +1,292 @@
+"""Between the runtime and the window: events become what is shown, what the user does becomes wishes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from kvchat.chat.drafts import NOT_BEGUN
+from kvchat.chat.events import (
+    Absorbed,
+    ConversationsChanged,
+    EngineChanged,
+    Event,
+    MessagesChanged,
+    Notice,
+    QuestionNotStored,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    Saved,
+    SettingsChanged,
+    TurnEvent,
+)
+from kvchat.chat.messages import Attachment, Message
+from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.chat.turn_story import waiting_words
+from kvchat.ui.controllers.drafts import DraftKeeper
+from kvchat.ui.controllers.messages import MessageController
+from kvchat.ui.controllers.sidebar import SidebarController
+from kvchat.ui.controllers.talk import Talk
+from kvchat.ui.controllers.views import Views
+from kvchat.ui.dialogs.confirm import confirm
+
+MOST_TALKS = 20  # that are over and remembered all the same, for who comes back to them
+
+
+class ChatController(QObject):
+    """Holds which conversation is open and keeps the views true."""
+
+    opened = Signal(bool)  # whether the open conversation has anything to show
+    model_changed = Signal()
+    settings_changed = Signal()
+
+    def __init__(self, runtime: Runtime, views: Views, runner: TaskRunner, parent: QObject) -> None:
+        super().__init__(parent)
+        self._runtime, self._views, self._runner = runtime, views, runner
+        self.current: str | None = None
+        self.list = SidebarController(runtime, views.sidebar, runner, lambda: self.current, self)
+        self._messages: list[Message] = []
+        self._loading = False  # the messages are on their way from disk: do not flash the empty page
+        self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
+        self._talks: dict[str, Talk] = {}
+        self._sent: dict[str, list[str | None]] = {}  # by conversation: the drafts whose words are on their way there
+        self._had_model = runtime.settings.model_path
+        self.drafts = DraftKeeper(runtime.chat.drafts, views.composer, runner, lambda: self.current, self)
+        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
+        self.list.shown.connect(self._show_header)
+        views.sidebar.selected.connect(self.open)
+        views.composer.sent.connect(self.send)
+        views.composer.stop_requested.connect(self.stop)
+        views.transcript.retry_requested.connect(self.retry)
+        views.transcript.tail.first_requested.connect(self.go_first)
+        self.steering = MessageController(runtime, views.transcript, views.notices, runner, self._run_turn, self)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The messages of the open conversation's current branch."""
+        return self._messages
+
+    async def start(self) -> None:
+        """Show what there is: the list, the newest conversation, the engine."""
+        self.show_engine()
+        await self.drafts.load()
+        self.drafts.show()
+        await self.list.start()
+        if self.list.ids and self.current is None:
+            self.open(self.list.ids[0])
+        else:
+            self._show_all()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._unsubscribe()
+        self.list.close()
+
+    def open(self, conversation_id: str | None) -> None:
+        """Show another conversation, or with None an empty page for a new one."""
+        if conversation_id == self.current and self._messages:
+            return
+        self.current = conversation_id
+        self._messages = []
+        self._loading = conversation_id is not None
+        self.drafts.show()
+        self._views.transcript.show_conversation([])
+        self._views.sidebar.mark(conversation_id)
+        if conversation_id is not None:
+            self._runtime.chat.select(conversation_id)
+            self._opening = self._runner.start(self._reload_messages(conversation_id, fresh=True))
+        self._show_all()
+
+    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """Send what was written, and what goes with it; on the empty page this begins a conversation."""
+        self.drafts.sending(self.current)
+        self._runner.start(self._send(text, attachments, self.current))
+
+    async def open_at(self, conversation_id: str, message_id: str) -> None:
+        """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
+        self.open(conversation_id)
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._views.transcript.row_of(message_id) is None:
+            await self._runtime.chat.switch(conversation_id, message_id)
+            await self._reload_messages(conversation_id)
+
+    def retry(self) -> None:
+        """Answer the last message again."""
+        if self.current is not None:
+            self._run_turn(self.current, self._runtime.chat.retry(self.current))
+
+    def go_first(self) -> None:
+        """Answer the open conversation before the one it waits for, if the user is sure."""
+        here = self.current
+        if here is not None and (other := self._runtime.chat.ahead_of(here)):
+            confirm(
+                self._views.transcript,
+                "Answer this chat first?",
+                f"The reply in “{self.list.title(other)}” is stopped. What came of it is kept and can be continued.",
+                "Answer this first",
+                lambda: self._runtime.chat.go_first(here),
+                keep="Wait",
+            )
+
+    def stop(self) -> None:
+        """Stop the reply that runs here."""
+        if self.current is not None:
+            self._runtime.chat.stop(self.current)
+
+    def step_away(self, ids: Sequence[str]) -> None:
+        """These conversations leave the list: if the open one is among them, open the one below it."""
+        if self.current not in ids:
+            return
+        shown = self.list.ids
+        position = shown.index(self.current) if self.current in shown else 0
+        rest = [id for id in shown[position:] + shown[:position][::-1] if id not in ids]
+        self.open(rest[0] if rest else None)
+
+    def show_engine(self) -> None:
+        """Engine, model and context, wherever they are shown."""
+        runtime = self._runtime
+        self._views.show_engine(runtime, self.list.conversation(self.current))
+        if self._had_model != runtime.settings.model_path:
+            self._had_model = runtime.settings.model_path
+            self.model_changed.emit()
+
+    @property
+    def failure(self) -> KvchatError | None:
+        """Why the open conversation's last turn failed, if it did."""
+        return self._talk().failure
+
+    async def _send(self, text: str, attachments: tuple[Attachment, ...], written_on: str | None) -> None:
+        async with self._beginning:
+            conversation_id = self.current
+            if conversation_id is None:
+                try:
+                    conversation_id = (await self._runtime.chat.new_conversation()).id
+                except KvchatError as error:
+                    self._give_back(NOT_BEGUN, text, attachments, error)
+                    self.drafts.sent(written_on)
+                    return
+                if self.current is None:
+                    self.current = conversation_id
+        self._views.transcript.scroll_to_end()
+        self._sent.setdefault(conversation_id, []).append(written_on)
+        self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text, attachments=attachments))
+
+    def _arrived(self, conversation_id: str) -> None:
+        """The words that were sent there are on disk, or back."""
+        for draft in self._sent.pop(conversation_id, ()):
+            self.drafts.sent(draft)
+
+    def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
+        talk = self._talk(conversation_id)
+        talk.begin()
+        self._runner.watch_turn(task)
+        task.add_done_callback(lambda _: self._turn_over(conversation_id))
+        self._show_turn()
+
+    def _turn_over(self, conversation_id: str) -> None:
+        self._arrived(conversation_id)
+        self._talk(conversation_id).awaiting = False
+        self.list.reload_soon()  # nobody answers there any more, and a refusal brings no other news
+        if conversation_id == self.current:
+            self._show_turn()
+
+    def _talk(self, conversation_id: str | None = None) -> Talk:
+        key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
+        talk = self._talks.pop(key, None) or Talk()
+        self._talks[key] = talk  # the last one is the one that was needed last
+        for old in [id for id, other in self._talks.items() if other.is_over][:-MOST_TALKS]:
+            del self._talks[old]
+        return talk
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case EngineChanged():
+                self.show_engine()
+                self._show_turn()
+                self.list.reload_soon()
+            case SettingsChanged():
+                self.settings_changed.emit()
+            case ConversationsChanged():
+                self.list.reload_soon()
+            case MessagesChanged(conversation_id=id):
+                self._arrived(id)
+                if id == self.current:
+                    self._runner.start(self._reload_messages(id))
+            case Absorbed():
+                self.list.reload_soon()
+            case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
+                self._give_back(id, text, attachments, error)
+                self._arrived(id)
+            case Notice(title=title, detail=detail):
+                self._views.notices.tell(title, detail)
+            case _:
+                self._hear_turn(event)
+
+    def _give_back(
+        self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
+    ) -> None:
+        """The words were not stored: they return to the composer, or to the draft they came from."""
+        draft = "\n".join(part for part in (text, self.drafts.of(conversation_id)) if part)
+        self.drafts.set(conversation_id, draft)
+        self.drafts.attach(conversation_id, (*attachments, *self.drafts.attached_to(conversation_id)))
+        self.drafts.show()
+        self._views.notices.show_error(error)
+
+    def _hear_turn(self, event: TurnEvent) -> None:
+        id = event.conversation_id
+        talk, here = self._talk(id), id == self.current
+        known = talk.live_id
+        talk.hear(event)
+        match event:
+            case ReplyDelta(message_id=message_id) if here:
+                if message_id != known and self._views.transcript.row_of(message_id) is None:
+                    self._runner.start(self._reload_messages(id))
+                self._views.show_live(talk)
+            case ReplyFinished():
+                self.list.reload_soon()
+                if here:
+                    self._runner.start(self._reload_messages(id))
+            case Restored() | Saved():
+                self.list.reload_soon()
+        more_of_the_same = isinstance(event, ReplyDelta) and event.message_id == known  # hundreds a second
+        waits = self.current is not None and self._runtime.chat.ahead_of(self.current) == id
+        if (here or waits) and not more_of_the_same:
+            self._show_turn()
+
+    async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
+        messages = await self._runtime.chat.messages(conversation_id)
+        if conversation_id != self.current:
+            return
+        self._messages, self._loading = messages, False
+        if fresh:
+            self._views.transcript.show_conversation(messages)
+        else:
+            self._views.transcript.update_messages(messages)
+        talk = self._talk()
+        if talk.live_id:
+            self._views.show_live(talk)
+        self._show_all()
+
+    def _show_all(self) -> None:
+        self._show_header()
+        self._show_turn()
+
+    def _show_header(self) -> None:
+        self._views.show_model(self._runtime, self.list.conversation(self.current))
+        self._views.show_kept(self.current, self.list.title(self.current), self.list.usage_of(self.current))
+
+    def _show_turn(self) -> None:
+        """The open conversation's turn."""
+        running = self.current is not None and self._runtime.chat.is_answering(self.current)
+        other = self._runtime.chat.ahead_of(self.current) if self.current else None
+        waiting = waiting_words(self.list.title(other), self._talk(other).story) if other else ""
+        self._views.show_turn(self._runtime, self._talk(), self._messages, running=running, waiting=waiting)
+        self.opened.emit(bool(self._messages) or running or self._loading)

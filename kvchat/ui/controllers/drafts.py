@@ -1,0 +1,97 @@
+"""Drafts outlive the window: what is written and attached is on disk soon after, and in the composer the next time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvchat.chat.drafts import NOT_BEGUN, Drafts
+from kvchat.chat.messages import Attachment
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.chat.composer import Composer
+
+T = TypeVar("T")
+
+_KEEP_MS = 700  # what is written is gathered so long before it is put on disk
+
+
+class DraftKeeper(QObject):
+    """Holds every conversation's draft; that of the open one, which `current` names, is in the composer."""
+
+    def __init__(
+        self, drafts: Drafts, composer: Composer, runner: TaskRunner, current: Callable[[], str | None], parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._drafts, self._composer, self._runner, self._current = drafts, composer, runner, current
+        self._texts: dict[str, str] = {}
+        self._attached: dict[str, tuple[Attachment, ...]] = {}
+        self._unkept: dict[str, str] = {}
+        self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
+        self._sending: Counter[str] = Counter()  # drafts whose words are on their way into the chat
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(_KEEP_MS)
+        self._timer.timeout.connect(lambda: runner.start(self.keep()))
+        composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
+        composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
+
+    async def load(self) -> None:
+        """Read what was left the last time. Raises StorageFailed."""
+        self._texts = await self._drafts.all() | self._texts
+        self._attached = await self._drafts.attached() | self._attached
+
+    def of(self, conversation_id: str | None) -> str:
+        """A conversation's draft; None: that of the one that has not begun."""
+        return self._texts.get(conversation_id or NOT_BEGUN, "")
+
+    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
+        """What waits with a conversation's draft."""
+        return self._attached.get(conversation_id or NOT_BEGUN, ())
+
+    def set(self, conversation_id: str | None, text: str) -> None:
+        """Change a draft, wherever it is on show."""
+        key = conversation_id or NOT_BEGUN
+        if text != self._texts.get(key, ""):
+            self._texts[key] = self._unkept[key] = text
+            self._timer.start()
+
+    def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+        """Change what waits with a draft, wherever that is on show."""
+        key = conversation_id or NOT_BEGUN
+        if attachments != self._attached.get(key, ()):
+            self._attached[key] = self._unkept_attached[key] = attachments
+            self._timer.start()
+
+    def sending(self, conversation_id: str | None) -> None:
+        """What this draft said was sent: it stays on disk until `sent` says that the words are in the chat."""
+        self._sending[conversation_id or NOT_BEGUN] += 1
+
+    def sent(self, conversation_id: str | None) -> None:
+        """The words are in the chat, or back in the composer."""
+        self._sending[conversation_id or NOT_BEGUN] -= 1
+        self._timer.start()
+
+    def show(self) -> None:
+        """Put the open conversation's draft into the composer."""
+        current = self._current()
+        if self._composer.draft != self.of(current):
+            self._composer.set_draft(self.of(current))
+        if self._composer.chips.attachments != self.attached_to(current):
+            self._composer.set_attachments(self.attached_to(current))
+
+    async def keep(self) -> None:
+        """Put on disk what is not there yet. Raises StorageFailed."""
+        self._timer.stop()
+        unkept, self._unkept = _parted(self._unkept, self._sending)
+        attached, self._unkept_attached = _parted(self._unkept_attached, self._sending)
+        if unkept or attached:
+            await self._drafts.keep(unkept, attached)
+
+
+def _parted(drafts: dict[str, T], sending: Counter[str]) -> tuple[dict[str, T], dict[str, T]]:
+    """Those to put on disk, and those to leave as they are there."""
+    here = {key: draft for key, draft in drafts.items() if sending[key] <= 0}
+    return here, {key: draft for key, draft in drafts.items() if key not in here}

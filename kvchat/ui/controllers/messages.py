@@ -1,0 +1,83 @@
+"""Grants what the buttons of a message ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from PySide6.QtCore import QObject
+
+from kvchat.chat.messages import Message, Role
+from kvchat.chat.tree import Removed
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.transcript.transcript import Transcript
+
+
+class MessageController(QObject):
+    """Stands between the page and the chat. What makes a reply is begun with `run_turn(conversation_id, reply)`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        transcript: Transcript,
+        notices: Notices,
+        runner: TaskRunner,
+        run_turn: Callable[[str, asyncio.Future[Any]], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._runtime, self._transcript, self._notices, self._runner = runtime, transcript, notices, runner
+        self._run_turn = run_turn
+        transcript.message_requested.connect(self.grant)
+
+    def grant(self, requested: MessageRequest) -> None:
+        """Do it, unless a reply is being made: then the tree must not change."""
+        message, chat = requested.message, self._runtime.chat
+        id = message.conversation_id
+        if chat.is_answering(id):
+            self._notices.tell("The last message is still being answered", "Wait for the reply, or stop it.")
+            return
+        match requested.run:
+            case Request.REGENERATE:
+                self._run(id, chat.regenerate(message))
+            case Request.CONTINUE:
+                self._run(id, chat.go_on(message))
+            case Request.EDIT:
+                self._transcript.end_edit(message.id)
+                if message.role is Role.USER:
+                    self._run(id, chat.edit(message, requested.text))
+                elif requested.text != message.content.strip():
+                    self._runner.start(chat.edit_reply(message, requested.text))
+            case Request.DELETE:
+                self._runner.start(self._delete(message))
+            case Request.SWITCH:
+                self._runner.start(chat.switch(id, requested.text))
+
+    def edit_last(self) -> None:
+        """Write the last question anew."""
+        questions = [message for message in self._transcript.messages if message.role is Role.USER]
+        if questions:
+            self._transcript.edit(questions[-1].id)
+
+    def regenerate_last(self) -> None:
+        """Make another last reply."""
+        messages = self._transcript.messages
+        if messages and messages[-1].role is Role.ASSISTANT:
+            self.grant(MessageRequest(Request.REGENERATE, messages[-1]))
+
+    def _run(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
+        self._transcript.scroll_to_end()
+        self._run_turn(conversation_id, reply)
+
+    async def _delete(self, message: Message) -> None:
+        removed = await self._runtime.chat.delete_message(message)
+        followed = len(removed.rows) - 1
+        what = f"Deleted the message and {followed:,} that followed it" if followed else "Deleted the message"
+        self._notices.offer_undo(what, lambda: self._runner.start(self._put_back(removed)))
+
+    async def _put_back(self, removed: Removed) -> None:
+        await self._runtime.chat.put_back(removed)

@@ -1,0 +1,133 @@
+"""Between the runtime and the sidebar: the conversations, how warm each is, and what is kept of them on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvchat.chat.messages import Conversation
+from kvchat.engine.speaking.status import EngineState
+from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.sidebar.arrangement import arranged, folders_of
+from kvchat.ui.sidebar.conversation_list import Row, Warmth
+from kvchat.ui.sidebar.sidebar import Sidebar
+
+_GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
+NEW_TITLE = "New chat"
+
+
+class SidebarController(QObject):
+    """Keeps the sidebar true, and knows titles and usage for whoever else shows them."""
+
+    shown = Signal()  # titles, warmth or usage may be others now
+    usage_changed = Signal()  # the store has answered
+
+    def __init__(
+        self, runtime: Runtime, sidebar: Sidebar, runner: TaskRunner, current: Callable[[], str | None], parent: QObject
+    ) -> None:
+        """`current`: which conversation is open."""
+        super().__init__(parent)
+        self._runtime, self._sidebar, self._runner, self._current = runtime, sidebar, runner, current
+        self._conversations: list[Conversation] = []
+        self._usage_by_id: dict[str, ConversationUsage] = {}
+        self.usage: StoreUsage | None = None  # as last asked for
+        self._gather = QTimer(self)
+        self._gather.setSingleShot(True)
+        self._gather.setInterval(_GATHER_MS)
+        self._gather.timeout.connect(lambda: runner.start(self.reload()))
+        sidebar.rename_requested.connect(lambda id, title: runner.start(runtime.chat.rename(id, title)))
+        sidebar.arranged.connect(self.show_list)
+        sidebar.pin_requested.connect(self.pin)
+        sidebar.never_save_requested.connect(self.never_save)
+
+    @property
+    def ids(self) -> list[str]:
+        """The conversations in the order of the list."""
+        return [conversation.id for conversation in arranged(self._conversations, self._sidebar.arrangement)]
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The title of every conversation, by id."""
+        return {conversation.id: conversation.title for conversation in self._conversations}
+
+    def title(self, conversation_id: str | None) -> str:
+        """A conversation's title."""
+        return next((c.title for c in self._conversations if c.id == conversation_id), NEW_TITLE)
+
+    def conversation(self, conversation_id: str | None) -> Conversation | None:
+        """A conversation as last told."""
+        return next((c for c in self._conversations if c.id == conversation_id), None)
+
+    def usage_of(self, conversation_id: str | None) -> ConversationUsage | None:
+        """What is kept of a conversation and wished for it; None where there is neither."""
+        return self._usage_by_id.get(conversation_id or "")
+
+    def pin(self, conversation_id: str, pinned: bool) -> None:
+        """Never prune what is saved of a conversation, or allow it again."""
+        self._runner.start(self._then_reload(self._runtime.save_points.pin(conversation_id, pinned)))
+
+    def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again."""
+        self._runner.start(self._then_reload(self._runtime.save_points.never_save(conversation_id, never)))
+
+    def reload_soon(self) -> None:
+        """Something in the list has changed."""
+        self._gather.start()
+
+    async def start(self) -> None:
+        """Ask for the first time. A folder that was shown last and is gone by now is not shown."""
+        await self.reload()
+        view = self._sidebar.arrangement
+        if view.folder not in (None, *folders_of(self._conversations)):
+            self._sidebar.arrange(replace(view, folder=None))
+
+    async def reload(self) -> None:
+        """Ask for the conversations, then for what is kept of them, and show each as soon as it is known."""
+        self._conversations = await self._runtime.chat.conversations()
+        self.show_list()
+        self.usage = await self._runtime.save_points.usage()
+        self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
+        self._sidebar.show_usage(self.usage)
+        self.show_list()
+        self.usage_changed.emit()
+
+    def show_list(self) -> None:
+        """Show what is known."""
+        row_of = partial(self._row, slot=self._runtime.slot_conversation, busy=self._runtime.chat.busy)
+        chats = arranged(self._conversations, self._sidebar.arrangement)
+        self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
+        self.shown.emit()
+
+    def close(self) -> None:
+        """Reload no more."""
+        self._gather.stop()
+
+    def _row(self, conversation: Conversation, slot: str | None, busy: str | None) -> Row:
+        usage = self._usage_by_id.get(conversation.id)
+        return Row(
+            conversation.id,
+            conversation.title,
+            self._warmth(conversation.id, slot, usage),
+            busy=conversation.id == busy,
+            pinned=usage is not None and usage.pinned,
+            never_save=usage is not None and usage.never_save,
+            on_top=conversation.on_top,
+            folder=conversation.folder,
+        )
+
+    def _warmth(self, conversation_id: str, slot: str | None, usage: ConversationUsage | None) -> Warmth:
+        if conversation_id == slot and self._runtime.engine.status.state is EngineState.READY:
+            return Warmth.HOT
+        return Warmth.DISK if usage is not None and usage.save_points else Warmth.COLD
+
+    async def _then_reload(self, run: Coroutine[Any, Any, None]) -> None:
+        try:
+            await run
+        finally:
+            await self.reload()

@@ -1,0 +1,234 @@
+"""Conversations in and out of the window: which files, how far it is, what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from PySide6.QtCore import QObject, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
+
+from kvchat.runtime import Runtime
+from kvchat.system.stoppable import Progress
+from kvchat.transfer.backup import BackupFacts
+from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.controllers.sidebar import SidebarController
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.import_report import ImportReportDialog
+from kvchat.ui.dialogs.notices import Notices
+from kvchat.words.wording import moment_of, several, size
+
+_FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
+_EXPORTS = "Exported chats (*.json *.zip);;All files (*)"
+_BACKUPS = "Backups (*.zip);;All files (*)"
+_NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
+_PATIENCE_MS = 600  # what takes no longer shows no progress
+_PAUSE_S = 0.05  # between two looks at how far it is
+_STEPS, _WIDTH = 1000, 320
+
+R = TypeVar("R")
+
+
+class TransferController(QObject):
+    """Each method is a menu entry."""
+
+    restart_requested = Signal()
+    imported = Signal(list)  # of conversation ids
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        look: Look,
+        conversations: SidebarController,
+        notices: Notices,
+        runner: TaskRunner,
+        window: QWidget,
+    ) -> None:
+        super().__init__(window)
+        self._runtime, self._look, self._list = runtime, look, conversations
+        self._notices, self._runner, self._window = notices, runner, window
+        self._loop = asyncio.get_running_loop()
+        self.going_on: list[str] = []  # "Importing…"
+
+    def export(self, ids: list[str]) -> None:
+        """These chats, into a file named after the one, or after none."""
+        title = self._list.title(ids[0]) if len(ids) == 1 else "Chats"
+        name = " ".join(title.translate(_NO_NAME).split())[:80].strip(". ") or "Chat"
+        self._pick_target("Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
+
+    def export_all(self) -> None:
+        """Every chat, into one file."""
+        self._pick_target(
+            "Export all chats", "Chats.json", _FORMS, lambda path: self._export(list(self._list.titles), path)
+        )
+
+    def take_in(self) -> None:
+        """Chats from files, of kvchat or another application."""
+        dialog = file_dialog(self._window, "Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS)
+        dialog.filesSelected.connect(lambda names: self._runner.start(self._take_in([Path(name) for name in names])))
+        dialog.open()
+
+    def take_in_folder(self) -> None:
+        """Chats from all files in a folder."""
+        dialog = file_dialog(self._window, "Import a folder of chats", QFileDialog.FileMode.Directory, "")
+        dialog.fileSelected.connect(lambda name: self._runner.start(self._take_in([Path(name)])))
+        dialog.open()
+
+    def back_up(self) -> None:
+        """All chats and the settings, into one file."""
+        self._pick_target("Back up", "kvchat backup.zip", _BACKUPS, lambda path: self._runner.start(self._save(path)))
+
+    def restore(self) -> None:
+        """Everything as it was in a backup."""
+        dialog = file_dialog(self._window, "Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS)
+        dialog.fileSelected.connect(lambda name: self._runner.start(self._look_at(Path(name))))
+        dialog.open()
+
+    def _export(self, ids: list[str], target: Path) -> None:
+        async def export() -> None:
+            count = await self._with_progress(
+                "Exporting…",
+                lambda tell: self._runtime.keeping.export(ids, target, tell),
+                ("Export cancelled", "Nothing was written."),
+            )
+            self._tell_where(f"Exported {several(count, 'chat')}", target)
+
+        self._runner.start(export())
+
+    async def _take_in(self, paths: list[Path]) -> None:
+        report = await self._with_progress(
+            "Importing…",
+            lambda tell: self._runtime.keeping.take_in(paths, tell),
+            ("Import cancelled", "Nothing was imported."),
+        )
+        if report.imported:
+            self.imported.emit(list(report.imported))
+        title = f"Imported {several(len(report.imported), 'chat')}"
+        known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
+        if report.problems:
+            ImportReportDialog(self._look, title, known, report.problems, self._window).open()
+        else:
+            self._notices.tell(title, known)
+
+    async def _save(self, target: Path) -> None:
+        facts = await self._with_progress(
+            "Backing up…",
+            lambda tell: self._runtime.keeping.back_up(target, tell),
+            ("Backup cancelled", "Nothing was written."),
+        )
+        self._tell_where(f"Backed up {_contents(facts)}", target)
+
+    def _tell_where(self, done: str, target: Path) -> None:
+        folder = QUrl.fromLocalFile(str(target.parent))
+        self._notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
+
+    async def _look_at(self, source: Path) -> None:
+        facts = await self._runtime.keeping.check(source)
+        confirm(
+            self._window,
+            f"Restore the backup of {moment_of(facts.made_at)}?",
+            f"It holds {_contents(facts)}. It takes the place of the chats and settings you have now, which are kept "
+            "in a folder beside it.",
+            "Restore the backup",
+            lambda: self._runner.start(self._lay_ready(source)),
+            keep="Keep what is here",
+        )
+
+    async def _lay_ready(self, source: Path) -> None:
+        await self._with_progress(
+            "Checking the backup…",
+            lambda tell: self._runtime.keeping.lay_ready(source, tell),
+            ("Restore cancelled", "Nothing has been changed."),
+        )
+        confirm(
+            self._window,
+            "Restart kvchat to finish?",
+            "The backup is complete and laid ready. It takes its place when kvchat starts next.",
+            "Restart kvchat",
+            self.restart_requested.emit,
+            keep="Later",
+        )
+
+    async def _with_progress(
+        self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: tuple[str, str]
+    ) -> R:
+        """What the work returns. Where the user cancels it, the wish it was part of ends, and `cancelled` is told."""
+        with _Progress(self._window, words, self._loop) as progress:
+            self.going_on.append(words)
+            try:
+                return await work(progress.tell)
+            except asyncio.CancelledError:
+                if progress.cancelled:  # else kvchat quits
+                    self._notices.tell(*cancelled)
+                raise
+            finally:
+                self.going_on.remove(words)
+
+    def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
+        dialog = file_dialog(self._window, title, QFileDialog.FileMode.AnyFile, forms)
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.selectFile(str(Path.home() / name))
+        dialog.setDefaultSuffix(Path(name).suffix[1:])
+        dialog.filterSelected.connect(
+            lambda form: dialog.setDefaultSuffix(form.partition("(*.")[2].rstrip(")").split()[0])
+        )
+        dialog.fileSelected.connect(lambda picked: on_pick(Path(picked)))
+        dialog.open()
+
+
+class _Progress:
+    """How far it is, once it takes a while; its Cancel ends the task. `tell` may be called on any thread."""
+
+    def __init__(self, window: QWidget, words: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.cancelled = False
+        self._loop, self._words, self._ended, self._last_at = loop, words, False, 0.0
+        self._task = asyncio.current_task()
+        self._dialog = QProgressDialog(words, "", 0, 0, window)
+        cancel = QPushButton("Cancel")
+        cancel.setAutoDefault(False)  # Enter is not meant for it
+        self._dialog.setCancelButton(cancel)
+        self._dialog.setMinimumWidth(_WIDTH)
+        self._dialog.setWindowTitle("kvchat")
+        self._dialog.setMinimumDuration(_PATIENCE_MS)
+        self._dialog.setAutoReset(False)
+        self._dialog.canceled.connect(self._cancel)
+
+    def __enter__(self) -> _Progress:
+        self._dialog.setValue(0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._dialog.close()
+        self._dialog.deleteLater()
+
+    def tell(self, done: int, total: int) -> None:
+        """So much of so much is done; so many chats, where nobody knows of how many."""
+        now = time.monotonic()
+        if now - self._last_at >= _PAUSE_S:
+            self._last_at = now
+            self._loop.call_soon_threadsafe(self._show, done, total)
+
+    def _show(self, done: int, total: int) -> None:
+        if self._ended or self.cancelled:
+            return
+        step = _STEPS * done // total if total else 0
+        if done and not total:
+            self._dialog.setLabelText(f"{self._words} {several(done, 'chat')}")
+        self._dialog.setMaximum(_STEPS if step else 0)
+        self._dialog.setValue(step)
+
+    def _cancel(self) -> None:
+        if self._task and not self._ended:  # closing the dialog says it is cancelled, too
+            self.cancelled = True
+            self._task.cancel()
+
+
+def _contents(facts: BackupFacts) -> str:
+    return f"{several(facts.conversations, 'chat')}, {size(facts.size)}"

@@ -1,0 +1,60 @@
+"""Asks before something is lost, without stopping the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.ui.dialogs.panel import fit_height
+
+_LETTERS = 62  # wide
+
+
+class ConfirmDialog(QDialog):
+    """A question with two answers; keeping things is the default one."""
+
+    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "Keep") -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowModality(Qt.WindowModality.WindowModal)
+        self.setWindowTitle("kvchat")
+        self.setAccessibleName(title)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 22, 24, 18)
+        column.setSpacing(8)
+        for words, kind in ((title, "title"), (text, "muted")):
+            label = QLabel(words)
+            label.setProperty("kind", kind)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setWordWrap(True)
+            column.addWidget(label)
+        self.yes, self.keep = QPushButton(action), QPushButton(keep)
+        self.yes.setProperty("kind", "danger")
+        self.keep.setDefault(True)
+        row = QHBoxLayout()
+        row.setContentsMargins(0, 10, 0, 0)
+        row.addStretch(1)
+        for button in (self.yes, self.keep):
+            button.setAccessibleName(button.text())
+            row.addWidget(button)
+        column.addLayout(row)
+        self.yes.clicked.connect(self.accept)
+        self.keep.clicked.connect(self.reject)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """All of its words are seen."""
+        super().showEvent(event)
+        fit_height(self, _LETTERS)
+
+
+def confirm(
+    parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = "Keep"
+) -> ConfirmDialog:
+    """Open a question over `parent`; `on_yes` runs if the button `action` is pressed. Returns at once."""
+    dialog = ConfirmDialog(parent, title, text, action, keep)
+    dialog.accepted.connect(on_yes)
+    dialog.open()
+    return dialog

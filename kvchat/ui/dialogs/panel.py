@@ -1,0 +1,82 @@
+"""What the windows beside the main one have in common: they tell their own trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from PySide6.QtCore import QPoint, QSize
+from PySide6.QtWidgets import QApplication, QDialog, QPushButton, QWidget
+
+from kvchat.errors import KvchatError
+from kvchat.ui.base.tasks import ErrorDoor, TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.notices import Notices
+
+
+class Panel(QDialog):
+    """A window with notices of its own: one in the main window would stand behind it. Subclasses place `notices`."""
+
+    def __init__(self, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.runner = runner
+        self.notices = Notices(look)
+        self._look_for_size, self._least = look, QSize(0, 0)
+        look.changed.connect(self._keep_least)
+        self._place: QPoint | None = None  # where its frame stood when it was closed
+
+    def begin_with(self, width: int, height: int, least_width: int = 0, least_height: int = 0) -> None:
+        """Its size, and the least it may have: pixels at 100 % text, which grow with it as far as the screen goes."""
+        look = self._look_for_size
+        self._least = QSize(least_width, least_height)
+        self.resize(QSize(look.px(width), look.px(height)).boundedTo(room_on_screen()))
+        self._keep_least()
+
+    def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
+        """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
+        return self.runner.start(run, on_error or self.tell)
+
+    def tell(self, error: KvchatError) -> None:
+        """Say what failed, where the user looks."""
+        if self.isVisible():
+            self.notices.show_error(error)
+        else:
+            self.runner.on_error(error)
+
+    def _keep_least(self) -> None:
+        look = self._look_for_size
+        self.setMinimumSize(
+            QSize(look.px(self._least.width()), look.px(self._least.height())).boundedTo(room_on_screen())
+        )
+
+    def setVisible(self, visible: bool) -> None:
+        """Enter confirms the field it is pressed in and presses no button; the window fits the screen.
+
+        It opens where it stood: left to itself Qt takes the place of the frame for that of the contents.
+        """
+        for button in self.findChildren(QPushButton):
+            button.setAutoDefault(False)
+        if visible and not self.isVisible():
+            self.resize(self.size().boundedTo(room_on_screen()))
+            if self._place is not None:
+                self.move(self._place)
+        elif not visible and self.isVisible():
+            self._place = self.pos()
+        super().setVisible(visible)
+
+
+def fit_height(dialog: QDialog, letters: int) -> None:
+    """As wide as so many letters and as high as its words need there: Qt's own guess cuts off what wraps."""
+    layout = dialog.layout()
+    assert layout is not None
+    for widget in dialog.findChildren(QWidget):
+        widget.ensurePolished()
+    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
+    layout.activate()
+    dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
+
+
+def room_on_screen() -> QSize:
+    """The largest a window may be, in pixels: the frame around it must stay on the screen as well."""
+    return QApplication.primaryScreen().availableSize() - QSize(16, 48)

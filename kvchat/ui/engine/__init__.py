@@ -1,0 +1,1 @@
+"""The engine window: how it is doing, its log, its memory."""

@@ -1,0 +1,123 @@
+"""How the engine is doing, in numbers that are looked up while somebody looks."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+
+from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Speed
+from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.vitals import Vitals
+from kvchat.words.wording import size, tokens_short
+
+_ROWS = (
+    ("state", "Engine"),
+    ("model", "Model"),
+    ("now", "Now"),
+    ("context", "Context used"),
+    ("prefill", "Reading"),
+    ("decode", "Writing"),
+    ("memory", "Memory"),
+    ("graphics", "Graphics memory"),
+    ("process", "Process"),
+)
+_UNKNOWN = "–"
+
+
+class LivePage(QWidget):
+    """Rows of a name and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[str, QLabel] = {}
+        self.used = QProgressBar()
+        self.used.setTextVisible(False)
+        self.used.setFixedWidth(260)
+        self.used.setAccessibleName("Context used")
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(28)
+        grid.setVerticalSpacing(9)
+        grid.setColumnStretch(1, 1)
+        for row, (key, words) in enumerate(_ROWS):
+            name, value = QLabel(words), QLabel(_UNKNOWN)
+            name.setProperty("kind", "muted")
+            name.setAlignment(Qt.AlignmentFlag.AlignTop)
+            value.setWordWrap(True)
+            value.setTextFormat(Qt.TextFormat.PlainText)
+            value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+            value.setAccessibleName(words)
+            self._values[key] = value
+            grid.addWidget(name, row, 0)
+            if key == "context":
+                cell = QVBoxLayout()
+                cell.setSpacing(5)
+                cell.addWidget(value)
+                beside = QHBoxLayout()  # or the bar's width would be the column's
+                beside.addWidget(self.used)
+                beside.addStretch(1)
+                cell.addLayout(beside)
+                grid.addLayout(cell, row, 1)
+            else:
+                grid.addWidget(value, row, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(4, 6, 4, 0)
+        column.addLayout(grid)
+        column.addStretch(1)
+
+    def value(self, key: str) -> str:
+        """What a row says."""
+        return self._values[key].text()
+
+    def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
+        """Its state, where it is, and its model."""
+        restarts = f", restarted {status.restart_attempt} times" if status.restart_attempt else ""
+        words = f"{status.state.value}{restarts}"
+        if status.failure is not None:
+            words += f"\n{status.failure.title}. {status.failure.detail}"
+        self._say("state", "\n".join(part for part in (words, location) if part))
+        self._say("model", model or "none")
+        if status.state is not EngineState.READY:
+            self._say("now", _UNKNOWN)
+
+    def show_vitals(self, vitals: Vitals | None) -> None:
+        """What was looked up; None: there is no engine."""
+        slot = vitals.slot if vitals else None
+        self.used.setVisible(slot is not None)
+        if slot:
+            self._say("context", f"{tokens_short(slot.tokens)} of {tokens_short(slot.context_size)} tokens")
+            self.used.setRange(0, max(1, slot.context_size))
+            self.used.setValue(slot.tokens)
+            if slot.busy and self.value("now") in (_UNKNOWN, "idle"):
+                self._say("now", "busy")
+            elif not slot.busy:
+                self._say("now", "idle")
+        else:
+            self._say("context", _UNKNOWN)
+        self._say("prefill", _rate(vitals.speed.prefill if vitals else None))
+        self._say("decode", _rate(vitals.speed.decode if vitals else None))
+        self._say("memory", _bytes(vitals.memory if vitals else None))
+        self._say("graphics", _bytes(vitals.graphics_memory if vitals else None))
+        self._say("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
+
+    def hear(self, event: Event) -> None:
+        """What the turn is at, as it happens."""
+        match event:
+            case Prefilling(done=done, total=total):
+                self._say("now", f"reading, {done:,} of {total:,} tokens")
+            case FirstToken():
+                self._say("now", "writing")
+            case Speed(tokens_per_second=rate):
+                self._say("now", f"writing, {rate:.0f} tokens/s")
+            case ReplyFinished():
+                self._say("now", "idle")
+
+    def _say(self, key: str, words: str) -> None:
+        self._values[key].setText(words)
+
+
+def _rate(rate: float | None) -> str:
+    return f"{rate:,.0f} tokens/s on average" if rate is not None else _UNKNOWN
+
+
+def _bytes(count: int | None) -> str:
+    return size(count) if count is not None else _UNKNOWN

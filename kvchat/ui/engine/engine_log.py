@@ -1,0 +1,139 @@
+"""The engine's log: followed, searched, by level, copied."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QGuiApplication, QKeySequence, QShortcut, QTextCursor
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.engine.output.log_lines import Level, at_least
+from kvchat.ui.base.fonts import page_font
+from kvchat.ui.base.theme import Look
+from kvchat.ui.widgets.entries import ChoiceBox
+
+_MOST_MARKED = 500  # places found that are marked; more would only slow it down
+_LEVELS = ((Level.DETAIL, "Everything"), (Level.WARNING, "Warnings and errors"), (Level.ERROR, "Errors"))
+
+
+class LogPage(QWidget):
+    """Shows the lines it is given. Scrolling up stops following; the box, or the end, begins it again."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._lines: list[str] = []
+        self._shown: list[str] = []
+        self._showing = False
+        self.search, self.found = QLineEdit(), QLabel()
+        self.level, self.follow, self.copy = ChoiceBox(look), QCheckBox("Follow"), QPushButton("Copy")
+        self.text = QPlainTextEdit()
+        self._build()
+        self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self.search.textChanged.connect(self._search)
+        self.search.returnPressed.connect(self.find_next)
+        self.level.activated.connect(lambda _: self._show())
+        self.follow.toggled.connect(self._follow)
+        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText("\n".join(self._shown)))
+        look.changed.connect(self._search)
+        QShortcut(QKeySequence(QKeySequence.StandardKey.Find), self).activated.connect(self._begin_search)
+
+    def show_lines(self, lines: list[str]) -> None:
+        """What the log holds now."""
+        if lines != self._lines:
+            self._lines = lines
+            self._show()
+
+    def find_next(self) -> None:
+        """Go to the next place, from the top again after the last."""
+        words = self.search.text()
+        if words and not self.text.find(words):
+            self.text.moveCursor(QTextCursor.MoveOperation.Start)
+            self.text.find(words)
+        if self.text.textCursor().hasSelection():
+            self.follow.setChecked(False)
+
+    def _show(self) -> None:
+        """Only what is new is added, so that a selection stays."""
+        wanted = at_least(self._lines, Level(self.level.currentData()))
+        bar = self.text.verticalScrollBar()
+        at = bar.value()
+        self._showing = True
+        if self._shown and wanted[: len(self._shown)] == self._shown:
+            if added := wanted[len(self._shown) :]:
+                self.text.appendPlainText("\n".join(added))
+        else:
+            self.text.setPlainText("\n".join(wanted))
+        self._shown = wanted
+        self._search()
+        bar.setValue(bar.maximum() if self.follow.isChecked() else at)
+        self._showing = False
+
+    def _search(self) -> None:
+        """Mark every place and count them."""
+        words = self.search.text()
+        marks: list[QTextEdit.ExtraSelection] = []
+        cursor = QTextCursor(self.text.document())
+        while words and len(marks) < _MOST_MARKED:
+            cursor = self.text.document().find(words, cursor)
+            if cursor.isNull():
+                break
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = cursor
+            mark.format.setBackground(QColor(self._look.theme.accent))
+            mark.format.setForeground(QColor(self._look.theme.on_accent))
+            marks.append(mark)
+        self.text.setExtraSelections(marks)
+        many = f"{len(marks)}{'+' if len(marks) == _MOST_MARKED else ''}"
+        self.found.setText(f"{many} found" if words else "")
+
+    def _scrolled(self, value: int) -> None:
+        if not self._showing:  # then it was the reader
+            self.follow.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
+
+    def _follow(self, on: bool) -> None:
+        if on:
+            self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
+
+    def _begin_search(self) -> None:
+        self.search.setFocus()
+        self.search.selectAll()
+
+    def _build(self) -> None:
+        self.search.setPlaceholderText("Search")
+        self.search.setAccessibleName("Search the log")
+        self.search.setClearButtonEnabled(True)
+        self.found.setProperty("kind", "small")
+        self.level.setAccessibleName("Which lines")
+        for level, words in _LEVELS:
+            self.level.addItem(words, level.value)
+        self.follow.setChecked(True)
+        self.follow.setAccessibleDescription("Stay at the newest line")
+        self.copy.setAccessibleName("Copy the log")
+        self.text.setProperty("kind", "log")
+        self.text.setReadOnly(True)
+        self.text.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.text.setFont(page_font(self._look.type.mono, self._look.type.small))
+        self.text.setAccessibleName("Engine log")
+        row = QHBoxLayout()
+        row.setSpacing(10)
+        row.addWidget(self.search, 1)
+        for widget in (self.found, self.level, self.follow, self.copy):
+            row.addWidget(widget)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(10)
+        column.addLayout(row)
+        column.addWidget(self.text, 1)

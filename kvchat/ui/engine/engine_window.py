@@ -1,0 +1,105 @@
+"""A look inside the engine: how it is doing, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QTabWidget, QVBoxLayout, QWidget
+
+from kvchat.chat.events import EngineChanged, Event
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.engine.engine_live import LivePage
+from kvchat.ui.engine.engine_log import LogPage
+
+_REFRESH_MS = 1000
+
+
+class EngineWindow(Panel):
+    """Two pages. Looks things up while it is on show, and never otherwise."""
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, parent)
+        self._runtime = runtime
+        self._unsubscribe: Callable[[], None] | None = None
+        self._looking = False
+        self.setWindowTitle("Engine")
+        self.setAccessibleName("Engine")
+        self.begin_with(840, 560, 480, 360)
+        self.live, self.log = LivePage(), LogPage(look)
+        self.tabs = QTabWidget()
+        self.tabs.setDocumentMode(True)
+        self.tabs.tabBar().setDrawBase(False)
+        for page, words in ((self.live, "Live"), (self.log, "Log")):
+            self.tabs.addTab(page, words)
+        self.diagnostics, close = QPushButton("Copy diagnostics"), QPushButton("Close")
+        self.diagnostics.setAccessibleDescription("Versions, settings and the log, without keys and names")
+        self.diagnostics.setToolTip("Versions, settings and the log, without keys and names: for a report")
+        self.diagnostics.clicked.connect(lambda: self.run(self._copy_diagnostics()))
+        close.setAccessibleName("Close the engine window")
+        close.clicked.connect(self.close)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.diagnostics)
+        buttons.addStretch(1)
+        buttons.addWidget(close)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 14, 20, 16)
+        column.setSpacing(12)
+        column.addWidget(self.notices)
+        column.addWidget(self.tabs, 1)
+        column.addLayout(buttons)
+        self._timer = QTimer(self)
+        self._timer.setInterval(_REFRESH_MS)
+        self._timer.timeout.connect(self.refresh)
+
+    def show_page(self, page: QWidget) -> None:
+        """Come to the front, at this page."""
+        self.tabs.setCurrentWidget(page)
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
+    def refresh(self) -> None:
+        """Show what is now. A slow engine is not asked again before it has answered."""
+        runtime = self._runtime
+        self.log.show_lines(runtime.engine.log_lines)
+        self.live.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
+        if not self._looking:
+            self._looking = True
+            self.run(self._look_up())
+
+    async def _look_up(self) -> None:
+        try:
+            self.live.show_vitals(await self._runtime.engine.vitals())
+        finally:
+            self._looking = False
+
+    async def _copy_diagnostics(self) -> None:
+        QGuiApplication.clipboard().setText(await self._runtime.diagnostics())
+        self.diagnostics.setText("Copied")
+        QTimer.singleShot(2000, self.diagnostics, lambda: self.diagnostics.setText("Copy diagnostics"))
+
+    def _hear(self, event: Event) -> None:
+        self.live.hear(event)
+        if isinstance(event, EngineChanged):
+            self.refresh()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Follow what happens from now on."""
+        super().showEvent(event)
+        if self._unsubscribe is None:
+            self._unsubscribe = self._runtime.events.subscribe(self._hear)
+        self.refresh()
+        self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nobody looks: stop asking."""
+        super().hideEvent(event)
+        self._timer.stop()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None

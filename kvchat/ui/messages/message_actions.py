@@ -1,0 +1,101 @@
+"""The small buttons under a message: always there for the keyboard; seen under the last, or while the mouse is near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFocusEvent, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
+
+from kvchat.ui.base.icons import icon
+from kvchat.ui.rendering.page_style import PageStyle
+
+
+class MessageActions(QWidget):
+    """A row of buttons. It takes its room also while unseen, so that nothing moves."""
+
+    def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._style = style
+        self._buttons: list[_QuietButton] = []
+        self._always = False
+        self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
+        self._row = QHBoxLayout(self)
+        self._row.setContentsMargins(0, 0, 0, 0)
+        self._row.setSpacing(2)
+
+    def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
+        """One more button, at the right end."""
+        button = _QuietButton(self.reveal)
+        button.setProperty("kind", "quiet")
+        button.setIcon(icon(glyph, self._style.theme.muted))
+        button.setToolTip(words)
+        button.setAccessibleName(words)
+        button.clicked.connect(lambda: act())
+        self._buttons.append(button)
+        self._row.addWidget(button)
+        return button
+
+    def add_to(self, menu: QMenu) -> None:
+        """What the buttons do but copying, as entries of a menu."""
+        for button in self._buttons[1:]:
+            if not button.isHidden():
+                menu.addAction(button.icon(), button.toolTip(), button.click)
+
+    def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
+        """Which of several branches this is, counted from 0, always seen; `go` is given another one's position."""
+        place = QLabel(f"{position + 1} / {count}")
+        place.setProperty("kind", "small")
+        place.setAccessibleName(f"Branch {position + 1} of {count}")
+        for glyph, words, to in (
+            ("chevron-left", "Previous branch", position - 1),
+            ("chevron-right", "Next branch", position + 1),
+        ):
+            button = QToolButton()
+            button.setProperty("kind", "quiet")
+            button.setIcon(icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line))
+            button.setToolTip(words)
+            button.setAccessibleName(words)
+            button.setEnabled(0 <= to < count)
+            button.clicked.connect(lambda _=False, to=to: go(to))
+            self.pager.append(button)
+        for widget in (self.pager[0], place, self.pager[1]):
+            self._row.addWidget(widget)
+
+    def stay(self, always: bool) -> None:
+        """Whether the buttons are always seen."""
+        self._always = always
+        self.reveal(self.underMouse())
+
+    def reveal(self, seen: bool) -> None:
+        """Show the buttons, or let them fade into the page."""
+        seen = seen or self._always or any(button.hasFocus() for button in self._buttons)
+        for button in self._buttons:
+            button.seen = seen
+            button.update()
+
+
+class _QuietButton(QToolButton):
+    """A button that is painted only while it is `seen`."""
+
+    def __init__(self, reveal: Callable[[bool], None]) -> None:
+        super().__init__()
+        self.seen = False
+        self._reveal = reveal
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Nothing while unseen."""
+        if self.seen:
+            super().paintEvent(event)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """The keyboard is here: the row shows itself."""
+        super().focusInEvent(event)
+        self._reveal(True)
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        """The keyboard left."""
+        super().focusOutEvent(event)
+        self._reveal(False)

@@ -1,0 +1,122 @@
+"""One message on the page: what the user's (`user_view.py`) and the reply (`reply_view.py`) have in common."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QEnterEvent, QTextCursor
+from PySide6.QtWidgets import QTextEdit, QWidget
+
+from kvchat.chat.messages import Message, Role
+from kvchat.ui.attachments.chips import ChipRows
+from kvchat.ui.messages.copying import selected_markdown
+from kvchat.ui.messages.message_actions import MessageActions
+from kvchat.ui.messages.message_editor import MessageEditor
+from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.part_column import PartColumn
+from kvchat.ui.rendering.page_style import PageStyle
+
+AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
+_ASKING_ANEW = "Send", "What followed stays on a branch of its own."  # the button's word, and what it means
+_ANSWERING_ANEW = "Save", "The old reply stays on a branch of its own."
+
+
+class MessageView(QWidget):
+    """What both kinds of messages have. `begin` makes the parts, once the signals are connected."""
+
+    changed = Signal()  # it may be taller or shorter
+    text_made = Signal(QTextEdit)
+    link_activated = Signal(str)
+    requested = Signal(MessageRequest)
+
+    def __init__(self, style: PageStyle, message: Message, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.message = message
+        self.style_in_use = style
+        self.column = PartColumn(style, name)
+        self.column.text_made.connect(self.text_made)
+        self.column.link_activated.connect(self.link_activated)
+        self.column.grown.connect(self.changed)
+        self.action_row = MessageActions(style, self)
+        self.chips: ChipRows | None = None  # what is attached
+        self.editor: MessageEditor | None = None  # while the message is written anew
+        self._covered: list[QWidget] = []  # by the editor
+        if message.siblings:
+            position = message.siblings.index(message.id)
+            self.action_row.add_pager(
+                position, len(message.siblings), lambda to: self._request(Request.SWITCH, message.siblings[to])
+            )
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the message is on the page."""
+        return not self.column.busy
+
+    @property
+    def texts(self) -> list[QTextEdit]:
+        """The texts in which one can select, from above."""
+        return self.column.texts
+
+    def begin(self) -> None:
+        """Show the message, or as much of a long one as is made at once."""
+        raise NotImplementedError
+
+    def markdown_of(self, text: QTextEdit) -> str:
+        """The Markdown of what is selected of one of its texts."""
+        return selected_markdown(text, self.column.blocks_of(text))
+
+    def unfold(self) -> None:
+        """Show all of it, where a part is hidden."""
+
+    def edit(self, words: str | None = None) -> None:
+        """Let the user write the message anew, in its place; go on with `words` where it was begun before."""
+        if self.editor is not None:
+            return
+        asks = self.message.role is Role.USER
+        action, hint = _ASKING_ANEW if asks else _ANSWERING_ANEW
+        self.editor = MessageEditor(
+            self.message.content.strip("\n") if words is None else words,
+            self.style_in_use.font,
+            action,
+            hint,
+            enter=asks,
+            parent=self,
+        )
+        self.editor.done.connect(lambda text: self._request(Request.EDIT, text))
+        self.editor.given_up.connect(self.end_edit)
+        self.editor.changed.connect(self.changed)
+        parts = self.findChildren(QWidget, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        self._covered = [part for part in parts if part is not self.editor and not part.isHidden()]
+        for part in self._covered:
+            part.hide()
+        self.editor.show()
+        self.changed.emit()
+        self.editor.field.moveCursor(QTextCursor.MoveOperation.End)
+        if words is None:
+            self.editor.field.setFocus()
+
+    def end_edit(self) -> None:
+        """Show the message again."""
+        if self.editor is None:
+            return
+        self.editor.setParent(None)
+        self.editor.deleteLater()
+        self.editor = None
+        for part in self._covered:
+            part.show()
+        self.changed.emit()
+
+    def _request(self, run: Request, text: str = "") -> None:
+        self.requested.emit(MessageRequest(run, self.message, text))
+
+    def show_formulas(self) -> None:
+        """Some formulas are ready."""
+        if self.column.show_formulas():
+            self.changed.emit()
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        """The mouse is here: show what can be done."""
+        self.action_row.reveal(True)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        """The mouse left."""
+        self.action_row.reveal(False)

@@ -1,0 +1,205 @@
+"""A message's parts one below the other: pages of prose, code, tables. Only what changed is laid out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QSize, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QTextEdit, QWidget
+
+from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
+from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import TextPage, WidePage
+
+PAGE = 1_000  # characters of source after which a new page of prose begins: so much is laid out again at each update
+_INDENT = 24  # pixels, as for lists
+_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; a heading has its own air, a text some below
+
+Part = TextPage | CodeView
+Group = tuple[Block, ...]  # the blocks of one part
+
+
+class PartColumn(QWidget):
+    """Shows blocks."""
+
+    text_made = Signal(QTextEdit)  # a text in which one can select
+    link_activated = Signal(str)
+    grown = Signal()  # taller by itself, after `show_blocks`
+
+    def __init__(self, style: PageStyle, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._style, self._name = style, name
+        self.parts: list[Part] = []
+        self.laid_out = 0  # parts that the last update laid out
+        self._groups: list[Group] = []
+        self._settled: list[Group] = []
+        self._taken = 0  # settled blocks that are in `_settled`
+        self._revision = 0
+        self._width = 0
+        self._ends: list[int] = []  # where each part ends at that width; parts beyond the last entry are to be measured
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+
+    @property
+    def texts(self) -> list[QTextEdit]:
+        """The texts in which one can select, from above."""
+        return [part.body if isinstance(part, CodeView) else part for part in self.parts]
+
+    def blocks_of(self, text: QTextEdit) -> Group:
+        """The blocks that one of the texts shows; none for another's text."""
+        texts = self.texts
+        return self._groups[texts.index(text)] if text in texts else ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether some code is not shown whole yet."""
+        return any(isinstance(part, CodeView) and part.body.busy for part in self.parts)
+
+    def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block], revision: int = 0) -> None:
+        """Show these. `settled` has only grown since the last time unless `revision` is another."""
+        if revision != self._revision or self._taken > len(settled):
+            self._settled, self._taken, self._revision = [], 0, revision
+        for block in settled[self._taken :]:
+            _add(self._settled, block)
+        self._taken = len(settled)
+        groups = list(self._settled)
+        for block in open_blocks:
+            _add(groups, block)
+        first = next(
+            (i for i, (old, new) in enumerate(zip(self._groups, groups, strict=False)) if old is not new), None
+        )
+        first = min(len(self._groups), len(groups)) if first is None else first
+        self.laid_out = len(groups) - first
+        for part in self.parts[len(groups) :]:
+            _remove(part)
+        del self.parts[len(groups) :]
+        for i in range(first, len(groups)):
+            self._show(i, groups[i], ended=i < len(self._settled))
+        self._groups = groups
+        self._changed(first)
+
+    def show_formulas(self) -> bool:
+        """Some formulas are ready; whether any of them stands here."""
+        ready = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
+        if ready:
+            self._changed(ready[0])
+        return bool(ready)
+
+    def natural_width(self) -> int:
+        """How wide the longest line of text is."""
+        widths = [0]
+        for part in self.parts:
+            if isinstance(part, TextPage):
+                part.document().setTextWidth(-1)
+                widths.append(int(part.document().idealWidth()) + 1)
+        self._ends = []
+        return max(widths)
+
+    def sizeHint(self) -> QSize:
+        """As tall as it is now."""
+        return QSize(_INDENT, self.heightForWidth(self.width()))
+
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """All parts and the gaps between them."""
+        if width != self._width:
+            self._width, self._ends = width, []
+        for i in range(len(self._ends), len(self.parts)):
+            above = self._ends[-1] if self._ends else 0
+            self._ends.append(above + self._gap(i) + self.parts[i].heightForWidth(width - self._indent(i)))
+        return self._ends[-1] if self._ends else 0
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Lay the parts out at the new width."""
+        if event.size().width() != event.oldSize().width():
+            self._place(0)
+
+    def _changed(self, first: int) -> None:
+        """The parts from `first` on are others, or of other heights."""
+        del self._ends[first:]
+        self.updateGeometry()
+        self._place(first)
+
+    def _place(self, first: int) -> None:
+        """Put the parts from `first` on where they belong."""
+        width = self.width()
+        self.heightForWidth(width)
+        for i in range(first, len(self.parts)):
+            indent, top = self._indent(i), (self._ends[i - 1] if i else 0) + self._gap(i)
+            self.parts[i].setGeometry(indent, top, width - indent, self._ends[i] - top)
+
+    def _show(self, i: int, group: Group, *, ended: bool) -> None:
+        first = group[0]
+        kind = CodeView if isinstance(first, Code) else WidePage if isinstance(first, Wide) else TextPage
+        if i < len(self.parts):
+            old = self.parts[i]
+            same = type(old) is kind and not (
+                isinstance(old, CodeView) and isinstance(first, Code) and old.language != first.language
+            )
+            if not same:
+                _remove(old)
+                self.parts[i] = self._new_part(group)
+        else:
+            self.parts.append(self._new_part(group))
+        part = self.parts[i]
+        if isinstance(part, CodeView) and isinstance(first, Code):
+            part.show_code(first.text, ended=ended)
+        elif isinstance(part, TextPage):
+            part.show_blocks([block for block in group if not isinstance(block, Code)])
+
+    def _new_part(self, group: Group) -> Part:
+        first = group[0]
+        if isinstance(first, Code):
+            code = CodeView(self._style, first.language, self)
+            code.body.grown.connect(lambda: self._code_grew(code))
+            self.text_made.emit(code.body)
+            code.show()
+            return code
+        page = (
+            WidePage(self._style, self._name, self)
+            if isinstance(first, Wide)
+            else TextPage(self._style, self._name, self)
+        )
+        page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
+        self.text_made.emit(page)
+        page.show()
+        return page
+
+    def _code_grew(self, code: CodeView) -> None:
+        self._changed(self.parts.index(code))
+        self.grown.emit()
+
+    def _gap(self, i: int) -> int:
+        if i == 0:
+            return 0
+        above, below = self._groups[i - 1][-1], self._groups[i][0]
+        if isinstance(above, Prose) and isinstance(below, Prose):
+            if below.heading:
+                return _GAP_HEADING
+            return _GAP_ITEM if above.list_tag and below.list_tag else _GAP
+        return _GAP_CARD
+
+    def _indent(self, i: int) -> int:
+        first = self._groups[i][0]
+        return _INDENT * first.indent if isinstance(first, Code) else 0
+
+
+def _add(groups: list[Group], block: Block) -> None:
+    """Put one more block into the last group if it belongs there, else into a new one."""
+    last = groups[-1] if groups else ()
+    together = isinstance(block, Prose) and last and isinstance(last[-1], Prose)
+    if together and sum(len(b.source) for b in last if not isinstance(b, Code)) + len(block.source) <= PAGE:
+        groups[-1] = (*last, block)
+    else:
+        groups.append((block,))
+
+
+def _remove(part: QWidget) -> None:
+    part.setParent(None)
+    part.deleteLater()

@@ -1,0 +1,188 @@
+"""A reply on the page: text with its receipt below."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from PySide6.QtCore import QEvent, QTimer, Signal
+from PySide6.QtGui import QGuiApplication, QResizeEvent
+from PySide6.QtWidgets import QTextEdit, QWidget
+
+from kvchat.chat.messages import Message, MessageState
+from kvchat.ui.messages.message_request import Request
+from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
+from kvchat.ui.messages.receipt_view import ReceiptView
+from kvchat.ui.messages.reply_footer import ReplyFooter
+from kvchat.ui.messages.thinking_view import ThinkingView
+from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from kvchat.ui.rendering.page_style import PageStyle
+
+_RENDER_MS = 100  # streaming text is gathered this long before it is drawn
+_RENDER_MOST_MS = 800
+_RENDER_SHARE = 8  # drawing may take one part in so many of the time
+_PART_GAP = 6  # pixels between thinking, text and footer
+
+
+class ReplyView(MessageView):
+    """A reply: folded thinking, text and code, how it ended, the receipt."""
+
+    retry_requested = Signal()
+
+    def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
+        super().__init__(style, message, "Reply", parent)
+        self.text, self.thinking = message.content, message.thinking
+        self.footer: ReplyFooter | None = None
+        self._fold: ThinkingView | None = None
+        self._thought_ms: float | None = None  # until the receipt knows
+        self._stream = MarkdownStream(style.markdown)
+        self._fed = ""
+        self._more = False
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self.render_now)
+        self.column.setParent(self)
+        self.action_row.add("copy", "Copy the reply", lambda: QGuiApplication.clipboard().setText(self.text))
+        self.action_row.add("edit", "Edit the reply", self.edit)
+        self.action_row.add("again", "Regenerate the reply", lambda: self._request(Request.REGENERATE))
+        self._go_on = self.action_row.add("go-on", "Continue the reply", lambda: self._request(Request.CONTINUE))
+        self.action_row.add("trash", "Delete the reply and what follows", lambda: self._request(Request.DELETE))
+        self._last = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the message is on the page."""
+        return not self._more and super().complete
+
+    @property
+    def texts(self) -> list[QTextEdit]:
+        """The texts in which one can select, from above."""
+        thinking = self._fold.texts if self._fold is not None else []
+        return [*thinking, *self.column.texts]
+
+    @property
+    def receipt(self) -> ReceiptView | None:
+        """The receipt on show, if the reply has one."""
+        return self.footer.receipt if self.footer is not None else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the reply is still being made."""
+        return self.message.state is MessageState.STREAMING
+
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """The parts, one below the other."""
+        if self.editor is not None:
+            return self.editor.needed_height(width)
+        heights = [part.heightForWidth(width) for part in self._parts()]
+        return sum(heights) + _PART_GAP * max(len(heights) - 1, 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the parts in their places."""
+        if self.editor is not None:
+            self.editor.setGeometry(self.rect())
+        self._place()
+
+    def event(self, event: QEvent) -> bool:
+        """One of the parts may need another height."""
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._place()
+            self.changed.emit()
+        return super().event(event)
+
+    def begin(self) -> None:
+        """Show the message, or as much of a long one as is made at once."""
+        self.show_message(self.message)
+
+    def show_message(self, message: Message) -> None:
+        """Show the message as it is stored. A live text is not set back by an older stored one."""
+        self.message = message
+        if not self.streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
+            self.text, self.thinking = message.content, message.thinking
+        self._show_ending()
+        self.render_now()
+
+    def set_last(self, last: bool) -> None:
+        """Whether it is the last message: only then can it go on."""
+        self._last = last
+        self.action_row.stay(last)
+        self._go_on.setVisible(last)
+        if self.footer is not None:
+            self.footer.offer_to_go_on(last)
+
+    def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
+        """The reply so far; drawn a little later, together with what else comes until then."""
+        self.text, self.thinking, self._thought_ms = text, thinking, thought_ms
+        if not self.streaming:  # it goes on, and that is not read from disk yet
+            self.message = replace(self.message, state=MessageState.STREAMING)
+            self._show_ending()
+        if not self._timer.isActive():
+            self._timer.start(max(_RENDER_MS, self._timer.interval()))
+
+    def render_now(self) -> None:
+        """Draw the text as it is now, reading only what is new."""
+        started = time.thread_time()  # and not the wall's clock: a busy machine must not make the steps larger
+        self._timer.stop()
+        self._show_thinking()
+        self._feed()
+        self._more = True
+        while self._more and (time.thread_time() - started) * 1000 < AT_ONCE_MS:
+            self._more = self._stream.step()
+            self.column.show_blocks(self._stream.settled, self._stream.open, self._stream.revision)
+        cost = (time.thread_time() - started) * 1000
+        self._timer.setInterval(min(max(_RENDER_MS, int(cost * _RENDER_SHARE)), _RENDER_MOST_MS))
+        if self._more:
+            self._timer.start(0 if not self.streaming else self._timer.interval())
+        self.changed.emit()
+
+    def _parts(self) -> list[QWidget]:
+        return [part for part in (self._fold, self.column, self.footer) if part is not None]
+
+    def _place(self) -> None:
+        width, top = self.width(), 0
+        for part in self._parts():
+            height = part.heightForWidth(width)
+            part.setGeometry(0, top, width, height)
+            top += height + _PART_GAP
+
+    def _feed(self) -> None:
+        if not self.text.startswith(self._fed):
+            self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
+            self.column.show_blocks((), (), -1)
+        if self._stream.finished and (self.streaming or self.text != self._fed):
+            self._stream.go_on()
+        self._stream.feed(self.text[len(self._fed) :])
+        self._fed = self.text
+        if not self.streaming:
+            self._stream.finish()
+
+    def _show_thinking(self) -> None:
+        if not self.thinking:
+            return
+        if self._fold is None:
+            self._fold = ThinkingView(self.style_in_use, self)
+            self._fold.text_made.connect(self.text_made)
+            self._fold.toggled.connect(self.changed)
+            self._fold.show()
+        receipt = self.message.receipt
+        ms = receipt.thinking_ms if receipt is not None and receipt.thinking_ms is not None else self._thought_ms
+        self._fold.show_thinking(self.thinking, still=self.streaming and not self.text, ms=ms)
+
+    def _show_ending(self) -> None:
+        if self.footer is not None:
+            self.action_row.setParent(self)
+            self.footer.setParent(None)
+            self.footer.deleteLater()
+            self.footer = None
+        self.action_row.setVisible(not self.streaming)
+        if not self.streaming:
+            self.footer = ReplyFooter(self.message, self.action_row, numbers=self.style_in_use.look.numbers)
+            self.footer.setParent(self)
+            self.footer.retry_requested.connect(self.retry_requested)
+            self.footer.go_on_requested.connect(lambda: self._request(Request.CONTINUE))
+            self.footer.offer_to_go_on(self._last)
+            self.footer.setVisible(self.editor is None)

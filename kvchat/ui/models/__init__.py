@@ -1,0 +1,1 @@
+"""The models window, and the choice of a model."""

@@ -1,0 +1,142 @@
+"""The downloads, each with its bar and what can be done about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal, SignalInstance
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout
+
+from kvchat.library.remote.downloads import RUNS, Download, DownloadState
+from kvchat.library.remote.hub import AccessNeeded
+from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.scroll_content import ScrollGround
+from kvchat.words.wording import rough_duration, size
+
+_MOST_HEIGHT = 230  # pixels; about three downloads
+
+
+class DownloadsView(QScrollArea):
+    """Hidden while there is none."""
+
+    pause_requested = Signal(object)  # Download
+    resume_requested = Signal(object)
+    remove_requested = Signal(object)
+    use_requested = Signal(object)
+    token_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views: dict[Path, DownloadView] = {}
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setAccessibleName("Downloads")
+        ground = ScrollGround("page")
+        self._column = QVBoxLayout(ground)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(8)
+        self._column.addStretch(1)
+        self.setWidget(ground)
+        self.hide()
+
+    def show_download(self, download: Download) -> None:
+        """Show a download as it stands."""
+        view = self.views.get(download.path)
+        if view is None:
+            view = self.views[download.path] = DownloadView(self)
+            self._column.insertWidget(self._column.count() - 1, view)
+        view.show_download(download)
+        self._fit()
+
+    def drop(self, path: Path) -> None:
+        """Take a download away."""
+        view = self.views.pop(path, None)
+        if view is not None:
+            view.hide()
+            self._column.removeWidget(view)
+            view.deleteLater()
+        self._fit()
+
+    def _fit(self) -> None:
+        self.setVisible(bool(self.views))
+        wanted = sum(view.sizeHint().height() + 8 for view in self.views.values())
+        self.setFixedHeight(min(wanted, _MOST_HEIGHT))
+
+
+class DownloadView(QFrame):
+    """One download."""
+
+    def __init__(self, owner: DownloadsView) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self._owner = owner
+        self.download: Download | None = None
+        self.name, self.words, self.bar = ElidedLabel("strong"), QLabel(), QProgressBar()
+        self.words.setProperty("kind", "small")
+        self.words.setWordWrap(True)
+        self.words.setTextFormat(Qt.TextFormat.PlainText)
+        self.bar.setTextVisible(False)
+        self.bar.setRange(0, 1000)
+        self.pause = self._button("Pause", owner.pause_requested)
+        self.resume = self._button("Resume", owner.resume_requested)
+        self.again = self._button("Try again", owner.resume_requested)
+        self.use = self._button("Use it", owner.use_requested)
+        self.remove = self._button("Remove", owner.remove_requested)
+        self.token = QPushButton("Access token…")
+        self.token.setAccessibleName("Access token")
+        self.token.clicked.connect(owner.token_requested)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.name, 1)
+        for button in (self.token, self.pause, self.resume, self.again, self.use, self.remove):
+            row.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 10, 10, 10)
+        column.setSpacing(6)
+        column.addLayout(row)
+        column.addWidget(self.bar)
+        column.addWidget(self.words)
+
+    def show_download(self, download: Download) -> None:
+        """Show it as it stands."""
+        self.download = download
+        name, state = download.order.file.name, download.state
+        self.name.set_text(name)
+        self.bar.setValue(int(1000 * download.done / max(download.total, 1)))
+        self.bar.setVisible(state is not DownloadState.DONE)
+        self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
+        self.words.setText(download_words(download))
+        for button, wanted in (
+            (self.pause, state in RUNS),
+            (self.resume, state is DownloadState.PAUSED),
+            (self.again, state is DownloadState.FAILED),
+            (self.token, isinstance(download.error, AccessNeeded)),
+            (self.use, state is DownloadState.DONE),
+        ):
+            button.setVisible(wanted)
+        for button in (self.pause, self.resume, self.again, self.use, self.remove):
+            button.setAccessibleName(f"{button.text()}: {name}")
+
+    def _button(self, words: str, signal: SignalInstance) -> QPushButton:
+        button = QPushButton(words)
+        button.clicked.connect(lambda: signal.emit(self.download))
+        return button
+
+
+def download_words(download: Download) -> str:
+    """How far a download is: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
+    amount = f"{size(download.done)} of {size(download.total)}"
+    match download.state:
+        case DownloadState.DONE:
+            return f"{size(download.total)}, complete; its hash is right."
+        case DownloadState.FAILED if download.error is not None:
+            error = download.error
+            return f"{amount} · {error.title}. {error.detail} {error.advice}"
+        case DownloadState.FETCHING:
+            parts = [amount]
+            if download.rate > 0:
+                parts += [f"{size(download.rate)}/s", f"{rough_duration(download.seconds_left or 0)} left"]
+            return " · ".join(parts)
+        case _:
+            return f"{amount} · {download.state.value}"

@@ -1,0 +1,213 @@
+"""Models that can be had: a few suggestions, a search, and the files of a repository."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from PySide6.QtCore import Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.errors import KvchatError
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.remote.curated import Suggestion, suggestions_for, tier_for
+from kvchat.library.remote.hub import AccessNeeded, HubFile, HubModel, HubRepository, repository_in
+from kvchat.runtime import Runtime
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
+from kvchat.ui.widgets.cards import Card
+from kvchat.ui.widgets.row_list import Row, RowList
+
+SAID = "Searching and downloading ask huggingface.co; nothing is asked before you do."
+
+
+class AccessCard(Card):
+    """A repository that wants to know who asks."""
+
+    token_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page = ""
+        self.open_page = self.add_button("Open its page")
+        self.token = self.add_button("Access token…", "primary")
+        self.open_page.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(self.page)))
+        self.token.clicked.connect(self.token_requested)
+        self.hide()
+
+    def show_error(self, error: AccessNeeded) -> None:
+        """What is needed."""
+        self.page = error.page
+        self.say(error.title, error.detail, error.advice)
+        self.show()
+
+
+class ModelsHub(QWidget):
+    """Asks the network only when the user searches, opens a repository or downloads."""
+
+    token_requested = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__()
+        self._runtime, self._panel = runtime, panel
+        self._memory: MemoryFacts | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._results: list[Row] = []  # to go back to
+        self._heading_of_results = ""
+        self._heading_before = ""  # while the heading says what is being asked
+        self._repository: HubRepository | None = None
+        self.field, self.search = QLineEdit(), QPushButton("Search")
+        self.field.setPlaceholderText("Name of a model, or an address on huggingface.co")
+        self.field.setAccessibleName("Search Hugging Face")
+        self.field.setClearButtonEnabled(True)
+        self.field.returnPressed.connect(self._search)
+        self.search.setAccessibleName("Search")
+        self.search.clicked.connect(self._search)
+        self.back = QPushButton("‹ Back")
+        self.back.setProperty("kind", "link")
+        self.back.setAccessibleName("Back to the list")
+        self.back.clicked.connect(self._go_back)
+        self.heading = QLabel()
+        self.heading.setProperty("kind", "strong")
+        self.heading.setTextFormat(Qt.TextFormat.PlainText)
+        self.list = RowList(look, "Models on Hugging Face")
+        self.list.taken.connect(self._take)
+        self.list.current_changed.connect(self._show_current)
+        self.access = AccessCard()
+        self.access.token_requested.connect(self.token_requested)
+        self.reason, self.said = QLabel(), QLabel(SAID)
+        for label in (self.reason, self.said):
+            label.setProperty("kind", "small")
+            label.setWordWrap(True)
+        self.take = QPushButton("Show files")
+        self.take.setProperty("kind", "primary")
+        self.take.clicked.connect(lambda: self._take(self.list.current))
+        self._build()
+        self._show_rows("", [], back=False)
+
+    def open(self) -> None:
+        """Show suggestions, if there is nothing on show yet."""
+        if not self.list.rows:
+            self._panel.run(self._suggest())
+
+    def open_repository(self, repository: str, quantisation: str = "") -> None:
+        """List the files of a repository, one of them selected."""
+        self._ask(self._list_files(repository, quantisation))
+
+    def _build(self) -> None:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.field, 1)
+        row.addWidget(self.search)
+        above = QHBoxLayout()
+        above.setSpacing(10)
+        above.addWidget(self.back)
+        above.addWidget(self.heading, 1)
+        below = QHBoxLayout()
+        below.setSpacing(8)
+        below.addWidget(self.said, 1)
+        below.addWidget(self.take)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addLayout(row)
+        column.addLayout(above)
+        column.addWidget(self.access)
+        column.addWidget(self.list, 1)
+        column.addWidget(self.reason)
+        column.addLayout(below)
+
+    def _search(self) -> None:
+        text = self.field.text().strip()
+        repository = repository_in(text)
+        if repository is not None:
+            self.open_repository(repository)
+        elif text:
+            self._ask(self._find(text))
+        else:
+            self._ask(self._suggest())
+
+    def _ask(self, run: Coroutine[Any, Any, None]) -> None:
+        """One question at a time: a new one ends the one before."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self.access.hide()
+        self._asking = self._panel.run(run, self._failed)
+
+    def _failed(self, error: KvchatError) -> None:
+        self.heading.setText(self._heading_before)
+        if isinstance(error, AccessNeeded):
+            self.access.show_error(error)
+        else:
+            self._panel.tell(error)
+
+    async def _suggest(self) -> None:
+        memory = await self._free_memory()
+        tier = tier_for(memory)
+        heading = f"Suggestions for a GPU of {tier} GB" if tier else "Suggestions for a computer without a large GPU"
+        self._show_rows(heading, [suggestion_row(one, memory) for one in suggestions_for(memory)])
+
+    async def _find(self, text: str) -> None:
+        self.heading.setText("Searching…")
+        found = await self._runtime.models.hub.search(text)
+        heading = f"Found for “{text}”" if found else f"No model that runs here is named like “{text}”"
+        self._show_rows(heading, [result_row(one) for one in found])
+
+    async def _list_files(self, repository: str, quantisation: str) -> None:
+        self.heading.setText("Asking for its files…")
+        listed, memory = await self._runtime.models.hub.repository(repository), await self._free_memory()
+        if self._repository is None:
+            self._results = list(self.list.rows)
+            self._heading_of_results = self._heading_before
+        heading = listed.repository if listed.files else f"{listed.repository} has no model that kvchat could use"
+        is_here = self._runtime.models.is_here
+        rows = [file_row(file, memory, here=is_here(listed, file)) for file in listed.files]
+        self._show_rows(heading, rows, back=bool(self._results))
+        self._repository = listed
+        wanted = quantisation or "Q4_K_M"
+        self.list.select(next((file for file in listed.files if file.quantisation == wanted), None))
+        self._show_current()
+
+    async def _free_memory(self) -> MemoryFacts:
+        if self._memory is None:
+            self._memory = (await self._runtime.engine.capacity()).memory
+        return self._memory
+
+    def _show_rows(self, heading: str, rows: Sequence[Row], *, back: bool = False) -> None:
+        self._repository = None
+        self._heading_before = heading
+        self.heading.setText(heading)
+        self.back.setVisible(back)
+        self.list.show_rows(rows)
+        self._show_current()
+
+    def _go_back(self) -> None:
+        self.access.hide()
+        self._show_rows(self._heading_of_results, self._results)
+        self._results = []
+
+    def _show_current(self) -> None:
+        row = self.list.current
+        files = self._repository is not None
+        words = "Download" if files else "Show files"
+        self.take.setText(words)
+        self.take.setAccessibleName(words)
+        self.take.setEnabled(row is not None)
+        self.reason.setText(row.tip if row else "")
+        self.reason.setVisible(bool(row and row.tip))
+
+    def _take(self, row: Row | None) -> None:
+        if row is None:
+            return
+        if isinstance(row.value, HubFile) and self._repository is not None:
+            self._panel.run(self._download(self._repository, row.value))
+        elif isinstance(row.value, Suggestion):
+            self.open_repository(row.value.repository, row.value.quantisation)
+        elif isinstance(row.value, HubModel):
+            self.open_repository(row.value.repository)
+
+    async def _download(self, repository: HubRepository, file: HubFile) -> None:
+        self._runtime.models.download(repository, file)

@@ -1,0 +1,196 @@
+"""The models on this computer: found, judged, and one of them used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.library.local.finder import UnreadableFolder
+from kvchat.library.model_library import JudgedModel
+from kvchat.runtime import Runtime
+from kvchat.settings import Settings
+from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.models.first_start import STARTER
+from kvchat.ui.models.model_rows import found_row, in_order
+from kvchat.ui.widgets.cards import Card
+from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.words.wording import several
+
+_SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
+
+
+class NoModels(Card):
+    """What to do where no model was found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say(
+            "No model was found on this computer",
+            "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other "
+            "applications and in the ones you choose.",
+            "",
+        )
+        self.starter = self.add_button(STARTER, "primary")
+        self.more = self.add_button("Get another…")
+        self.folder = self.add_button("Choose a folder…")
+        self.hide()
+
+
+class ModelsHere(QWidget):
+    """Looks when it is told to, and shows what comes in."""
+
+    use_requested = Signal(object)  # Path
+    starter_requested = Signal()
+    more_requested = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__()
+        self._runtime, self._panel = runtime, panel
+        self._models: list[JudgedModel] = []
+        self._looking = False
+        self.filter = QLineEdit()
+        self.filter.setPlaceholderText("Filter by name")
+        self.filter.setAccessibleName("Filter the models by name")
+        self.filter.setClearButtonEnabled(True)
+        self.filter.textChanged.connect(self._show)
+        self.list = RowList(look, "Models on this computer")
+        self.list.taken.connect(self._use)
+        self.list.current_changed.connect(self._show_current)
+        self.status = QLabel()
+        self.status.setProperty("kind", "small")
+        self.status.setWordWrap(True)
+        self.reason = QLabel()
+        self.reason.setProperty("kind", "small")
+        self.reason.setWordWrap(True)
+        self.use = QPushButton("Use this model")
+        self.use.setProperty("kind", "primary")
+        self.use.setAccessibleName("Use this model")
+        self.use.clicked.connect(lambda: self._use(self.list.current))
+        self.folders = QPushButton("Folders…")
+        self.folders.setAccessibleName("Folders to look in")
+        self.folders.clicked.connect(self.open_folders)
+        self.none = NoModels()
+        self.none.starter.clicked.connect(self.starter_requested)
+        self.none.more.clicked.connect(self.more_requested)
+        self.none.folder.clicked.connect(self._ask_folder)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.filter)
+        column.addWidget(self.none)
+        column.addWidget(self.list, 1)
+        column.addWidget(self.reason)
+        column.addLayout(self._build_buttons())
+        self._show()
+
+    def look(self) -> None:
+        """Look again, unless that is going on."""
+        if not self._looking:
+            self._looking = True
+            self._panel.run(self._look())
+
+    def refresh(self) -> None:
+        """Another model may be in use."""
+        self._show()
+
+    def open_folders(self) -> QMenu:
+        """Which folders are looked into beside the well-known ones."""
+        menu = QMenu(self)
+        menu.addAction("Add a folder…", self._ask_folder)
+        menu.addAction("Look again", self.look)
+        chosen = self._runtime.settings.model_folders
+        if chosen:
+            menu.addSeparator()
+        for folder in chosen:
+            menu.addAction(f"Stop looking in {folder}".replace("&", "&&"), partial(self.drop_folder, folder))
+        menu.popup(self.folders.mapToGlobal(self.folders.rect().topLeft()))
+        return menu
+
+    def add_folder(self, folder: str) -> None:
+        """Look into one more folder from now on."""
+        self._choose([*self._runtime.settings.model_folders, folder])
+
+    def drop_folder(self, folder: str) -> None:
+        """Look there no more."""
+        self._choose([one for one in self._runtime.settings.model_folders if one != folder])
+
+    def _build_buttons(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.status, 1)
+        row.addWidget(self.folders)
+        row.addWidget(self.use)
+        return row
+
+    def _ask_folder(self) -> None:
+        dialog = file_dialog(self, "Choose a folder with models", QFileDialog.FileMode.Directory)
+        dialog.fileSelected.connect(self.add_folder)
+        dialog.open()
+
+    def _choose(self, folders: Sequence[str]) -> None:
+        settings = dataclasses.replace(self._runtime.settings, model_folders=tuple(dict.fromkeys(folders)))
+        self._panel.run(self._apply_and_look(settings))
+
+    async def _apply_and_look(self, settings: Settings) -> None:
+        await self._runtime.apply_settings(settings)
+        self.look()
+
+    async def _look(self) -> None:
+        fresh: list[JudgedModel] = []
+
+        def found(model: JudgedModel) -> None:
+            fresh.append(model)
+            if len(fresh) % _SHOW_EVERY == 0 and len(fresh) > len(self._models):
+                self._models = list(fresh)
+                self._show()
+
+        try:
+            self._say(())
+            judge = await self._runtime.engine.model_judge()
+            unreadable = await self._runtime.models.find(judge, found, self._runtime.settings.model_path)
+        finally:
+            self._looking = False
+        self._models = fresh
+        self._show()
+        self._say(unreadable)
+
+    def _show(self) -> None:
+        words = self.filter.text().lower().split()
+        path = self._runtime.settings.model_path
+        rows = [found_row(one, Path(path) if path else None) for one in sorted(self._models, key=in_order)]
+        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.words}".lower() for word in words)])
+        self._show_current()
+
+    def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
+        empty = not self._looking and not self._models
+        self.none.setVisible(empty)
+        for widget in (self.filter, self.use):
+            widget.setVisible(not empty)
+        if self._looking:
+            self.status.setText("Looking for models…")
+            return
+        count = len(self._models)
+        words = [several(count, "model")] if count else []
+        words += [f"{folder.path} cannot be read." for folder in unreadable]
+        self.status.setText(" · ".join(words))
+
+    def _show_current(self) -> None:
+        row = self.list.current
+        self.use.setEnabled(row is not None and not _broken(row))
+        self.reason.setText(row.tip if row else "")
+        self.reason.setVisible(bool(row and row.tip))
+
+    def _use(self, row: Row | None) -> None:
+        if row is not None and not _broken(row):
+            self.use_requested.emit(row.value)
+
+
+def _broken(row: Row) -> bool:
+    return row.tone is Tone.BAD and row.chip == "unusable"

@@ -1,0 +1,1 @@
+"""How a chat is answered: presets and chat settings, in one form."""

@@ -1,0 +1,165 @@
+"""Chat settings: how the open conversation is answered. Presets fill the fields; nothing is taken before Save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QWidget
+
+from kvchat.chat.presets import Preset
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.models.model_box import ModelBox
+from kvchat.ui.presets.options_form import Filling
+from kvchat.ui.presets.options_panel import OptionsPanel
+from kvchat.ui.presets.preset_dialog import PresetDialog
+from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.entries import ChoiceBox
+
+_WORDS = "An empty field is left to the model; what stands there faintly is used then."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is being set: a conversation, or with None the one that has not begun."""
+
+    conversation_id: str | None
+    title: str
+    model: str | None  # path
+
+
+class ChatSettings(OptionsPanel):
+    """One window, shown for one conversation at a time."""
+
+    begun = Signal(str)  # a conversation that was made here
+    presets_requested = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, "Chat settings", parent)
+        self._runtime, self._look = runtime, look
+        self._subject = Subject(None, "", None)
+        self._before, self._model_before = Filling(), ""
+        self._said = False
+        self._presets: list[Preset] = []
+        self._dialog: PresetDialog | None = None
+        self.begin_with(600, 720, 520, 400)
+        self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
+        self.preset, self.manage, self.keep = ChoiceBox(look), QPushButton("Presets…"), QPushButton("Save as preset…")
+        self.model.activated.connect(lambda: self.run(self._offer()))
+        self.preset.activated.connect(self._take_preset)
+        self.manage.clicked.connect(self.presets_requested)
+        self.keep.clicked.connect(self._keep)
+        self._fill()
+
+    def show_subject(self, subject: Subject) -> None:
+        """Show how a conversation is answered."""
+        self._subject = subject
+        self.title.set_text(subject.title)
+        self.keep.setEnabled(False)
+        self.come()
+        self.run(self._load(subject))
+
+    async def _load(self, subject: Subject) -> None:
+        chat, runtime, id = self._runtime.chat.options, self._runtime, subject.conversation_id
+        await self._load_presets()
+        preset, said = await chat.default_preset() or Preset(""), False
+        if id is not None:
+            manner, said = await chat.manner(id), await chat.begun(id)
+            preset = Preset("", await chat.system_prompt(id), subject.model, manner.options)
+        model = preset.model or runtime.settings.model_path
+        offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
+        if subject != self._subject:
+            return  # another conversation was opened meanwhile
+        self._said, self._before, self._model_before = said, Filling(preset.system, preset.options), model or ""
+        self.model.begin(model)
+        self.form.offer(offered, defaults, begun=said)
+        self.form.fill(self._before)
+        self.save.setEnabled(True)
+        self.keep.setEnabled(True)
+        self.run(self.model.look())
+
+    async def _load_presets(self) -> None:
+        self._presets = await self._runtime.chat.options.presets()
+        self.preset.clear()
+        self.preset.addItem("Take from a preset…" if self._presets else "No presets yet")
+        self.preset.addItems([preset.name for preset in self._presets])
+        self.preset.setEnabled(bool(self._presets))
+
+    async def _offer(self) -> None:
+        """Another model was chosen: its template has other options, and it is drawn from in another way."""
+        model, runtime = self.model.path, self._runtime
+        offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
+        if model == self.model.path:
+            self.form.offer(offered, defaults, begun=self._said)
+
+    def _take_preset(self, index: int) -> None:
+        if index < 1:
+            return
+        preset = self._presets[index - 1]
+        options = preset.options
+        if self._said:  # they are fixed here
+            options = type(options)(options.sampling, self._before.options.template)
+        self.form.fill(Filling(preset.system, options))
+        if preset.model is not None and self.model.isEnabled():
+            self.model.choose(preset.model)
+            self.run(self._offer())
+
+    def _keep(self) -> None:
+        """What stands here becomes a preset, once it has a name."""
+        filling, model = self._read(), self.model.path
+        if filling is None:
+            return
+        if self._dialog is None:
+            self._dialog = PresetDialog(self._runtime, self._look, self.runner, self)
+            self._dialog.stored.connect(lambda: self.run(self._load_presets()))
+        own = model if model != self._runtime.settings.model_path else None
+        self._dialog.edit(Preset("New preset", filling.system, own, filling.options))
+
+    def _take(self, filling: Filling) -> None:
+        if self._said and filling.system != self._before.system:
+            self._ask(lambda: self.run(self._store(self._subject, filling)))
+        else:
+            self.run(self._store(self._subject, filling))
+
+    def _ask(self, go_on: Callable[[], object]) -> None:
+        confirm(
+            self,
+            "Go on with another system prompt?",
+            "It stands before everything that was said. The chat goes on in a new branch, which the model reads once "
+            "from the beginning; the branch as it was is kept.",
+            "Go on",
+            go_on,
+        )
+
+    async def _store(self, subject: Subject, filling: Filling) -> None:
+        chat, id, model = self._runtime.chat, subject.conversation_id, self.model.path
+        await chat.options.check(filling.options)
+        if id is None:
+            own = model if model != self._runtime.settings.model_path else None
+            made = await chat.begin(Preset("", filling.system, own, filling.options))
+            self.begun.emit(made.id)
+        else:
+            await chat.options.change(id, filling.options)
+            await chat.options.change_system_prompt(id, filling.system)
+            if model and model != self._model_before:
+                await chat.use_model(id, model)
+        self.close()
+
+    def _fill(self) -> None:
+        words, label = QLabel(_WORDS), QLabel("Model")
+        words.setProperty("kind", "small")
+        words.setWordWrap(True)
+        label.setBuddy(self.model)
+        self.preset.setAccessibleName("Preset")
+        model, presets = QHBoxLayout(), QHBoxLayout()
+        for row, parts in ((model, (label, self.model)), (presets, (self.preset, self.manage, self.keep))):
+            row.setSpacing(8)
+            for part in parts:
+                row.addWidget(part, int(isinstance(part, ChoiceBox)))
+        for button in (self.manage, self.keep):
+            button.setAccessibleName(button.text())
+        self._build(self.title, words, self.notices, model, presets)

@@ -1,0 +1,220 @@
+"""The fields that say how a chat is answered: system prompt, sampling, the template's options, output format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, TemplateOptions, check
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.library.gguf.template_options import TemplateOption
+from kvchat.ui.base.theme import Look
+from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.words.wording import STYLE
+
+_HELP = {
+    "temperature": "Low is predictable, high is inventive",
+    "top_k": "Choose among so many words; 0: all",
+    "top_p": "Choose among the likeliest that make up this share",
+    "min_p": "Leave out what is so much less likely than the best",
+    "repeat_penalty": "Above 1, words said before become less likely",
+    "presence_penalty": "Above 0, once said is less likely",
+    "frequency_penalty": "Above 0, the more often said the less likely",
+    "seed": "The same number draws the same reply; -1: another each time",
+    "max_tokens": "In tokens",
+}
+# What the engine does where neither the user nor the model's author says anything (llama.cpp, common/common.h).
+_ENGINE: dict[str, float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+_FREE, _SCHEMA, _GRAMMAR = "Free text", "JSON that follows a schema", "Text that follows a grammar"
+_NOTHING = {"seed": "random", "max_tokens": "no limit"}  # what holds where there is no number
+_COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What the form shows, and what it gives back."""
+
+    system: str = ""
+    options: ChatOptions = NO_OPTIONS
+
+
+class OptionsForm(QWidget):
+    """An empty field leaves the value to the model; what stands in it faintly is then used."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.system = _editor("System prompt", "Who the model should be, and how it should answer", lines=4)
+        self.numbers = {name: QLineEdit() for name in RANGES}
+        self.stop = QLineEdit()
+        self.format, self.format_text = ChoiceBox(look), _editor("Schema or grammar", "", lines=5)
+        self.reset = QPushButton("Reset")
+        self.refusal = QLabel()
+        self._template: dict[str, ChoiceBox] = {}
+        self._unknown: TemplateOptions = ()  # what the model's template does not ask for
+        self._template_holder = QWidget()
+        self._template_grid = QGridLayout(self._template_holder)
+        self._fixed = QLabel("Fixed since this chat has begun: these stand at the beginning of all the model has read.")
+        self._build()
+        self.format.currentTextChanged.connect(self._show_format)
+        self.reset.clicked.connect(self._reset)
+        self._show_format(_FREE)
+
+    def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
+        """Show what can be chosen with a model, and what stands where nothing is; what was chosen stays so."""
+        chosen = self._chosen()
+        for name, field in self.numbers.items():
+            value = getattr(defaults, name)
+            value = _ENGINE.get(name) if value is None else value
+            field.setPlaceholderText(_NOTHING.get(name, "") if value is None else f"{value:g}")
+        while (item := self._template_grid.takeAt(0)) is not None:
+            if widget := item.widget():
+                widget.deleteLater()
+        self._template = {}
+        for row, option in enumerate(options):
+            box = ChoiceBox(self._look)
+            box.addItem("As the model does", None)
+            for value, words in option.choices:
+                box.addItem(words, value)
+            box.setAccessibleName(option.words)
+            box.setEnabled(not begun)
+            self._template[option.name] = box
+            self._template_grid.addWidget(QLabel(option.words), row, 0)
+            self._template_grid.addWidget(box, row, 1)
+        self._template_holder.setVisible(bool(options))
+        self._fixed.setVisible(begun and bool(options))
+        self._choose(chosen)
+
+    def fill(self, filling: Filling) -> None:
+        """Show these values."""
+        sampling = filling.options.sampling
+        self.system.setPlainText(filling.system)
+        for name, field in self.numbers.items():
+            value = getattr(sampling, name)
+            field.setText("" if value is None else f"{value:.10g}")
+        self.stop.setText(", ".join(sampling.stop or ()))
+        self.format.setCurrentText(_SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE)
+        self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
+        self._choose(filling.options.template)
+        self.refuse("")
+
+    def read(self) -> Filling:
+        """The values as they are in the fields. Raises BadOptions."""
+        values: dict[str, Any] = {}
+        for name, field in self.numbers.items():
+            if text := field.text().strip():
+                try:
+                    values[name] = int(text) if RANGES[name].whole else float(text.replace(",", "."))
+                except ValueError:
+                    raise BadOptions(f"{RANGES[name].words}: “{text}” is not such a number", "", "") from None
+        stop = tuple(word.strip() for word in self.stop.text().split(",") if word.strip())
+        text, kind = self.format_text.toPlainText().strip(), self.format.currentText()
+        sampling = Sampling(
+            **values,
+            stop=stop or None,
+            json_schema=text or None if kind == _SCHEMA else None,
+            grammar=text or None if kind == _GRAMMAR else None,
+        )
+        options = ChatOptions(sampling, self._chosen())
+        check(options)
+        return Filling(self.system.toPlainText().strip(), options)
+
+    def refuse(self, reason: str) -> None:
+        """Say why what was entered is not taken; empty takes the words back."""
+        self.refusal.setText(reason)
+        self.refusal.setVisible(bool(reason))
+
+    def _reset(self) -> None:
+        """Leave all sampling to the model again."""
+        self.fill(Filling(self.system.toPlainText(), ChatOptions(template=self._chosen())))
+
+    def _chosen(self) -> TemplateOptions:
+        """The template's options; those another model's template has are kept."""
+        chosen = [(name, box.currentData()) for name, box in self._template.items() if box.currentData() is not None]
+        return tuple(sorted([*chosen, *self._unknown]))
+
+    def _choose(self, template: TemplateOptions) -> None:
+        self._unknown = tuple(pair for pair in template if pair[0] not in self._template)
+        for name, box in self._template.items():
+            box.setCurrentIndex(max(0, box.findData(dict(template).get(name))))
+
+    def _show_format(self, kind: str) -> None:
+        self.format_text.setVisible(kind != _FREE)
+        example = '{"type": "object", "properties": {"name": {"type": "string"}}}'
+        self.format_text.setPlaceholderText(example if kind == _SCHEMA else 'root ::= "yes" | "no"')
+
+    def _build(self) -> None:
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        self.refusal.setProperty("kind", "refusal")
+        self.refusal.setWordWrap(True)
+        self._fixed.setProperty("kind", "small")
+        self._fixed.setWordWrap(True)
+        self.reset.setProperty("kind", "link")
+        self.reset.setAccessibleName(f"Reset {STYLE.lower()}")
+        self.reset.setToolTip("Leave all of it to the model")
+        self.stop.setPlaceholderText("none")
+        self.stop.setToolTip("A reply ends where one of these words comes; part them by commas")
+        self.stop.setAccessibleName("Stop words")
+        for kind in (_FREE, _SCHEMA, _GRAMMAR):
+            self.format.addItem(kind)
+        self.format.setAccessibleName("Output format")
+        column.addWidget(_heading("System prompt"))
+        column.addWidget(self.system)
+        self._template_grid.setContentsMargins(0, 4, 0, 0)
+        self._template_grid.setColumnStretch(0, 1)
+        column.addWidget(self._template_holder)
+        column.addWidget(self._fixed)
+        column.addSpacing(6)
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(14)
+        grid.setVerticalSpacing(4)
+        fields = [(RANGES[name].words, name, field) for name, field in self.numbers.items()]
+        for number, (words, name, field) in enumerate([*fields, ("Stop words", "", self.stop)]):
+            row, place = divmod(number, _COLUMNS)
+            label = QLabel(words)
+            label.setProperty("kind", "small")
+            label.setBuddy(field)
+            if name:
+                field.setAccessibleName(words)
+                field.setToolTip(_HELP[name])
+                field.setAccessibleDescription(_HELP[name])
+            span = _COLUMNS - place if not name else 1
+            grid.addWidget(label, 2 * row, place, 1, span)
+            grid.addWidget(field, 2 * row + 1, place, 1, span)
+        column.addWidget(_heading(STYLE))
+        column.addLayout(grid)
+        column.addWidget(self.reset, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(_heading("Output format"))
+        column.addWidget(self.format)
+        column.addWidget(self.format_text)
+        column.addWidget(self.refusal)
+        column.addStretch(1)
+
+
+def _heading(words: str) -> QLabel:
+    label = QLabel(words)
+    label.setProperty("kind", "strong")
+    return label
+
+
+def _editor(name: str, example: str, *, lines: int) -> QPlainTextEdit:
+    editor = QPlainTextEdit()
+    editor.setProperty("kind", "log")
+    editor.setAccessibleName(name)
+    editor.setPlaceholderText(example)
+    editor.setTabChangesFocus(True)
+    editor.setFixedHeight(editor.fontMetrics().lineSpacing() * lines + 28)
+    return editor

@@ -1,0 +1,68 @@
+"""One preset: its name, its model and how chats that begin with it are answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QLineEdit, QWidget
+
+from kvchat.chat.presets import Preset
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.presets.options_form import Filling
+from kvchat.ui.presets.options_panel import OptionsPanel
+from kvchat.ui.widgets.entries import ChoiceBox
+
+
+class PresetDialog(OptionsPanel):
+    """Makes a preset or changes one."""
+
+    stored = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, "Preset", parent)
+        self._runtime = runtime
+        self._preset = Preset("")
+        self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
+        self.begin_with(580, 640, 440, 360)
+        self.name, self.with_model = QLineEdit(), ChoiceBox(look)
+        self.name.setPlaceholderText("Name")
+        self.name.setAccessibleName("Name")
+        self.with_model.setAccessibleName("Model")
+        self._build(self.notices, self.name, self.with_model)
+
+    def edit(self, preset: Preset) -> None:
+        """Come to the front with a preset."""
+        self._preset = preset
+        self.name.setText(preset.name)
+        model = preset.model or self._runtime.settings.model_path
+        self.with_model.clear()
+        self.with_model.addItem("Answered by whichever model is in use", None)
+        if model is not None:
+            self.with_model.addItem(f"Always answered by {self._runtime.model.name_of(model)}", model)
+        self.with_model.setCurrentIndex(1 if preset.model else 0)
+        self.come()
+        self.name.setFocus()
+        self.name.selectAll()
+        self.run(self._load(preset, model))
+
+    async def _load(self, preset: Preset, model: str | None) -> None:
+        offered = await self._runtime.model.template_options(model)
+        defaults = await self._runtime.model.default_sampling(model)
+        if preset == self._preset:
+            self.form.offer(offered, defaults, begun=False)
+            self.form.fill(Filling(preset.system, preset.options))
+            self.save.setEnabled(True)
+
+    def _take(self, filling: Filling) -> None:
+        name, model = self.name.text().strip() or "Preset", self.with_model.currentData()
+        self.run(
+            self._store(replace(self._preset, name=name, system=filling.system, model=model, options=filling.options))
+        )
+
+    async def _store(self, preset: Preset) -> None:
+        await self._runtime.chat.options.store_preset(preset)
+        self.stored.emit()
+        self.close()

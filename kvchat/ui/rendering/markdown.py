@@ -1,0 +1,187 @@
+"""Markdown to blocks. Raw HTML stays text, no image is fetched, only web links are links."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from mdit_py_plugins.footnote import footnote_plugin
+from mdit_py_plugins.tasklists import tasklists_plugin
+
+from kvchat.ui.base.colors import Theme
+from kvchat.ui.rendering.blocks import Block, Code, Formula, Prose, Wide
+from kvchat.ui.rendering.markdown_html import FORMULAS, renderer_class
+from kvchat.ui.rendering.math_rules import STREAMING, math_rules
+from kvchat.words.safe_text import calm
+
+MAX_NESTING = 40  # lists (each counts twice) and quotes inside each other; deeper ones are shown as they were written
+
+_PLAIN_PIECE = 3_000  # characters
+_EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
+_UNMARKED = '<ul style="list-style-type:none">'
+_LINK_SCHEMES = ("http", "https", "mailto")
+
+Env = dict[str, Any]  # markdown-it's: link references and footnotes defined so far
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The least part of a text that can be read alone: a top-level block, or one item of a top-level list."""
+
+    kind: str  # the type of its first token
+    first_line: int
+    end_line: int
+    tokens: tuple[Token, ...]
+    list_number: int = 0  # which of the text's top-level lists an item belongs to
+    ordinal: int | None = None  # of an item in a numbered list
+
+    @property
+    def is_item(self) -> bool:
+        """Whether this is an item of a list."""
+        return self.kind == "list_item_open"
+
+
+class Markdown:
+    """Reads Markdown in the colours of one theme."""
+
+    def __init__(self, theme: Theme, mono: str) -> None:
+        options = {"html": False, "linkify": False, "breaks": True, "maxNesting": MAX_NESTING}
+        self._parser = MarkdownIt("commonmark", options, renderer_cls=renderer_class(theme, mono, is_web_link))
+        self._parser.enable(["table", "strikethrough"])
+        footnote_plugin(self._parser, inline=False, move_to_end=False)
+        tasklists_plugin(self._parser)
+        math_rules(self._parser)
+        renderer = self._parser.renderer
+        renderer.rules["footnote_ref"] = renderer.footnote_ref  # type: ignore[attr-defined]  # the plugin put its own there
+
+    def units(self, text: str, env: Env, *, streaming: bool) -> list[Unit]:
+        """The units of `text` in order. Never raises: any text is Markdown. Definitions met are kept in `env`."""
+        env[STREAMING] = streaming
+        return list(_units(self._parser.parse(text, env)))
+
+    def blocks(self, unit: Unit, source: str, env: Env) -> list[Block]:
+        """What a unit, which was written as `source`, looks like; more than one block if it is an item with code."""
+        first = unit.tokens[0]
+        if any(token.level >= MAX_NESTING - 1 for token in unit.tokens):
+            return [plain_block(source)]
+        if first.type in ("fence", "code_block"):
+            return [_code(first, source)]
+        if first.type == "table_open":
+            columns = sum(token.type == "th_open" for token in unit.tokens)
+            return [self._wide(unit.tokens, source, env, columns)]
+        if first.type == "math_block" and first.meta["closed"]:
+            return [self._wide(unit.tokens, source, env, 0)]
+        if unit.is_item:
+            return self._item(unit, source, env)
+        return [self._prose(unit.tokens, source, env, heading=first.type == "heading_open")]
+
+    def _item(self, unit: Unit, source: str, env: Env) -> list[Block]:
+        """An item's text, its code blocks, and the text after those without a second bullet."""
+        tokens = unit.tokens[1:-1]
+        base = unit.tokens[0].level + 1
+        tag = _UNMARKED if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class, and their box as a mark
+        if unit.ordinal is not None:
+            tag = f'<ol start="{unit.ordinal}">'
+        _tighten(tokens, base)
+        blocks: list[Block] = []
+        run: list[Token] = []
+        for token in (*tokens, None):
+            if token is not None and not (token.level == base and token.type == "fence"):
+                run.append(token)
+                continue
+            if run or not blocks:
+                opening = _UNMARKED if blocks else tag
+                blocks.append(self._prose(run, "" if blocks else source, env, list_tag=opening))
+            if token is not None:
+                blocks.append(_code(token, "", indent=1))
+            run = []
+        return blocks
+
+    def _prose(
+        self, tokens: Sequence[Token], source: str, env: Env, *, list_tag: str = "", heading: bool = False
+    ) -> Prose:
+        text, formulas = self._render(tokens, env)
+        return Prose(f"<li>{text}</li>" if list_tag else text, source, formulas, list_tag, heading)
+
+    def _wide(self, tokens: Sequence[Token], source: str, env: Env, columns: int) -> Wide:
+        text, formulas = self._render(tokens, env)
+        return Wide(text, source, formulas, columns)
+
+    def _render(self, tokens: Sequence[Token], env: Env) -> tuple[str, tuple[Formula, ...]]:
+        env[FORMULAS] = []
+        text = self._parser.renderer.render(tokens, self._parser.options, env)
+        return text.strip(), tuple(env[FORMULAS])
+
+
+def plain_block(source: str) -> Prose:
+    """Text that is shown as it was written."""
+    lines = html.escape(calm(source.rstrip("\n"))).split("\n")
+    return Prose("".join(f'<p class="plain">{line}</p>' if line else _EMPTY_LINE for line in lines), source)
+
+
+def plain_blocks(text: str) -> list[Prose]:
+    """A text of any length that is shown as it was written, cut where lines or words end. Never empty."""
+    blocks: list[Prose] = []
+    at = 0
+    while True:
+        piece = text[at : at + _PLAIN_PIECE]
+        if at + len(piece) < len(text):
+            piece = piece[: piece.rfind("\n") + 1 or piece.rfind(" ") + 1 or len(piece)]
+        blocks.append(plain_block(piece))
+        at += len(piece)
+        if at >= len(text):
+            return blocks
+
+
+def is_web_link(url: str) -> bool:
+    """Whether a click on `url` may leave kvchat: http, https or mailto, nothing else."""
+    try:
+        return urlsplit(url).scheme.lower() in _LINK_SCHEMES
+    except ValueError:
+        return False
+
+
+def _units(tokens: list[Token]) -> Iterator[Unit]:
+    """Cuts tokens at the top level, and a top-level list at its items."""
+    ordinal: int | None = None
+    list_number = 0
+    begin: int | None = None
+    for i, token in enumerate(tokens):
+        if token.level == 0 and token.type in ("bullet_list_open", "ordered_list_open"):
+            ordinal = int(token.attrGet("start") or 1) if token.type == "ordered_list_open" else None
+            list_number += 1
+        elif token.level == 0 and token.type in ("bullet_list_close", "ordered_list_close"):
+            ordinal = None
+        elif begin is None:
+            begin = i
+        if begin is None:
+            continue
+        first = tokens[begin]
+        closes = token.nesting == -1 or (token.nesting == 0 and i == begin)
+        if closes and token.level == first.level and first.map is not None:
+            span = tuple(tokens[begin : i + 1])
+            begins, ends = first.map
+            if first.level:
+                yield Unit(first.type, begins, ends, span, list_number, ordinal)
+            else:
+                yield Unit(first.type, begins, ends, span)
+            begin = None
+            if first.type == "list_item_open" and ordinal is not None:
+                ordinal += 1
+
+
+def _code(token: Token, source: str, indent: int = 0) -> Code:
+    words = token.info.split()
+    return Code(words[0].lower() if words else "", token.content.rstrip(), source, indent)
+
+
+def _tighten(tokens: Sequence[Token], level: int) -> None:
+    """An item's first paragraph stands beside its bullet, whether a blank line in the list made it loose or not."""
+    if tokens and tokens[0].type == "paragraph_open":
+        closing = next(t for t in tokens if t.type == "paragraph_close" and t.level == level)
+        tokens[0].hidden = closing.hidden = True

@@ -1,0 +1,249 @@
+"""A read-only text as tall as what it says: the transcript scrolls, its texts do not."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from PySide6.QtCore import QByteArray, QSize, Qt, QUrl, Signal
+from PySide6.QtGui import (
+    QPaintEvent,
+    QTextBlock,
+    QTextCursor,
+    QTextOption,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QWidget
+
+from kvchat.ui.base.utf16 import part
+from kvchat.ui.rendering.blocks import Prose, Wide
+from kvchat.ui.rendering.formula_layer import FormulaLayer, fragments
+from kvchat.ui.rendering.page_style import PageStyle
+
+AIR = 4  # pixels below the last line, into which Arabic letters may reach
+MARKER = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
+_TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
+_BLOCK = "block"  # anchors in a document, where its blocks begin
+
+
+class TextPage(QTextBrowser):
+    """One QTextDocument. Loads nothing and follows nothing: `anchorClicked` tells of a click on a link."""
+
+    link_reached = Signal()  # by Tab; the cursor is there
+
+    def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName(accessible_name)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setOpenLinks(False)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        bar = self.verticalScrollBar()
+        bar.valueChanged.connect(lambda _: bar.setValue(0))  # the air below the last line is cut off, not scrolled to
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.setUndoRedoEnabled(False)
+        document = self.document()
+        document.setDefaultFont(style.font)
+        document.setDefaultStyleSheet(style.css)
+        document.setDocumentMargin(0)
+        document.setIndentWidth(24)
+        self.blocks: tuple[Prose | Wide, ...] = ()
+        self._style = style
+        self.formulas = FormulaLayer(style)
+
+    def loadResource(self, kind: int, name: QUrl | str) -> object:
+        """Nothing is ever loaded for a model's text: no remote picture, no local file.
+
+        Empty bytes and not None: at None, QTextDocument goes on to read local files by itself.
+        """
+        return QByteArray()
+
+    def focusNextPrevChild(self, next: bool) -> bool:
+        """Tab goes from link to link, then on; a page that is being hidden has none to go to."""
+        if not self.isVisible():
+            return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
+        moved = super().focusNextPrevChild(next)
+        if moved and self.hasFocus():
+            self.link_reached.emit()
+        return moved
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """The text, and on it the formulas."""
+        super().paintEvent(event)
+        self.formulas.draw(self, event.rect())
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Leave scrolling to the transcript."""
+        event.ignore()
+
+    def minimumSizeHint(self) -> QSize:
+        """Let the column be as narrow as it likes."""
+        return QSize(40, 0)
+
+    def sizeHint(self) -> QSize:
+        """As the text is laid out now."""
+        return self.document().size().toSize()
+
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """How tall the text is at that width. The air below its last line is always the same."""
+        document = self.document()
+        document.setTextWidth(width)
+        last = document.lastBlock()
+        # Qt counts a paragraph's margin and what its line height adds below the letters; of a heading neither.
+        bottom = max(document.size().height() - last.blockFormat().bottomMargin(), _letters_end(last))
+        return math.ceil(bottom) + AIR
+
+    def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
+        """Show these instead."""
+        if self.blocks != tuple(blocks):
+            self.blocks = tuple(blocks)
+            self._show()
+
+    def show_formulas(self) -> bool:
+        """Some formulas are ready: show those that this page waits for. Whether there were any."""
+        ready = self.formulas.have_come()
+        if ready:
+            self._show()
+        return ready
+
+    def _show(self) -> None:
+        self.formulas.clear()
+        cursor = self.textCursor()
+        anchor, head, words = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
+        self.setHtml(as_lists(self.blocks, map(self._with_formulas, range(len(self.blocks)))))
+        self.formulas.enter(self.document())
+        end = max(anchor, head)
+        if words and part(words, 0, end) == part(self.toPlainText(), 0, end):
+            select(self, anchor, head)
+
+    def block_starts(self) -> list[int]:
+        """The position in the document where each block begins."""
+        starts = [0] * len(self.blocks)
+        block = self.document().begin()
+        while block.isValid():
+            for fragment in fragments(block):
+                for name in fragment.charFormat().anchorNames():
+                    if name.startswith(_BLOCK):
+                        starts[int(name.removeprefix(_BLOCK))] = fragment.position()
+            block = block.next()
+        return starts
+
+    def formula(self, name: str) -> str:
+        """The source of the formula whose picture has this name."""
+        return self.formulas.source(name)
+
+    def _with_formulas(self, number: int) -> str:
+        """A block's HTML, an anchor at its beginning, its formulas drawn as far as they are ready."""
+        block = self.blocks[number]
+        tags = _TAGS.match(block.html)
+        at = tags.end() if tags else 0
+        html = f'{block.html[:at]}<a name="{_BLOCK}{number}"></a>{block.html[at:]}'
+        return MARKER.sub(lambda found: self.formulas.html(block.formulas[int(found[1])], html[:3]), html)
+
+
+class WidePage(TextPage):
+    """A table or a displayed formula: as wide as it needs to be, scrolling sideways where that is too wide."""
+
+    def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
+        super().__init__(style, accessible_name, parent)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.setLineWrapMode(QTextEdit.LineWrapMode.FixedPixelWidth)
+        self.setWordWrapMode(QTextOption.WrapMode.WordWrap)
+        self._natural: int | None = None  # its width in one line; None until it is asked for
+
+    def _show(self) -> None:
+        self._natural = None
+        super()._show()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Sideways is ours, up and down is the transcript's."""
+        sideways(self, event)
+
+    def heightForWidth(self, width: int) -> int:
+        """How tall it is at that width, the scroll bar included where there is one."""
+        needed = self._needed(width)
+        if needed != self.lineWrapColumnOrWidth():
+            self.setLineWrapColumnOrWidth(needed)
+        height = super().heightForWidth(needed)
+        overflows = self.document().size().width() > width
+        return height + (self.horizontalScrollBar().sizeHint().height() + 4 if overflows else 0)
+
+    def _needed(self, width: int) -> int:
+        """How wide the document must be made in a space of that width."""
+        document = self.document()
+        document.setTextWidth(width)
+        if document.idealWidth() < width:
+            return width
+        if self._natural is None:
+            document.setTextWidth(-1)
+            self._natural = math.ceil(document.idealWidth())
+        columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
+        return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
+
+
+def select(text: QTextEdit, anchor: int, position: int) -> None:
+    """Select from one place in a text to another, as far as there are such places."""
+    end = text.document().characterCount() - 1
+    cursor = text.textCursor()
+    cursor.setPosition(min(anchor, end))
+    cursor.setPosition(min(position, end), QTextCursor.MoveMode.KeepAnchor)
+    text.setTextCursor(cursor)
+
+
+def _letters_end(block: QTextBlock) -> float:
+    """Where a paragraph's last line ends in its document, without what its line height adds."""
+    layout = block.layout()
+    if layout.lineCount() == 0:
+        return 0.0
+    line = layout.lineAt(layout.lineCount() - 1)
+    return block.document().documentLayout().blockBoundingRect(block).y() + line.y() + line.height()
+
+
+def sideways(page: QTextEdit, event: QWheelEvent) -> None:
+    """Scroll `page` if the wheel turns sideways or Shift is held, else leave the event to what is around it."""
+    delta, bar = event.angleDelta(), page.horizontalScrollBar()
+    shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+    if bar.maximum() > 0 and (shift or abs(delta.x()) > abs(delta.y())):
+        bar.setValue(bar.value() - (delta.x() or delta.y()))
+        event.accept()
+    else:
+        event.ignore()
+
+
+def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
+    """The blocks' HTML, items of one list between one pair of tags."""
+    tags = [block.list_tag if isinstance(block, Prose) else "" for block in blocks]
+    parts: list[str] = []
+    for (before, tag, after), html in zip(_around(tags), htmls, strict=True):
+        opens = tag and not _goes_on(before, tag)
+        closes = tag and not _goes_on(tag, after)
+        parts.append((tag if opens else "") + html + (f"</{tag[1:3]}>" if closes else ""))
+    return "".join(parts)
+
+
+def _around(tags: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    padded = ["", *tags, ""]
+    return (
+        (before, tag, after) for (before, tag), (_, after) in zip(pairwise(padded), pairwise(padded[1:]), strict=False)
+    )
+
+
+def _goes_on(before: str, after: str) -> bool:
+    """Whether an item whose list is `after` belongs to the list of the item before it."""
+    if before.startswith("<ol") and after.startswith("<ol"):
+        return _start(after) == _start(before) + 1
+    return before == after
+
+
+def _start(tag: str) -> int:
+    found = re.search(r"\d+", tag)
+    return int(found[0]) if found else 1

@@ -1,0 +1,232 @@
+"""Settings, Engine: which one, whether it works, how to get a better one, and what experts give it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QPushButton, QWidget
+
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.finding.graphics import find_graphics, install_advice
+from kvchat.engine.finding.inventory import EngineEntry
+from kvchat.engine.running.trial import TrialStep
+from kvchat.system.secret_store import Keeper
+from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.settings.text_entry import TextEntry
+from kvchat.ui.widgets.entries import ChoiceBox, Entry
+from kvchat.ui.widgets.flow import FlowLayout
+
+_DECIDES = "kvchat decides"
+_NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."
+_INSIDE = "The engine inside kvchat"
+
+
+class EnginePage(SettingsPage):
+    """Engines are looked for when the page is first shown, and again on request."""
+
+    name = "Engine"
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self.found: tuple[EngineEntry, ...] = ()
+        self._looked = False
+        self.box = ChoiceBox(desk.look)
+        self.browse, self.again = QPushButton("Choose a file…"), QPushButton("Look again")
+        self.engine = self.add(Entry("Engine", _NOT_LOOKED, _row(self.box, self.browse, self.again), wide=True))
+        self.test = QPushButton("Try it")
+        self.trial = self.add(Entry("Does it work?", _TRIAL, self.test))
+        self.advice = self.add(Entry("Use your graphics card", "\n".join(install_advice(find_graphics())), QWidget()))
+        self.advice.words.setTextInteractionFlags(  # commands to be copied
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        engines = desk.runtime.engines
+        self.url = self.add(
+            TextEntry(
+                desk,
+                "engine_url",
+                "Use a llama-server that you run yourself",
+                "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only "
+                "if the server runs on this computer and was started with --slot-save-path.",
+                engines.why_not,
+                desk.change,
+                example="http://127.0.0.1:8080",
+                empty=None,
+            )
+        )
+        self.key = self.add(KeyEntry(desk))
+        self.workers = self.add(
+            TextEntry(
+                desk,
+                "rpc_workers",
+                "Share the work with other computers",
+                "For models larger than one computer: the name and port of each rpc-server, parted by commas. What "
+                "travels between them is not encrypted.",
+                engines.why_not,
+                desk.change,
+                example="den:50052, attic:50052",
+            )
+        )
+        self.arguments = self.add(
+            TextEntry(
+                desk,
+                "engine_arguments",
+                "Extra arguments",
+                "For llama-server, as on its command line. Those that kvchat needs itself are refused.",
+                engines.why_not,
+                desk.change,
+                example="--threads 8",
+            )
+        )
+        self._connect()
+
+    def refresh(self) -> None:
+        """Show what is in force; look for engines the first time."""
+        super().refresh()
+        self.key.setVisible(self.desk.runtime.settings.engine_url is not None)  # of use with a server alone
+        self._show_engines()
+        if not self._looked and self.isVisible():
+            self.look_again()
+
+    def showEvent(self, event: Any) -> None:
+        """The first time, look for engines."""
+        super().showEvent(event)
+        self.refresh()
+
+    def look_again(self) -> None:
+        """Ask every engine there is."""
+        self._looked = True
+        self.engine.say("Looking for engines…")
+        self.desk.panel.run(self._look())
+
+    async def _look(self) -> None:
+        self.found = await self.desk.runtime.engines.engines()
+        self._show_engines()
+
+    def _show_engines(self) -> None:
+        """The list, the chosen one in words, and advice where none uses a graphics card."""
+        path = self.desk.runtime.settings.engine_path
+        self.box.clear()
+        self.box.addItem(_DECIDES, None)
+        for entry in self.found:
+            self.box.addItem(_name(entry), _value(entry))
+        if path is not None and self.box.findData(path) < 0:
+            self.box.addItem(path, path)
+        self.box.setCurrentIndex(max(0, self.box.findData(path)))
+        if self._looked and self.found:
+            self.engine.say("\n".join(_described(entry) for entry in self.found))
+        elif self._looked:
+            self.engine.say("No engine was found.")
+        graphics = find_graphics()
+        wanted = bool(self.found) and bool(graphics.makers) and not any(entry.backends for entry in self.found)
+        self.advice.setVisible(wanted)
+        self.advice.say("\n".join(install_advice(graphics)))
+
+    def _connect(self) -> None:
+        self.box.setAccessibleName("Engine")
+        self.engine.title.setBuddy(self.box)
+        self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
+        self.browse.clicked.connect(self.open_file_dialog)
+        self.again.clicked.connect(self.look_again)
+        self.box.setAccessibleDescription("What kvchat starts; the list below says what each engine is")
+        self.browse.setAccessibleName("Choose a llama-server")
+        self.again.setAccessibleName("Look for engines again")
+        self.test.setAccessibleName("Try the engine")
+        self.test.clicked.connect(lambda: self.desk.panel.run(self._try()))
+
+    def open_file_dialog(self) -> None:
+        """Let the user point at a llama-server."""
+        dialog = file_dialog(self, "Choose a llama-server", QFileDialog.FileMode.ExistingFile)
+        dialog.fileSelected.connect(self._choose)
+        dialog.open()
+
+    def _choose(self, path: str | None) -> None:
+        self.desk.change("engine_path", path)
+        self.look_again()
+
+    async def _try(self) -> None:
+        """Each step is shown as it is done."""
+        told: list[str] = []
+
+        def tell(step: TrialStep) -> None:
+            told.append(f"{'✗' if step.error else '✓'} {step.name}: {step.detail}".rstrip(": "))
+            if step.error is not None and step.error.advice:
+                told.append(step.error.advice)
+            self.trial.say("\n".join(told))
+
+        self.test.setEnabled(False)
+        self.trial.say("Starting…")
+        try:
+            location = next((entry.location for entry in self.found if entry.chosen), None) or self._selected()
+            await self.desk.runtime.engines.try_out(location, tell)
+        finally:
+            self.test.setEnabled(True)
+
+    def _selected(self) -> EngineLocation:
+        path = self.desk.runtime.settings.engine_path
+        if path is None or path == EngineKind.EMBEDDED.value:
+            return EngineLocation(EngineKind.EMBEDDED)
+        return EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
+
+
+class KeyEntry(Entry):
+    """The server's key: typed, kept, never shown again."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.field, self.forget = QLineEdit(), QPushButton("Forget")
+        super().__init__(
+            "The server’s key", "Only where the server asks for one.", _row(self.field, self.forget), wide=True
+        )
+        self._desk = desk
+        self.field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.field.setPlaceholderText("what it was given as --api-key")
+        self.field.setAccessibleName("The server’s key")
+        self.field.setAccessibleDescription("Only if the server asks for one")
+        self.forget.setAccessibleName("Forget the server’s key")
+        self.field.returnPressed.connect(lambda: desk.panel.run(self._keep()))
+        self.forget.setProperty("kind", "link")
+        self.forget.clicked.connect(lambda: desk.panel.run(self._forget()))
+
+    async def _keep(self) -> None:
+        value = self.field.text().strip()
+        if value:
+            self.show_keeper(await self._desk.runtime.engines.keep_key(value))
+            self.field.clear()
+
+    async def _forget(self) -> None:
+        await self._desk.runtime.engines.keep_key("")
+        self.show_keeper(None)
+
+    def show_keeper(self, keeper: Keeper | None) -> None:
+        """Where the key lies now."""
+        self.say(f"Kept in {keeper.value}. It is used when the engine starts next." if keeper else "None is kept.")
+
+
+_TRIAL = "Starts it beside the one that runs, with the smallest model at hand; takes some seconds."
+
+
+def _name(entry: EngineEntry) -> str:
+    return _INSIDE if entry.location.path is None else str(entry.location.path)
+
+
+def _value(entry: EngineEntry) -> str:
+    return EngineKind.EMBEDDED.value if entry.location.path is None else str(entry.location.path)
+
+
+def _described(entry: EngineEntry) -> str:
+    mark = "● " if entry.chosen else "○ "
+    if entry.problem is not None:
+        return f"{mark}{_name(entry)}: {entry.problem.title}. {entry.problem.detail}"
+    devices = ", ".join(device.description for device in entry.devices) or "the processor alone"
+    return f"{mark}{_name(entry)}: {entry.version}; {devices}"
+
+
+def _row(first: QWidget, *others: QWidget) -> QWidget:
+    holder = QWidget()
+    row = FlowLayout(holder)
+    row.addWidget(first)
+    for other in others:
+        row.addWidget(other)
+    return holder

@@ -1,0 +1,129 @@
+"""Settings, Presets: what chats can begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QLabel, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.chat.presets import Preset
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.presets.preset_dialog import PresetDialog
+from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.widgets.entries import Entry
+from kvchat.ui.widgets.flow import FlowLayout
+
+_WORDS = (
+    "A preset is a system prompt with settings for creativity and style and, if you wish, a model. A chat takes one "
+    "over from its chat settings; new chats begin with the default one."
+)
+
+
+class PresetsPage(SettingsPage):
+    """A list, and what can be done with the preset chosen in it."""
+
+    name = "Presets"
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self._presets: list[Preset] = []
+        self._dialog: PresetDialog | None = None
+        self.list = QListWidget()
+        self.list.setAccessibleName("Presets")
+        self.list.setProperty("kind", "boxed")
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setMinimumHeight(220)
+        self.none = QLabel("No presets yet. “New…” makes the first.")
+        self.none.setProperty("kind", "muted")
+        self.new, self.edit, self.duplicate = QPushButton("New…"), QPushButton("Edit…"), QPushButton("Duplicate")
+        self.default, self.delete = QPushButton("Make default"), QPushButton("Delete…")
+        self.delete.setProperty("kind", "danger")
+        holder = QWidget()
+        column, row = QVBoxLayout(holder), FlowLayout()
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(10)
+        for button, run in (
+            (self.new, lambda: self.open(Preset("New preset"))),
+            (self.edit, lambda: self.open(self._chosen())),
+            (self.duplicate, self._duplicate),
+            (self.default, self._make_default),
+            (self.delete, self._ask_delete),
+        ):
+            button.setAccessibleName(button.text())
+            button.clicked.connect(run)
+            row.addWidget(button)
+        column.addWidget(self.list)
+        column.addWidget(self.none)
+        column.addLayout(row)
+        self.add(Entry("Chats can begin with", _WORDS, holder, wide=True))
+        self.list.currentRowChanged.connect(self._show_buttons)
+        self.list.itemActivated.connect(lambda _: self.open(self._chosen()))
+        self._show_buttons()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Ask for the presets."""
+        super().showEvent(event)
+        self.look()
+
+    def look(self) -> None:
+        """Ask for the presets anew."""
+        self.desk.panel.run(self._load())
+
+    def open(self, preset: Preset | None) -> PresetDialog | None:
+        """Change a preset, or make one."""
+        if preset is None:
+            return None
+        if self._dialog is None:
+            self._dialog = PresetDialog(self.desk.runtime, self.desk.look, self.desk.panel.runner, self)
+            self._dialog.stored.connect(self.look)
+        self._dialog.edit(preset)
+        return self._dialog
+
+    async def _load(self) -> None:
+        chosen = self._chosen()
+        self._presets = await self.desk.runtime.chat.options.presets()
+        self.list.clear()
+        for preset in self._presets:
+            item = QListWidgetItem(f"{preset.name} (default)" if preset.is_default else preset.name, self.list)
+            item.setToolTip(preset.system[:300])
+        row = next((i for i, preset in enumerate(self._presets) if chosen and preset.id == chosen.id), 0)
+        self.list.setCurrentRow(row if self._presets else -1)
+        self.list.setVisible(bool(self._presets))
+        self.none.setVisible(not self._presets)
+        self._show_buttons()
+
+    def _chosen(self) -> Preset | None:
+        row = self.list.currentRow()
+        return self._presets[row] if 0 <= row < len(self._presets) else None
+
+    def _show_buttons(self) -> None:
+        chosen = self._chosen()
+        for button in (self.edit, self.duplicate, self.default, self.delete):
+            button.setEnabled(chosen is not None)
+        self.default.setText("No default" if chosen and chosen.is_default else "Make default")
+
+    def _duplicate(self) -> None:
+        if preset := self._chosen():
+            self.desk.panel.run(self._then_load(self.desk.runtime.chat.options.duplicate_preset(preset)))
+
+    def _make_default(self) -> None:
+        if preset := self._chosen():
+            changed = replace(preset, is_default=not preset.is_default)
+            self.desk.panel.run(self._then_load(self.desk.runtime.chat.options.store_preset(changed)))
+
+    def _ask_delete(self) -> None:
+        if preset := self._chosen():
+            confirm(
+                self,
+                f"Delete “{preset.name}”?",
+                "Chats that began with it keep what they have of it.",
+                "Delete",
+                lambda: self.desk.panel.run(self._then_load(self.desk.runtime.chat.options.delete_preset(preset))),
+            )
+
+    async def _then_load(self, run: Awaitable[object]) -> None:
+        await run
+        await self._load()

@@ -1,0 +1,151 @@
+"""The settings window: its pages in a list, one of them on show, and what waits for the engine's next start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QListWidget,
+    QListWidgetItem,
+    QPushButton,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.chat.events import EngineChanged, Event, SettingsChanged
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.engines import EnginePage
+from kvchat.ui.settings.general import GeneralPage
+from kvchat.ui.settings.model import ModelPage
+from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.storage import StoragePage
+
+_PAGE_PADDING = 16  # pixels above and below a page's name together
+_LIST_PADDING = 66  # and beside it, with the list's own
+
+
+class SettingsWindow(Panel):
+    """Changes apply at once; what is shown follows whoever else changes them."""
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, parent)
+        self._runtime = runtime
+        self._unsubscribe: Callable[[], None] | None = None
+        self.setWindowTitle("Settings")
+        self.setAccessibleName("Settings")
+        self.begin_with(780, 620, 560, 400)
+        look.changed.connect(self._fit_list)
+        desk = Desk(runtime, look, self)
+        self.general, self.model, self.storage = GeneralPage(desk), ModelPage(desk), StoragePage(desk)
+        self.engine = EnginePage(desk)
+        self.presets = PresetsPage(desk)
+        self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.presets, self.engine, self.storage)
+        self.list, self._stack = QListWidget(), QStackedWidget()
+        self.list.setObjectName("settingsPages")
+        self.list.setAccessibleName("Pages")
+        for page in self.pages:
+            QListWidgetItem(page.name, self.list)
+            self._stack.addWidget(page)
+        self._fit_list()
+        self.list.currentRowChanged.connect(self._stack.setCurrentIndex)
+        self.list.setCurrentRow(0)
+        self.pending = self._build_pending()
+        self._build()
+
+    def _fit_list(self) -> None:
+        """As wide and high as the pages' names need."""
+        self.list.ensurePolished()
+        metrics = self.list.fontMetrics()
+        for row in range(self.list.count()):
+            self.list.item(row).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
+        widest = max(metrics.horizontalAdvance(page.name) for page in self.pages)
+        self.list.setFixedWidth(widest + _LIST_PADDING)
+
+    def show_page(self, name: str = "") -> None:
+        """Come to the front, at the page of that name, else at the one shown last."""
+        names = [page.name for page in self.pages]
+        if name in names:
+            self.list.setCurrentRow(names.index(name))
+        self.show()
+        self.raise_()
+        self.activateWindow()
+        self.list.setFocus()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Follow what changes from now on."""
+        super().showEvent(event)
+        if self._unsubscribe is None:
+            self._unsubscribe = self._runtime.events.subscribe(self._hear)
+        self._refresh()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nobody looks."""
+        super().hideEvent(event)
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        for page in self.pages:
+            page.forget()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SettingsChanged | EngineChanged):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        for page in self.pages:
+            page.refresh()
+        self.pending.setVisible(self._runtime.engine.restart_pending)
+
+    def _build(self) -> None:
+        close = QPushButton("Close")
+        close.setAccessibleName("Close the settings")
+        close.clicked.connect(self.close)
+        below = QHBoxLayout()
+        below.setContentsMargins(28, 12, 24, 16)
+        below.addStretch(1)
+        below.addWidget(close)
+        around = QVBoxLayout()
+        around.setContentsMargins(24, 12, 24, 0)
+        around.setSpacing(8)
+        around.addWidget(self.notices)
+        right = QVBoxLayout()
+        right.setSpacing(0)
+        right.addLayout(around)
+        right.addWidget(self._stack, 1)
+        right.addWidget(self.pending)
+        right.addLayout(below)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(0)
+        row.addWidget(self.list)
+        row.addLayout(right, 1)
+
+    def _build_pending(self) -> QWidget:
+        """The bar that offers to restart the engine."""
+        frame = QFrame()
+        frame.setProperty("kind", "notice")
+        words = QLabel("The engine uses what you changed when it starts next.")
+        words.setWordWrap(True)
+        self.restart = QPushButton("Restart engine now")
+        self.restart.setProperty("kind", "primary")
+        self.restart.setAccessibleName("Restart engine now")
+        self.restart.clicked.connect(lambda: self.run(self._runtime.restart_engine()))
+        row = QHBoxLayout(frame)
+        row.setContentsMargins(14, 8, 8, 8)
+        row.addWidget(words, 1)
+        row.addWidget(self.restart)
+        holder = QWidget()
+        around = QVBoxLayout(holder)
+        around.setContentsMargins(24, 8, 24, 4)
+        around.addWidget(frame)
+        return holder

@@ -1,0 +1,1 @@
+"""The list of chats, its order, and the search above it."""

@@ -1,0 +1,175 @@
+"""The rows of the sidebar: a list model, and how a row is drawn and renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from PySide6.QtCore import (
+    QModelIndex,
+    QObject,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QColor, QPainter, QPen
+from PySide6.QtWidgets import (
+    QLineEdit,
+    QStyleOptionViewItem,
+    QWidget,
+)
+
+from kvchat.chat.messages import Conversation
+from kvchat.ui.base.icons import icon
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemModel
+from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, one_line
+
+_MARK = 15  # pixels
+
+
+class Warmth(Enum):
+    """How soon a conversation can answer."""
+
+    HOT = f"{STILL_LOADED}: answers at once"
+    DISK = f"{REMEMBERED}: comes back in a moment"
+    COLD = f"must be {READ_AGAIN}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation in the list."""
+
+    id: str
+    title: str
+    warmth: Warmth
+    busy: bool = False
+    pinned: bool = False  # what is saved of it is never pruned
+    never_save: bool = False
+    on_top: bool = False
+    folder: str | None = None
+
+    @property
+    def marks(self) -> tuple[tuple[str, str], ...]:
+        """What was wished for it: each an icon's name, and the words for it."""
+        marks = (
+            (self.on_top, "on-top", "kept on top"),
+            (self.pinned, "pin", "always kept"),
+            (self.never_save, "disk-off", "never kept"),
+        )
+        return tuple((name, words) for on, name, words in marks if on)
+
+    @property
+    def state(self) -> str:
+        """Warmth and wishes in words."""
+        return ", ".join([self.warmth.value, *(words for _, words in self.marks)])
+
+
+class ConversationModel(ItemModel[Conversation]):
+    """The conversations; their rows are made as they come into sight, for there may be thousands.
+
+    Editing a row announces the wish and changes nothing itself.
+    """
+
+    renamed = Signal(str, str)  # conversation id, title
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent, key=lambda chat: chat.id)
+        self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title, Warmth.COLD)
+        self._places: dict[str, int] = {}
+
+    def show(self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row]) -> None:
+        """Show these, each as `row_of` has it."""
+        self._row_of, self._places = row_of, {chat.id: place for place, chat in enumerate(chats)}
+        self.set_rows(chats)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """A row, or its words."""
+        return self._row_of(self.rows[index.row()]) if role == ROW else super().data(index, role)
+
+    def spoken(self, row: Conversation) -> str:
+        """The title, and what the marks mean."""
+        return f"{row.title}, {self._row_of(row).state}"
+
+    def tip(self, row: Conversation) -> str:
+        """The whole title, where it is, what the dot means."""
+        return "\n".join(filter(None, (row.title, row.folder and f"In {row.folder}", self._row_of(row).state)))
+
+    def index_of(self, conversation_id: str | None) -> QModelIndex:
+        """The row of a conversation, or an invalid index."""
+        place = self._places.get(conversation_id or "")
+        return QModelIndex() if place is None else self.index(place)
+
+    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        """A title was typed."""
+        title = str(value).strip()
+        if role != Qt.ItemDataRole.EditRole or not title or title == self.rows[index.row()].title:
+            return False
+        self.renamed.emit(self.rows[index.row()].id, title)
+        return True
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        """Every row can be chosen and renamed."""
+        return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEditable
+
+
+class ConversationDelegate(ItemDelegate):
+    """Draws a row: the dot, then the title."""
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        """One comfortable line."""
+        return QSize(80, option.fontMetrics.height() + 18)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        """Ground, dot, title."""
+        row: Row = index.data(ROW)
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        self.paint_ground(painter, option)
+        self._paint_dot(painter, option.rect, row)
+        painter.setPen(QColor(self.look.theme.text))
+        box = option.rect.adjusted(30, 0, -10 - self._paint_marks(painter, option.rect, row), 0)
+        title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideRight, box.width())
+        painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
+        painter.restore()
+
+    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
+        """A line to type the new title in."""
+        editor = QLineEdit(parent)
+        editor.setAccessibleName("New title")
+        editor.setMaxLength(200)
+        return editor
+
+    def setEditorData(self, editor: QWidget, index: Index) -> None:
+        """The title, until something else is typed: the list may be told anew at any time."""
+        if isinstance(editor, QLineEdit) and not editor.isModified():
+            super().setEditorData(editor, index)
+
+    def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
+        """Over the title, beside the dot."""
+        editor.setGeometry(option.rect.adjusted(26, 2, -2, -2))
+
+    def _paint_marks(self, painter: QPainter, rect: QRect, row: Row) -> int:
+        """The wishes at the right edge; returns the room they take, in pixels."""
+        for number, (name, _) in enumerate(row.marks):
+            left = rect.right() - 8 - (number + 1) * _MARK
+            icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - _MARK // 2 + 1, _MARK, _MARK)
+        return len(row.marks) * _MARK
+
+    def _paint_dot(self, painter: QPainter, rect: QRect, row: Row) -> None:
+        theme = self.look.theme
+        colour = QColor(theme.accent if row.warmth is not Warmth.COLD else theme.muted)
+        box = QRectF(rect.left() + 11, rect.center().y() - 4, 9, 9)
+        painter.setPen(QPen(colour, 1.4))
+        painter.setBrush(colour if row.warmth is Warmth.HOT else Qt.BrushStyle.NoBrush)
+        painter.drawEllipse(box)
+        if row.warmth is Warmth.DISK:
+            painter.setBrush(colour)
+            painter.drawPie(box, 90 * 16, 180 * 16)
+        if row.busy:
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.setPen(QPen(colour, 1))
+            painter.drawEllipse(box.adjusted(-3, -3, 3, 3))

@@ -1,0 +1,146 @@
+"""What was deleted lately: chats and messages that can be had back, until they go for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
+from kvchat.chat.recently_deleted import Deleted
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.widgets.row_list import Row, RowList
+from kvchat.words.wording import moment_of, several
+
+_FOR_GOOD = "from the list of chats, the search, the memory of chats and the automatic backups"
+
+
+class DeletedWindow(Panel):
+    """A list, and what can be done with the entry chosen in it."""
+
+    storage_requested = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, parent)
+        self._runtime = runtime
+        self._unsubscribe: Callable[[], None] | None = None
+        self.setWindowTitle("Recently deleted")
+        self.setAccessibleName("Recently deleted")
+        self.begin_with(600, 480, 400, 300)
+        self.words, self.empty = QLabel(), QLabel("Nothing was deleted lately.")
+        self.words.setWordWrap(True)
+        for label in (self.words, self.empty):
+            label.setProperty("kind", "muted")
+        self.list = RowList(look, "Recently deleted")
+        self.list.taken.connect(lambda _: self._restore())
+        self.list.current_changed.connect(self._show_buttons)
+        self.limits, self.now, self.all = (
+            QPushButton("How long…"),
+            QPushButton("Delete now…"),
+            QPushButton("Delete all…"),
+        )
+        self.restore = QPushButton("Bring back")
+        self.restore.setProperty("kind", "primary")
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        for button, run in (
+            (self.limits, self.storage_requested.emit),
+            (self.all, lambda: self._ask([row.value for row in self.list.rows])),
+            (self.now, lambda: self._ask(self._chosen())),
+            (self.restore, self._restore),
+        ):
+            button.setAccessibleName(button.text())
+            button.clicked.connect(run)
+            row.addWidget(button)
+            if button is self.limits:
+                button.setProperty("kind", "link")
+                row.addStretch(1)
+        for button in (self.all, self.now):
+            button.setProperty("kind", "danger")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 16, 20, 16)
+        column.setSpacing(12)
+        for widget in (self.notices, self.words, self.empty):
+            column.addWidget(widget)
+        column.addWidget(self.list, 1)
+        column.addLayout(row)
+
+    def come(self) -> None:
+        """To the front."""
+        self.show()
+        self.raise_()
+        self.activateWindow()
+        self.list.setFocus()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Follow what changes from now on."""
+        super().showEvent(event)
+        if self._unsubscribe is None:
+            self._unsubscribe = self._runtime.events.subscribe(self._hear)
+        self.run(self._load())
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nobody looks."""
+        super().hideEvent(event)
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, ConversationsChanged | SettingsChanged):
+            self.run(self._load())
+
+    async def _load(self) -> None:
+        entries, days = await self._runtime.chat.recently_deleted.entries(), self._runtime.settings.keep_deleted_days
+        kept = f"for {several(days, 'day')}" if days else "for half a minute"
+        self.words.setText(f"What you delete stays here {kept}; then it goes for good: {_FOR_GOOD}.")
+        self.list.show_rows([_row(entry) for entry in entries])
+        self.list.setVisible(bool(entries))
+        self.empty.setVisible(not entries)
+        if entries and self.list.current is None:
+            self.list.select(entries[0])
+        self._show_buttons()
+
+    def _chosen(self) -> list[Deleted]:
+        row = self.list.current
+        return [row.value] if row is not None and isinstance(row.value, Deleted) else []
+
+    def _restore(self) -> None:
+        for entry in self._chosen():
+            self.run(self._runtime.chat.recently_deleted.restore(entry))
+
+    def _show_buttons(self) -> None:
+        for button in (self.restore, self.now):
+            button.setEnabled(bool(self._chosen()))
+        self.all.setEnabled(bool(self.list.rows))
+
+    def _ask(self, entries: Sequence[object]) -> None:
+        wanted = [entry for entry in entries if isinstance(entry, Deleted)]
+        what = (
+            f"“{wanted[0].title}”"
+            if len(wanted) == 1 and wanted[0].is_chat
+            else several(len(wanted), "entry", "entries")
+        )
+        confirm(
+            self,
+            f"Delete {what} for good?",
+            f"It goes now and cannot be had back: {_FOR_GOOD}. Files you exported or backed up yourself are yours.",
+            "Delete for good",
+            lambda: self.run(self._runtime.chat.recently_deleted.delete_now(wanted)),
+        )
+
+
+def _row(entry: Deleted) -> Row:
+    count = several(entry.messages, "message")
+    what = f"Chat with {count}" if entry.is_chat else f"{count} of “{entry.title}”"
+    left = entry.gone_at - datetime.now(UTC)
+    gone = f"goes in {several(left.days, 'day')}" if left.days >= 1 else "goes today"
+    words = f"{what} · deleted {moment_of(entry.deleted_at)} · {gone}"
+    return Row(entry, entry.title if entry.is_chat else entry.words, words)

@@ -1,0 +1,300 @@
+"""The sidebar: New, the conversations with their warmth, and what the save points cost on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from PySide6.QtCore import (
+    QItemSelection,
+    QItemSelectionModel,
+    QItemSelectionRange,
+    QModelIndex,
+    QPoint,
+    QSignalBlocker,
+    QSize,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QProgressBar,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.chat.messages import Conversation
+from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
+from kvchat.ui.sidebar.arrangement import Arrangement, Order
+from kvchat.ui.sidebar.conversation_list import ConversationDelegate, ConversationModel, Row
+from kvchat.ui.sidebar.search_panel import SearchPanel
+from kvchat.ui.widgets.item_list import ROW, ItemList
+from kvchat.ui.widgets.keep_menu import add_keep_actions
+from kvchat.words.wording import STORAGE, one_line, several, size_of
+
+_ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
+
+
+class _List(ItemList):
+    """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
+
+    delete_pressed = Signal()
+    typed = Signal(str)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Delete and text are wishes, everything else is Qt's."""
+        commands = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
+        if event.key() == Qt.Key.Key_Delete:
+            self.delete_pressed.emit()
+        elif event.text().isprintable() and event.text() and not event.modifiers() & commands:
+            self.typed.emit(event.text())
+        else:
+            super().keyPressEvent(event)
+
+
+class Sidebar(QFrame):
+    """Shows the conversations and says what the user wants of them."""
+
+    new_requested = Signal()
+    hide_requested = Signal()
+    selected = Signal(str)  # conversation id
+    rename_requested = Signal(str, str)  # conversation id, title
+    delete_requested = Signal(list)  # conversation ids
+    archive_requested = Signal(list, bool)  # conversation ids, archived from now on
+    top_requested = Signal(list, bool)  # conversation ids, on top from now on
+    move_requested = Signal(list, object)  # conversation ids, folder or None
+    new_folder_requested = Signal(list)  # conversation ids
+    arranged = Signal()  # another arrangement was chosen
+    export_requested = Signal(list)  # conversation ids
+    pin_requested = Signal(str, bool)  # conversation id, pinned from now on
+    never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
+    disk_requested = Signal()
+    typed = Signal(str)  # text typed while the list had the keyboard
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("sidebar")
+        self._look = look
+        self.new_button = QPushButton("New chat")
+        self.new_button.setProperty("kind", "new")
+        self.new_button.setAccessibleName("New chat")
+        self.new_button.setToolTip("Ctrl+N")
+        self.new_button.clicked.connect(self.new_requested)
+        self.hide_button = QToolButton()
+        self.hide_button.setAccessibleName("Hide the sidebar")
+        self.hide_button.setToolTip("Hide the sidebar (Ctrl+B)")
+        self.hide_button.clicked.connect(self.hide_requested)
+        self.model = ConversationModel(self)
+        self.model.renamed.connect(self.rename_requested)
+        self.arrangement = Arrangement()
+        self._folders: list[str] = []
+        self.view_button = QPushButton()
+        self.view_button.setProperty("kind", "quiet")
+        self.view_button.setToolTip("Which chats are shown, and in what order")
+        self.view_menu = QMenu(self)
+        self.view_menu.aboutToShow.connect(self._fill_view_menu)
+        self.view_button.setMenu(self.view_menu)
+        self.list = self._build_list()
+        self.empty = QLabel("Nothing here yet.\nWhat you talk about will be kept here.")
+        self.empty.setProperty("kind", "small")
+        self.empty.setWordWrap(True)
+        self.empty.setContentsMargins(10, 4, 10, 0)
+        self.usage_button = QPushButton(STORAGE)
+        self.usage_button.setProperty("kind", "usage")
+        self.usage_button.setAccessibleName(STORAGE)
+        self.usage_button.setToolTip("What the memory of your chats takes on the disk")
+        self.usage_button.clicked.connect(self.disk_requested)
+        self.usage_bar = QProgressBar()
+        self.usage_bar.setTextVisible(False)
+        self.usage_bar.setRange(0, 1000)
+        self.usage_bar.setAccessibleName("Share of the limit in use")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(10, 12, 10, 10)
+        column.setSpacing(6)
+        above = QHBoxLayout()
+        above.addWidget(self.new_button, 1)
+        above.addWidget(self.hide_button)
+        column.addLayout(above)
+        chats = QWidget()
+        inside = QVBoxLayout(chats)
+        inside.setContentsMargins(0, 0, 0, 0)
+        inside.setSpacing(2)
+        inside.addWidget(self.view_button)
+        inside.addWidget(self.empty)
+        inside.addWidget(self.list, 1)
+        self.search = SearchPanel(look, chats)
+        column.addWidget(self.search, 1)
+        column.addWidget(self.usage_button)
+        column.addWidget(self.usage_bar)
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    @property
+    def chosen(self) -> list[str]:
+        """The conversations that are selected, in the order of the list."""
+        return [self.model.rows[place].id for place in sorted(map(QModelIndex.row, self.list.selectedIndexes()))]
+
+    def show_chats(
+        self,
+        chats: Sequence[Conversation],
+        row_of: Callable[[Conversation], Row],
+        current: str | None,
+        folders: Sequence[str],
+    ) -> None:
+        """Show the conversations, each as `row_of` has it; `current` is selected without being announced."""
+        chosen = self.chosen
+        self._folders = list(folders)
+        with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
+            self.model.show(chats, row_of)
+        self.empty.setVisible(not chats and self.arrangement == Arrangement())
+        self._name_view()
+        if len(chosen) < 2:
+            self.mark(current)
+        elif len(self.chosen) != len(chosen):
+            self.choose(chosen)
+
+    def mark(self, conversation_id: str | None) -> None:
+        """Select a row without announcing it; None selects nothing."""
+        selection = self.list.selectionModel()
+        index = self.model.index_of(conversation_id)
+        with QSignalBlocker(selection):
+            if not index.isValid():
+                self.list.clearSelection()
+                self.list.setCurrentIndex(QModelIndex())
+            elif self.list.selectedIndexes() != [index] or selection.currentIndex() != index:
+                selection.setCurrentIndex(index, _ALONE)
+                self.list.scrollTo(index)
+        self.list.viewport().update()
+
+    def step(self, by: int) -> None:
+        """Select the conversation `by` rows further down."""
+        row = self.list.currentIndex().row()
+        target = 0 if row < 0 else min(max(row + by, 0), self.model.rowCount() - 1)
+        if target != row and self.model.rowCount():
+            self.list.selectionModel().setCurrentIndex(self.model.index(target), _ALONE)
+
+    def begin_rename(self) -> bool:
+        """Edit the selected title in place; False where it is not in the list."""
+        if not self.list.isVisible() or not self.list.currentIndex().isValid():
+            return False
+        self.list.setFocus()
+        self.list.edit(self.list.currentIndex())
+        return True
+
+    def ask_delete(self) -> None:
+        """Ask for the selected conversations to be deleted."""
+        if self.chosen:
+            self.delete_requested.emit(self.chosen)
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Show other chats, or in another order."""
+        self.arrangement = arrangement
+        self._name_view()
+        self.arranged.emit()
+
+    def show_usage(self, usage: StoreUsage) -> None:
+        """The line at the bottom."""
+        words = f"{STORAGE} {size_of(usage.physical_bytes, usage.quota_bytes)}"
+        if usage.problem:
+            words = f"{STORAGE}: nothing is kept"
+        self.usage_button.setText(words)
+        self.usage_button.setAccessibleName(words)
+        self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
+
+    def _build_list(self) -> _List:
+        view = _List(self._look, "Chats")
+        view.setModel(self.model)
+        view.setItemDelegate(ConversationDelegate(self._look, view))
+        view.setFrameShape(QFrame.Shape.NoFrame)
+        view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed | QAbstractItemView.EditTrigger.DoubleClicked)
+        view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        view.customContextMenuRequested.connect(self._show_menu)
+        view.setUniformItemSizes(True)  # or else each of thousands is measured
+        view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        view.delete_pressed.connect(self.ask_delete)
+        view.typed.connect(self.typed)
+        view.selectionModel().selectionChanged.connect(self._announce)
+        return view
+
+    def _announce(self) -> None:
+        """One that is selected is opened; several are only selected."""
+        if len(self.chosen) == 1:
+            self.selected.emit(self.chosen[0])
+
+    def choose(self, ids: Sequence[str]) -> None:
+        """Select these as well, without announcing it."""
+        wanted = QItemSelection()
+        for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
+            wanted.append(QItemSelectionRange(index))
+        selection = self.list.selectionModel()
+        with QSignalBlocker(selection):
+            selection.select(wanted, QItemSelectionModel.SelectionFlag.Select)
+
+    def _name_view(self) -> None:
+        words = one_line(self.arrangement.words)
+        shown = self.view_button.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, 150)
+        self.view_button.setText(shown.replace("&", "&&"))
+        self.view_button.setAccessibleName(f"Shown: {words}")
+
+    def _fill_view_menu(self) -> None:
+        menu, now = self.view_menu, self.arrangement
+        menu.clear()
+        views = [("All chats", replace(now, folder=None, archive=False))]
+        views += [(folder, replace(now, folder=folder, archive=False)) for folder in self._folders]
+        views += [("Archive", replace(now, folder=None, archive=True))]
+        orders = [(order.value, replace(now, order=order)) for order in Order]
+        for group in (views, orders):
+            for words, arrangement in group:
+                action = menu.addAction(words.replace("&", "&&"))
+                action.setCheckable(True)
+                action.setChecked(arrangement == now)
+                action.triggered.connect(lambda _, wanted=arrangement: self.arrange(wanted))
+            menu.addSeparator()
+
+    def _show_menu(self, where: QPoint) -> None:
+        if not self.list.indexAt(where).isValid():
+            return
+        menu = QMenu(self.list)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        row: Row = self.list.indexAt(where).data(ROW)
+        ids = self.chosen
+        menu.addAction("Rename", self.begin_rename).setEnabled(len(ids) == 1)
+        top = menu.addAction("Keep on top", lambda: self.top_requested.emit(ids, not row.on_top))
+        top.setCheckable(True)
+        top.setChecked(row.on_top)
+        folders = menu.addMenu("Move to folder")
+        for folder in self._folders:
+            folders.addAction(folder.replace("&", "&&"), partial(self.move_requested.emit, ids, folder))
+        folders.addAction("New folder…", lambda: self.new_folder_requested.emit(ids))
+        folders.addAction("No folder", lambda: self.move_requested.emit(ids, None))
+        away = "Take out of the archive" if self.arrangement.archive else "Archive"
+        menu.addAction(away, lambda: self.archive_requested.emit(ids, not self.arrangement.archive))
+        menu.addSeparator()
+        pin, never = add_keep_actions(
+            menu,
+            lambda on: self.pin_requested.emit(row.id, on),
+            lambda on: self.never_save_requested.emit(row.id, on),
+        )
+        pin.setChecked(row.pinned)
+        never.setChecked(row.never_save)
+        menu.addSeparator()
+        menu.addAction("Export…", lambda: self.export_requested.emit(ids))
+        menu.addAction("Delete" if len(ids) == 1 else f"Delete {several(len(ids), 'chat')}", self.ask_delete)
+        menu.popup(self.list.viewport().mapToGlobal(where))
+
+    def _restyle(self) -> None:
+        self.view_button.setIcon(icon("chevron-down", self._look.theme.muted))
+        self.new_button.setIcon(icon("plus", self._look.theme.accent))
+        self.new_button.setIconSize(QSize(1, 1) * self._look.px(18))
+        self.hide_button.setIcon(icon("sidebar", self._look.theme.muted))
+        self.usage_button.setIcon(icon("disk", self._look.theme.muted))

@@ -1,0 +1,1 @@
+"""The storage panel: what is kept of which chat, pruning."""

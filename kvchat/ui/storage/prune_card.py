@@ -1,0 +1,129 @@
+"""Pruning, seen before it is done: a slider, what it would remove, and the button that does just that."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSlider, QVBoxLayout, QWidget
+
+from kvchat.kvstore.savepoint import PrunePlan
+from kvchat.ui.storage.usage_words import plan_in_words
+from kvchat.words.wording import size
+
+_STEPS = 1000
+_DEBOUNCE_MS = 120  # a slider being dragged asks for a plan this long after it came to rest
+_INVITATION = "Move the slider to see what would go, and what reading it again would cost."
+
+
+class PruneCard(QFrame):
+    """Asks for plans and shows them; carries nothing out itself."""
+
+    plan_wanted = Signal()  # one for `target`
+    plan_dropped = Signal()  # no plan is in view any more
+    prune_wanted = Signal(object)  # the PrunePlan that is in view
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", "card")
+        self.plan: PrunePlan | None = None
+        self.version = 0  # a plan asked for at an earlier one no longer fits
+        self._total = 0
+        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider.setRange(0, _STEPS)
+        self.slider.setPageStep(_STEPS // 20)
+        self.slider.setSingleStep(_STEPS // 100)
+        self.slider.setValue(_STEPS)
+        self.slider.setAccessibleName("Shrink to")
+        self.amount = QLabel()
+        self.amount.setMinimumWidth(64)
+        self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.preview = QLabel(_INVITATION)
+        self.preview.setProperty("kind", "muted")
+        self.preview.setTextFormat(Qt.TextFormat.PlainText)
+        self.preview.setWordWrap(True)
+        self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        self.button = QPushButton("Shrink")
+        self.button.setEnabled(False)
+        self._rest = QTimer(self)
+        self._rest.setSingleShot(True)
+        self._rest.setInterval(_DEBOUNCE_MS)
+        self._rest.timeout.connect(self.plan_wanted)
+        self.slider.valueChanged.connect(self._moved)
+        self.button.clicked.connect(lambda: self.prune_wanted.emit(self.plan))
+        self._build()
+
+    @property
+    def target(self) -> int:
+        """The size the slider stands at, in bytes."""
+        return self._total * self.slider.value() // _STEPS
+
+    @property
+    def moved(self) -> bool:
+        """Whether the slider asks for anything to go."""
+        return self.slider.value() < _STEPS
+
+    def set_total(self, total: int) -> None:
+        """The slider's right end, in bytes. A plan in view is made again, for what is kept now."""
+        target, was_moved = self.target, self.moved
+        self._total = total
+        with QSignalBlocker(self.slider):
+            step = target * _STEPS // total if was_moved and total else _STEPS
+            self.slider.setValue(min(step, _STEPS))
+        self._moved()
+
+    def to_rest(self) -> None:
+        """Back to the right end: nothing is to go."""
+        self.slider.setValue(_STEPS)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a plan is to be shown and is not there yet."""
+        return self.moved and self.plan is None
+
+    def show_plan(self, plan: PrunePlan, version: int) -> None:
+        """Show a plan, unless the slider has moved or the ground has changed since the version it was asked for at."""
+        if version != self.version:
+            return
+        self.plan = plan
+        self.preview.setText(plan_in_words(plan, self.target))
+        self.button.setEnabled(bool(plan.save_point_ids))
+        self.button.setText(f"Free {size(plan.bytes_freed)}" if plan.save_point_ids else "Shrink")
+        self.button.setAccessibleName(f"Shrink. {self.preview.text()}")
+
+    def drop_plan(self) -> None:
+        """What is in view may no longer be done: the ground has changed."""
+        self.plan = None
+        self.version += 1
+        self.button.setEnabled(False)
+        self.plan_dropped.emit()
+
+    def _moved(self) -> None:
+        self.drop_plan()
+        self.amount.setText(size(self.target))
+        self.slider.setAccessibleDescription(size(self.target))
+        if self.moved:
+            self._rest.start()
+        else:
+            self._rest.stop()
+            self.preview.setText(_INVITATION)
+            self.button.setText("Shrink")
+
+    def _build(self) -> None:
+        words = QLabel("Shrink to")
+        words.setBuddy(self.slider)
+        words.setProperty("kind", "strong")
+        above = QHBoxLayout()
+        above.setSpacing(12)
+        above.addWidget(words)
+        above.addWidget(self.slider, 1)
+        above.addWidget(self.amount)
+        below = QHBoxLayout()
+        below.setSpacing(16)
+        below.addWidget(self.preview, 1)
+        below.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
+        # Room for three lines from the start: the list below must not jump while the slider moves.
+        self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 10, 12, 12)
+        column.setSpacing(8)
+        column.addLayout(above)
+        column.addLayout(below)

@@ -1,0 +1,250 @@
+"""What the saved KV cache costs on disk, conversation by conversation, and what can be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.storage.prune_card import PruneCard
+from kvchat.ui.storage.usage_list import UsageList
+from kvchat.ui.storage.usage_picture import shared_colour
+from kvchat.ui.storage.usage_row import UsageRow
+from kvchat.ui.storage.usage_summary import UsageSummary
+from kvchat.ui.storage.usage_words import limits_in_words
+from kvchat.words.wording import STORAGE
+
+GONE = "A chat that is gone"
+EMPTY = "No chat is remembered yet. After each reply the memory of its chat is kept here."
+
+
+class StoragePanel(Panel):
+    """The disk-usage panel. Shows `Runtime.store_usage` and forwards deletions, pins and pruning."""
+
+    changed = Signal()  # something was deleted, pinned or pruned
+    limits_requested = Signal()  # quota, free-space floor and maximum age are settings
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, parent)
+        self._runtime, self._look = runtime, look
+        self._usage: StoreUsage | None = None
+        self._titles: Mapping[str, str] = {}
+        self._seconds_saved: Mapping[str, float] = {}  # as last asked for
+        self._planning = False
+        self._changing = 0  # wishes under way: a plan made now would not know of them
+        self.setWindowTitle(STORAGE)
+        self.setAccessibleName(STORAGE)
+        self.begin_with(620, 720, 460, 560)
+        self.summary = UsageSummary(look)
+        self.prune = PruneCard()
+        self.list = UsageList(look)
+        self.empty = QLabel(EMPTY)
+        self.empty.setProperty("kind", "muted")
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty.setWordWrap(True)
+        self.empty.hide()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 20, 16, 18)
+        column.setSpacing(12)
+        column.addWidget(self.notices)
+        column.addWidget(self.summary)
+        column.addWidget(self._build_heading())
+        column.addWidget(self.list, 1)
+        column.addWidget(self.empty, 1)
+        column.addWidget(self.prune)
+        column.addLayout(self._build_limits())
+        column.addLayout(self._build_buttons())
+        self._connect()
+
+    def refresh(self) -> None:
+        """Ask again and show the answer. A panel that opens has no plan in view."""
+        if not self.isVisible():
+            self.prune.to_rest()
+        self.run(self._load())
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Begin at the button that changes nothing; else the list would open with a ring around its first row."""
+        super().showEvent(event)
+        self._leave.setFocus()
+
+    def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
+        """Show what is kept, largest first."""
+        before, self._usage, self._titles = self._usage, usage, titles
+        self.summary.show_usage(usage, self._runtime.break_even)
+        self.limits.setText(limits_in_words(usage, self._runtime.settings.max_age_days))
+        some = bool(usage.conversations)
+        for widget in (self.list, self._heading, self.prune):
+            widget.setVisible(some)
+        self.empty.setText(usage.problem or EMPTY)
+        self.empty.setVisible(not some)
+        for widget in (self.limits, self._change):
+            widget.setVisible(not usage.problem)
+        if self.prune.plan is None or before is None or before.conversations != usage.conversations:
+            self.prune.set_total(usage.physical_bytes)  # drops the plan, and with it fills the list
+        else:
+            self._fill()
+        self.delete_all.setEnabled(some or usage.set_aside_bytes > 0)
+
+    def _fill(self) -> None:
+        """The list, with what the plan in view takes from each conversation."""
+        if self._usage is None:
+            return
+        plan = self.prune.plan
+        losses = {loss.conversation_id: loss for loss in plan.conversations} if plan else {}
+        if not losses:
+            self.only_losses.setChecked(False)
+        self.only_losses.setVisible(bool(losses))
+        self._legend.setVisible(not losses)
+        entries = sorted(self._usage.conversations, key=lambda entry: entry.bytes, reverse=True)
+        largest = entries[0].bytes if entries else 0
+        if self.only_losses.isChecked():
+            entries = [entry for entry in entries if entry.conversation_id in losses]
+        rows = [
+            UsageRow(
+                self._titles.get(entry.conversation_id, GONE),
+                entry,
+                losses.get(entry.conversation_id),
+                largest,
+                self._seconds_saved.get(entry.conversation_id, 0.0),
+            )
+            for entry in entries
+        ]
+        self.list.show_rows(rows)
+
+    def _connect(self) -> None:
+        self.list.delete_wanted.connect(lambda id: self.run(self._delete(id)))
+        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
+        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
+        self.prune.plan_wanted.connect(lambda: self.run(self._preview()))
+        self.prune.plan_dropped.connect(self._fill)
+        self.prune.prune_wanted.connect(lambda plan: self.run(self._prune(plan)))
+        self.only_losses.toggled.connect(self._fill)
+        self._look.changed.connect(self._colour_legend)
+        self._colour_legend()
+
+    def _build_heading(self) -> QWidget:
+        words = QLabel("Chats")
+        words.setProperty("kind", "strong")
+        self._legend = QLabel()
+        self._legend.setProperty("kind", "small")
+        self.only_losses = QPushButton("Show only what would go")
+        self.only_losses.setProperty("kind", "link")
+        self.only_losses.setCheckable(True)
+        self.only_losses.setAccessibleName("Show only the chats that would lose something")
+        self.only_losses.toggled.connect(
+            lambda on: self.only_losses.setText("Show all" if on else "Show only what would go")
+        )
+        self.only_losses.hide()
+        self._heading = QWidget()
+        row = QHBoxLayout(self._heading)
+        row.setContentsMargins(8, 4, 40, 0)
+        row.addWidget(words)
+        row.addStretch(1)
+        row.addWidget(self._legend)
+        row.addWidget(self.only_losses)
+        self._heading.setFixedHeight(max(row.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
+        return self._heading
+
+    def _colour_legend(self) -> None:
+        own, shared = self._look.theme.accent, shared_colour(self._look).name()
+        self._legend.setText(
+            f'<span style="color:{own}">■</span> its own &nbsp; '
+            f'<span style="color:{shared}">■</span> shared with others'
+        )
+
+    def _build_limits(self) -> QHBoxLayout:
+        self.limits = QLabel()
+        self.limits.setProperty("kind", "small")
+        self.limits.setWordWrap(True)
+        self._change = change = QPushButton("Change limits…")
+        change.setProperty("kind", "link")
+        change.setAccessibleName("Change the limits")
+        change.clicked.connect(self._change_limits)
+        row = QHBoxLayout()
+        row.setContentsMargins(8, 0, 8, 0)
+        row.setSpacing(10)
+        row.addWidget(self.limits, 1)
+        row.addWidget(change, 0, Qt.AlignmentFlag.AlignTop)
+        return row
+
+    def _change_limits(self) -> None:
+        """In the settings; this window would stand in their way."""
+        self.close()
+        self.limits_requested.emit()
+
+    def _build_buttons(self) -> QHBoxLayout:
+        self.delete_all = QPushButton("Delete all…")
+        self.delete_all.setProperty("kind", "danger")
+        self.delete_all.setAccessibleName("Delete the memory of all chats")
+        self.delete_all.clicked.connect(self._ask_delete_all)
+        self._leave = QPushButton("Close")
+        self._leave.setAccessibleName("Close storage")
+        self._leave.setProperty("kind", "primary")
+        self._leave.clicked.connect(self.close)
+        row = QHBoxLayout()
+        row.setContentsMargins(8, 0, 8, 0)
+        row.addWidget(self.delete_all)
+        row.addStretch(1)
+        row.addWidget(self._leave)
+        return row
+
+    def _ask_delete_all(self) -> None:
+        confirm(
+            self,
+            "Delete the memory of all chats?",
+            "All messages stay. Each chat must be read again once before it answers quickly.",
+            "Delete all",
+            lambda: self.run(self._delete(None)),
+        )
+
+    def _do(self, run: Coroutine[Any, Any, None]) -> None:
+        """Do what was asked, then show what is. The plan in view was made without it."""
+        self.prune.drop_plan()
+        self.run(self._then_load(run))
+
+    async def _then_load(self, run: Coroutine[Any, Any, object]) -> None:
+        self._changing += 1
+        try:
+            await run
+        finally:
+            self._changing -= 1
+            await self._load()
+            self.changed.emit()
+
+    async def _load(self) -> None:
+        usage = await self._runtime.save_points.usage()
+        titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
+        deleted = await self._runtime.chat.recently_deleted.entries()
+        titles |= {entry.id: f"{entry.title} (recently deleted)" for entry in deleted if entry.is_chat}
+        self._seconds_saved = await self._runtime.chat.seconds_saved()
+        self.show_usage(usage, titles)
+
+    async def _preview(self) -> None:
+        """Get the plan for where the slider stands. One at a time: the store may need a second for each."""
+        if self._planning:
+            return
+        self._planning = True
+        try:
+            while self.prune.waits and not self._changing:
+                version = self.prune.version
+                self.prune.show_plan(await self._runtime.save_points.plan_prune(self.prune.target), version)
+        finally:
+            self._planning = False
+        self._fill()
+
+    async def _prune(self, plan: PrunePlan) -> None:
+        self.prune.to_rest()
+        await self._then_load(self._runtime.save_points.prune(plan))
+
+    async def _delete(self, conversation_id: str | None) -> None:
+        self.prune.drop_plan()
+        await self._then_load(self._runtime.save_points.delete(conversation_id))

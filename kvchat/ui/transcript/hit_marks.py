@@ -1,0 +1,105 @@
+"""Marks what was searched for on the page and in its documents, in what is there and what is still to come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QColor, QTextCursor
+from PySide6.QtWidgets import QTextEdit
+from shiboken6 import isValid
+
+from kvchat.chat.folding import Term, spans
+from kvchat.ui.base.theme import Look
+from kvchat.ui.base.utf16 import position
+
+if TYPE_CHECKING:
+    from kvchat.ui.messages.message_view import MessageView
+    from kvchat.ui.transcript.transcript import Transcript
+
+
+class HitMarks(QObject):
+    """The marked terms of one page."""
+
+    cleared = Signal()
+
+    def __init__(self, page: Transcript, look: Look) -> None:
+        super().__init__(page)
+        self._page, self._look = page, look
+        self._terms: tuple[Term, ...] = ()
+        self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
+        look.changed.connect(self._restyle)
+
+    @property
+    def are_shown(self) -> bool:
+        """Whether anything is searched for."""
+        return bool(self._terms)
+
+    def show_terms(self, terms: tuple[Term, ...]) -> None:
+        """Mark these terms from now on, and no others."""
+        self._terms, self._current = terms, None
+        for view in self._page.views.values():
+            for text in view.texts:
+                self._mark(text)
+            self.watch_documents(view)
+
+    def clear(self) -> None:
+        """Mark nothing."""
+        if self._terms:
+            self.show_terms(())
+        self.cleared.emit()
+
+    def watch(self, text: QTextEdit) -> None:
+        """One more text in which terms may stand."""
+        text.textChanged.connect(lambda: self._mark(text))
+        self._mark(text)
+
+    def watch_documents(self, view: MessageView) -> None:
+        """One more message with which documents may go that have the terms."""
+        if view.chips is not None:
+            view.chips.show_terms(self._terms)
+
+    def open_document(self, message_id: str) -> None:
+        """Show the first of a message's documents that has the terms, at the first of them."""
+        view = self._page.views.get(message_id)
+        if view is not None and view.chips is not None:
+            view.chips.open_found()
+
+    def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
+        """The marks of a message from above, and the texts they stand in."""
+        view = self._page.views.get(message_id)
+        return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
+
+    def lead_to(self, text: QTextEdit, cursor: QTextCursor) -> None:
+        """Let one mark stand out from the others."""
+        before, self._current = self._current, (text, cursor.selectionStart())
+        if before is not None and isValid(before[0]):
+            self._mark(before[0])
+        self._mark(text)
+
+    def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
+        words, cursors = text.toPlainText(), []
+        for start, end in spans(words, self._terms):
+            cursor = QTextCursor(text.document())
+            cursor.setPosition(position(words, start))
+            cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
+            cursors.append(cursor)
+        return cursors
+
+    def _mark(self, text: QTextEdit) -> None:
+        if not self._terms and not text.property("marked"):
+            return
+        marks = []
+        for cursor in self._cursors(text):
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = cursor
+            here = self._current == (text, cursor.selectionStart())
+            mark.format.setBackground(QColor(self._look.theme.accent if here else self._look.theme.mark))
+            if here:
+                mark.format.setForeground(QColor(self._look.theme.on_accent))
+            marks.append(mark)
+        text.setExtraSelections(marks)
+        text.setProperty("marked", bool(marks))
+
+    def _restyle(self) -> None:
+        self.show_terms(self._terms)

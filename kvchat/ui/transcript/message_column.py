@@ -1,0 +1,283 @@
+"""Where the messages stand: a calm, centred column that follows the reply while the reader is at its end.
+
+Only messages near the reader have widgets. The others are heights, guessed until they come near; a guess that proves
+wrong above the reader moves the page along, so that what is being read stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
+
+from kvchat.chat.messages import Message
+from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.rendering.page_style import COLUMN_WIDTH
+from kvchat.ui.transcript.jump_button import JumpButton
+from kvchat.ui.transcript.row_heights import RowHeights
+from kvchat.ui.transcript.tail import TranscriptTail
+
+_GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
+_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
+_AT_END = 40  # pixels from the end that still count as being there
+_AHEAD = 1.5  # viewports above and below in which messages have their widgets before they are seen
+_FEWEST, _MOST = 40, 120  # messages that have widgets: the nearest ones in any case; no more than so many
+
+View = UserView | ReplyView
+
+
+class MessageColumn(QScrollArea):
+    """Places the messages and what stands below them. Subclasses make the widgets."""
+
+    def __init__(self, colour: str, parent: QWidget | None = None) -> None:
+        """`colour`: of the button that leads to the end."""
+        super().__init__(parent)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # its place is kept: nothing moves
+        self.verticalScrollBar().setEnabled(False)  # unseen until there is something to scroll
+        self.verticalScrollBar().rangeChanged.connect(lambda low, high: self.verticalScrollBar().setEnabled(high > low))
+        self._messages: list[Message] = []
+        self._rows = RowHeights()
+        self._row_of: dict[str, int] = {}
+        self.views: dict[str, View] = {}  # of the messages that have one now
+        self._met: set[str] = set()  # messages that were measured whole at this width
+        self._follow = True
+        self._value = 0  # the scroll bar's, as last seen
+        self._arranging = False
+        self._ground = QWidget()
+        self._ground.setObjectName("transcriptColumn")
+        self.setWidget(self._ground)
+        self.tail = TranscriptTail(self._ground)
+        self.tail.changed.connect(self._fit_tail)
+        self._tail_height = 0
+        self._jump = JumpButton(self, colour)
+        self._jump.clicked.connect(self.scroll_to_end)
+        self._filler = QTimer(self)
+        self._filler.setSingleShot(True)
+        self._filler.timeout.connect(self._fill_ahead)
+        self.verticalScrollBar().valueChanged.connect(self._scrolled)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The messages on the page, with widgets or without."""
+        return self._messages
+
+    def row_of(self, message_id: str) -> int | None:
+        """The row of a message; None if it is not on this page."""
+        return self._row_of.get(message_id)
+
+    def scroll_to_end(self) -> None:
+        """Follow the reply again."""
+        self._follow = True
+        self._arrange()
+
+    def scroll_by(self, pixels: int) -> None:
+        """Scroll as the reader would."""
+        self.verticalScrollBar().setValue(self.verticalScrollBar().value() + pixels)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Lay the messages out at the new width; the first one in sight stays there."""
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width() and len(self._rows):
+            self._new_width()
+        else:
+            self._arrange()
+        self._jump.place()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Home and End, which a scroll area does not know."""
+        if event.key() == Qt.Key.Key_End:
+            self.scroll_to_end()
+        elif event.key() == Qt.Key.Key_Home:
+            self.verticalScrollBar().setValue(0)
+        else:
+            super().keyPressEvent(event)
+
+    def _new_view(self, message: Message) -> View:
+        """A widget for this message, shown on the ground."""
+        raise NotImplementedError
+
+    def _guess(self, message: Message) -> int:
+        """How tall a message may be, gap included."""
+        raise NotImplementedError
+
+    def _pinned(self) -> set[str]:
+        """The messages whose widgets must stay, beside those that are being written anew."""
+        raise NotImplementedError
+
+    def _go_to(self, row: int) -> None:
+        """Bring the beginning of a message into sight."""
+        self._follow = False
+        self._view(row)
+        self._arrange(_TOP + self._rows.top(row) - _GAP - self.verticalScrollBar().value())
+
+    def _show_rows(self, messages: list[Message]) -> None:
+        """Show these. Those at the beginning that were there before keep their heights and widgets."""
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, zip(self._messages, messages, strict=False))
+        )
+        self._messages = messages
+        self._rows.keep(same, [self._guess(message) for message in messages[same:]])
+        self._row_of = {message.id: row for row, message in enumerate(messages)}
+        self._drop([id for id in self.views if id not in self._row_of])
+
+    def _forget_rows(self) -> None:
+        """Show nothing, and follow the end of what comes."""
+        self._drop(list(self.views))
+        self._rows.keep(0, [])
+        self._messages, self._row_of = [], {}
+        self._met.clear()
+        self._follow = True
+
+    def _column_width(self) -> int:
+        return max(min(COLUMN_WIDTH, self.viewport().width() - _LEFT - _RIGHT), 100)
+
+    def _arrange(self, shift: int = 0) -> None:
+        """Give the messages in sight their widgets, and everything its place."""
+        if self._arranging:
+            return
+        self._arranging = True
+        try:
+            top = self._measure_in_sight(self.verticalScrollBar().value() + shift)
+            self._place(top)
+        finally:
+            self._arranging = False
+        self._value = self.verticalScrollBar().value()
+        self._jump.setVisible(not self._follow and self.verticalScrollBar().maximum() > 0)
+        self._filler.start(0)
+
+    def _fit_tail(self) -> None:
+        """What the tail says may take another height."""
+        if self.tail.needed_height(self._column_width()) != self._tail_height:
+            self._arrange()
+
+    def _measure_in_sight(self, top: int) -> int:
+        """Measure what has changed or comes into sight; where the page's top edge is then."""
+        width, area = self._column_width(), self.viewport().height()
+        self._tail_height = self.tail.needed_height(width)
+        anchor = self._anchor(top)
+        above = top - self._rows.top(anchor)  # of the anchor, that is out of sight
+        changed = True
+        while changed:
+            changed = False
+            top = self._clamped(self._rows.top(anchor) + above)
+            for row in self._rows_between(top, top + area):
+                self._view(row)
+            for id, view in self.views.items():
+                row = self._row_of[id]
+                if not self._rows.is_measured(row):
+                    changed |= self._measure(row, view, width) != 0
+                    if view.complete:
+                        self._met.add(id)
+        return top
+
+    def _anchor(self, top: int) -> int:
+        """The row that keeps its place: the first in sight that the reader may know already."""
+        in_sight = self._rows_between(self._clamped(top), self._clamped(top) + self.viewport().height())
+        known = (row for row in in_sight if self._messages[row].id in self._met)
+        return next(known, in_sight.start)
+
+    def _measure(self, row: int, view: View, width: int) -> int:
+        height = view.heightForWidth(width) + _gap_below(view)
+        if not view.complete and view.message.id not in self._met:
+            height = max(height, self._rows[row])
+        return self._rows.measure(row, height)
+
+    def _clamped(self, top: int) -> int:
+        last = max(self._height() - self.viewport().height(), 0)
+        return last if self._follow else min(max(top, 0), last)
+
+    def _height(self) -> int:
+        return _TOP + self._rows.total + self._tail_height + _BOTTOM
+
+    def _rows_between(self, top: int, bottom: int) -> range:
+        if not len(self._rows):
+            return range(0)
+        return range(self._rows.at(top - _TOP), self._rows.at(bottom - _TOP) + 1)
+
+    def _place(self, top: int) -> None:
+        width, bar = self._column_width(), self.verticalScrollBar()
+        area = self.viewport().width()
+        left = max((area - width) // 2, _LEFT)
+        for id, view in self.views.items():
+            row = self._row_of[id]
+            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows[row] - _gap_below(view))
+        self.tail.setGeometry(left, _TOP + self._rows.total, width, self._tail_height)
+        self._ground.resize(area, max(self._height(), self.viewport().height()))
+        bar.setValue(top)
+
+    def _view(self, row: int) -> View:
+        message = self._messages[row]
+        view = self.views.get(message.id)
+        if view is None:
+            view = self.views[message.id] = self._new_view(message)
+            self._rows.doubt(row)
+        return view
+
+    def _editing(self) -> set[str]:
+        return {id for id, view in self.views.items() if view.editor is not None}
+
+    def _view_changed(self, message_id: str) -> None:
+        row = self._row_of.get(message_id)
+        if row is not None and message_id in self.views:
+            self._rows.doubt(row)
+            self._arrange()
+
+    def _fill_ahead(self) -> None:
+        """One more message near the reader gets its widget; then come back for the next."""
+        if not len(self._rows):
+            return
+        top, area = self.verticalScrollBar().value(), self.viewport().height()
+        near = self._rows_between(top - int(_AHEAD * area), top + int((1 + _AHEAD) * area))
+        first = self._rows.at(top - _TOP)
+        begin = max(min(first - _FEWEST // 2, len(self._rows) - _FEWEST), 0)
+        around = range(begin, min(begin + _FEWEST, len(self._rows)))
+        wanted = sorted({*near[:_MOST], *around}, key=lambda row: abs(row - first))
+        missing = next((row for row in wanted if self._messages[row].id not in self.views), None)
+        if missing is not None:
+            self._view(missing)
+            self._arrange()
+        elif len(self.views) > _MOST:
+            farthest = sorted(self.views, key=lambda id: -abs(self._row_of[id] - first))
+            pinned = self._pinned() | self._editing()
+            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MOST])
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        """Give up the widgets of these messages. The page takes the keys over: else Qt would look for who gets them."""
+        here = QApplication.focusWidget()
+        if here is not None and any(self.views[id].isAncestorOf(here) for id in ids):
+            self.setFocus()
+        for id in ids:
+            view = self.views.pop(id)
+            view.setParent(None)
+            view.deleteLater()
+
+    def _scrolled(self, value: int) -> None:
+        if self._arranging:
+            return
+        end = self.verticalScrollBar().maximum()
+        if value < self._value:  # by the reader, unless more room below the end pulled the page down
+            self._follow = self._follow and value == end
+        elif value >= end - _AT_END:
+            self._follow = True
+        self._value = value
+        self._arrange()
+
+    def _new_width(self) -> None:
+        value = self.verticalScrollBar().value()
+        row = self._rows.at(value - _TOP)
+        into = (value - _TOP - self._rows.top(row)) / max(self._rows[row], 1)
+        self._rows.doubt_all()
+        self._met.clear()
+        in_sight = {self._messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
+        self._drop([id for id in self.views if id not in in_sight | self._editing()])
+        self._measure(row, self._view(row), self._column_width())
+        self._arrange(_TOP + self._rows.top(row) + round(into * self._rows[row]) - value)
+
+
+def _gap_below(view: View) -> int:
+    return _GAP_AFTER_USER if isinstance(view, UserView) else _GAP

@@ -1,0 +1,286 @@
+"""Selecting across messages: a drag that leaves one text goes on in the next, and all of it is copied together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
+from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
+from PySide6.QtWidgets import QMenu, QTextEdit, QWidget
+
+from kvchat.ui.messages.copying import selected_text
+from kvchat.ui.rendering.text_page import select
+
+if TYPE_CHECKING:
+    from kvchat.ui.messages.message_view import MessageView
+    from kvchat.ui.transcript.transcript import Transcript
+
+_SCROLL_MS = 30  # while the mouse is held above or below the page
+_COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in a text of a message."""
+
+    message_id: str
+    text: QTextEdit
+    position: int
+
+
+class Selection(QObject):
+    """What is selected on the page, in one text or over several."""
+
+    def __init__(self, page: Transcript) -> None:
+        super().__init__(page)
+        self._page = page
+        self._owner: dict[QObject, MessageView] = {}  # by text and by its viewport
+        self._anchor: Spot | None = None
+        self._head: Spot | None = None  # in another text than the anchor; None while the selection is within one
+        self._mouse = QPoint()
+        self._scroller = QTimer(self)
+        self._scroller.setInterval(_SCROLL_MS)
+        self._scroller.timeout.connect(self._scroll)
+
+    def watch(self, text: QTextEdit, view: MessageView) -> None:
+        """One more text in which one can select."""
+        for watched in (text, text.viewport()):
+            self._owner[watched] = view
+            watched.installEventFilter(self)
+        viewport = text.viewport()
+        text.destroyed.connect(lambda: self._forget(text, viewport))
+        if self._head is not None and self._is_between(view.message.id):
+            text.selectAll()
+
+    def watch_view(self, view: MessageView) -> None:
+        """One more message, with a menu beside its texts as well."""
+        self._owner[view] = view
+        view.installEventFilter(self)
+        view.destroyed.connect(lambda: self._owner.pop(view, None))
+
+    def clear(self) -> None:
+        """Select nothing."""
+        for view in self._page.views.values():
+            for text in view.texts:
+                select(text, text.textCursor().position(), text.textCursor().position())
+        self._anchor = self._head = None
+        self._scroller.stop()
+
+    def pinned(self) -> set[str]:
+        """The messages whose widgets must stay, for the selection begins or ends there."""
+        return {spot.message_id for spot in (self._anchor, self._head) if spot is not None}
+
+    def as_text(self) -> str:
+        """The selected words."""
+        return "\n\n".join(filter(None, self._pieces(markdown=False)))
+
+    def as_markdown(self) -> str:
+        """The Markdown of what is selected."""
+        return "\n\n".join(filter(None, self._pieces(markdown=True)))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The mouse and the keys of all texts."""
+        view = self._owner.get(watched)
+        if view is None:
+            return False
+        if watched is view:
+            if isinstance(event, QContextMenuEvent) and view.editor is None:
+                self._open_menu(None, view, event)
+                return True
+            return False
+        text = watched if isinstance(watched, QTextEdit) else watched.parent()  # the mouse's events go to its viewport
+        assert isinstance(text, QTextEdit)
+        if isinstance(event, QMouseEvent) and text is not watched:
+            return self._mouse_event(text, view, event)
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and text is watched:
+            return self._key(text, view, event)
+        if isinstance(event, QContextMenuEvent):
+            self._open_menu(text, view, event)
+            return True
+        return False
+
+    def _mouse_event(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
+        left = event.button() is Qt.MouseButton.LeftButton
+        if event.type() == QEvent.Type.MouseButtonPress and left:
+            spot = Spot(view.message.id, text, _position(text, event.position().toPoint()))
+            shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+            if shift and self._anchor is not None and self._anchor.text is not text:
+                self._extend(spot)
+                return True
+            if not shift:
+                self._clear_others(text)
+                self._anchor, self._head = spot, None
+            return False
+        if event.type() == QEvent.Type.MouseMove and event.buttons() & Qt.MouseButton.LeftButton and self._anchor:
+            return self._drag(event.globalPosition().toPoint())
+        if event.type() == QEvent.Type.MouseButtonRelease and left:
+            self._scroller.stop()
+            return self._head is not None
+        return False
+
+    def _drag(self, mouse: QPoint) -> bool:
+        """Extend the selection to where the mouse is; whether that is in another text than it began in."""
+        self._mouse = mouse
+        page = self._page.viewport()
+        outside = not 0 <= page.mapFromGlobal(mouse).y() < page.height()
+        if outside and not self._scroller.isActive():
+            self._scroller.start()
+        elif not outside:
+            self._scroller.stop()
+        spot = self._spot_at(mouse)
+        if spot is None or self._anchor is None:
+            return False
+        if spot.text is self._anchor.text:
+            if self._head is not None:
+                self._clear_others(spot.text)
+                self._head = None
+            return False
+        self._extend(spot)
+        return True
+
+    def _scroll(self) -> None:
+        page = self._page.viewport()
+        y = page.mapFromGlobal(self._mouse).y()
+        self._page.scroll_by((y if y < 0 else y - page.height()) // 2)
+        self._drag(self._mouse)
+
+    def _extend(self, head: Spot) -> None:
+        """Select from the anchor to `head`."""
+        anchor = self._anchor
+        if anchor is None:
+            return
+        self._head = head
+        texts = self._texts()
+        if anchor.text not in texts or head.text not in texts:
+            return
+        a, h = texts.index(anchor.text), texts.index(head.text)
+        for i, text in enumerate(texts):
+            end = text.document().characterCount() - 1
+            if i == a:
+                select(text, anchor.position, end if a < h else 0)
+            elif i == h:
+                select(text, 0 if a < h else end, head.position)
+            elif min(a, h) < i < max(a, h):
+                select(text, 0, end)
+            elif text.textCursor().hasSelection():
+                select(text, 0, 0)
+
+    def _texts(self) -> list[QTextEdit]:
+        """All texts that have widgets, from above."""
+        views = sorted(self._page.views.values(), key=lambda view: self._page.row_of(view.message.id) or 0)
+        return [text for view in views for text in view.texts]
+
+    def _spot_at(self, mouse: QPoint) -> Spot | None:
+        """The place in a text that is nearest to the mouse."""
+        best: tuple[int, QTextEdit, str] | None = None
+        for view in self._page.views.values():
+            for text in view.texts:
+                top, last = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
+                if top >= last:  # folded away
+                    continue
+                away = max(top - mouse.y(), mouse.y() - min(top + text.height(), last), 0)
+                if best is None or away < best[0]:
+                    best = (away, text, view.message.id)
+        if best is None:
+            return None
+        _, text, message_id = best
+        return Spot(message_id, text, _position(text, text.viewport().mapFromGlobal(mouse)))
+
+    def _clear_others(self, text: QTextEdit) -> None:
+        for other in self._texts():
+            if other is not text and other.textCursor().hasSelection():
+                select(other, 0, 0)
+
+    def _is_between(self, message_id: str) -> bool:
+        """Whether the whole message is selected."""
+        rows = sorted(row for id in self.pinned() if (row := self._page.row_of(id)) is not None)
+        row = self._page.row_of(message_id)
+        return len(rows) == 2 and row is not None and rows[0] < row < rows[1]
+
+    def _pieces(self, *, markdown: bool) -> list[str]:
+        """What is selected of each text or message, from above."""
+        pieces: list[str] = []
+        rows = [row for id in self.pinned() if (row := self._page.row_of(id)) is not None]
+        if not rows:
+            return []
+        for message in self._page.messages[min(rows) : max(rows) + 1]:
+            view = self._page.views.get(message.id)
+            if view is None or self._is_between(message.id):
+                pieces.append(self._page.whole_message(message, markdown=markdown))
+                continue
+            selected = [text for text in view.texts if text.textCursor().hasSelection()]
+            pieces += [view.markdown_of(text) if markdown else selected_text(text) for text in selected]
+        return pieces
+
+    def _key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self._adopt(text, view)
+            _put(self.as_text())
+        elif QKeySequence(event.keyCombination()) == _COPY_MARKDOWN:
+            self._adopt(text, view)
+            _put(self.as_markdown())
+        elif event.matches(QKeySequence.StandardKey.SelectAll):
+            self.select_message(view)
+        else:
+            return False
+        return True
+
+    def select_message(self, view: MessageView) -> None:
+        """Select all of a message."""
+        view.unfold()
+        texts = view.texts
+        self._clear_others(texts[0])
+        last = texts[-1].document().characterCount() - 1
+        self._anchor = Spot(view.message.id, texts[0], 0)
+        if len(texts) > 1:
+            self._extend(Spot(view.message.id, texts[-1], last))
+        else:
+            self._head = None
+            select(texts[0], 0, last)
+
+    def _adopt(self, text: QTextEdit, view: MessageView) -> None:
+        """A selection made by keys has no anchor yet."""
+        if self._anchor is None or (self._head is None and self._anchor.text is not text):
+            self._anchor = Spot(view.message.id, text, text.textCursor().anchor())
+
+    def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
+        menu = QMenu(text or view)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        some, link = False, ""
+        if text is not None:
+            self._adopt(text, view)
+            some = self._head is not None or text.textCursor().hasSelection()
+            link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
+        if some:
+            menu.addAction("Copy as text", lambda: _put(self.as_text()))
+            menu.addAction("Copy as Markdown", lambda: _put(self.as_markdown()))
+        else:
+            menu.addAction("Copy message as text", lambda: self._copy_message(view, markdown=False))
+            menu.addAction("Copy message as Markdown", lambda: self._copy_message(view, markdown=True))
+        if link:
+            menu.addAction("Copy the link’s address", lambda: _put(link))
+        menu.addSeparator()
+        menu.addAction("Select this message", lambda: self.select_message(view))
+        if not view.action_row.isHidden():
+            menu.addSeparator()
+            view.action_row.add_to(menu)
+        menu.popup(event.globalPos())
+
+    def _copy_message(self, view: MessageView, *, markdown: bool) -> None:
+        _put(self._page.whole_message(view.message, markdown=markdown))
+
+    def _forget(self, text: QTextEdit, viewport: QWidget) -> None:
+        for watched in (text, viewport):
+            self._owner.pop(watched, None)
+        if any(spot is not None and spot.text is text for spot in (self._anchor, self._head)):
+            self._anchor = self._head = None
+
+
+def _position(text: QTextEdit, point: QPoint) -> int:
+    """The place in a text nearest to a point of its viewport."""
+    return text.cursorForPosition(point).position()
+
+
+def _put(words: str) -> None:
+    QGuiApplication.clipboard().setText(words)

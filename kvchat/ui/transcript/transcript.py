@@ -1,0 +1,276 @@
+"""The page: one conversation's messages, what goes on below them, and what is selected, found and wished there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QPoint, QRect, QTimer, Signal
+from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
+
+from kvchat.chat.messages import Message, Role
+from kvchat.errors import KvchatError
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.copying import message_text
+from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import TextPage
+from kvchat.ui.transcript.hit_marks import HitMarks
+from kvchat.ui.transcript.links import ask_to_open
+from kvchat.ui.transcript.message_column import MessageColumn, View
+from kvchat.ui.transcript.selection import Selection
+from kvchat.ui.widgets.tab_stops import next_in_window, set_focus, stops_in, takes_tab
+
+_AROUND = 12  # pixels left around what is scrolled to
+_GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
+
+
+class Transcript(MessageColumn):
+    """Shows one conversation's messages."""
+
+    retry_requested = Signal()
+    message_requested = Signal(MessageRequest)
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(look.theme.text, parent)
+        self.setObjectName("transcript")
+        self.setAccessibleName("Chat")
+        self._look = look
+        self._formulas = Formulas(self)
+        self._style = PageStyle(look, self._formulas)
+        self._live: tuple[str, str, str, float | None] | None = None
+        self._edits: dict[str, str] = {}  # begun, of messages that have no widget now
+        self._came_by: tuple[str, bool] | None = None  # the branch gone to, and whether forwards
+        self.tail.retry_requested.connect(self.retry_requested)
+        self.selection = Selection(self)
+        self.marks = HitMarks(self, look)
+        self._gather = QTimer(self)
+        self._gather.setSingleShot(True)
+        self._gather.setInterval(_GATHER_MS)
+        self._gather.timeout.connect(self._show_formulas)
+        self._formulas.ready.connect(lambda: self._gather.isActive() or self._gather.start())
+        look.changed.connect(self._restyle)
+
+    def show_conversation(self, messages: Sequence[Message]) -> None:
+        """Show another conversation, from its end."""
+        self.selection.clear()
+        self.marks.clear()
+        self._forget_rows()
+        self._live = None
+        self.update_messages(messages)
+
+    def update_messages(self, messages: Sequence[Message]) -> None:
+        """The same conversation, some messages new or changed."""
+        shown = [message for message in messages if message.role is not Role.SYSTEM]
+        self._show_rows(shown)
+        for id, view in list(self.views.items()):  # what grows may bring others into sight
+            if id not in self.views:
+                continue
+            message = shown[self._row_of[id]]
+            if isinstance(view, ReplyView) and view.message != message:
+                view.show_message(message)
+            self._tell_place(view)
+        self._arrange()
+
+    def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
+        """The running reply so far; `thinking_ms` once its thinking is over."""
+        self._live = (message_id, text, thinking, thinking_ms)
+        view = self.views.get(message_id)
+        if isinstance(view, ReplyView):
+            view.set_live(text, thinking, thinking_ms)
+
+    def edit(self, message_id: str) -> None:
+        """Let the user write this message anew."""
+        row = self._row_of.get(message_id)
+        if row is not None:
+            view = self._view(row)
+            view.edit()
+            self._arrange()
+            self.ensureWidgetVisible(view)
+
+    def end_edit(self, message_id: str) -> None:
+        """The message is no longer written anew."""
+        self._edits.pop(message_id, None)
+        if message_id in self.views:
+            self.views[message_id].end_edit()
+
+    def show_pending(self, words: str, *, waits: bool = False) -> None:
+        """What happens before the first token; empty hides it. `waits`: for another chat, which may be put off."""
+        self.tail.pending.set_words(words)
+        self.tail.first.setVisible(waits and bool(words))
+        self._fit_tail()
+
+    def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:
+        """The card of a turn that failed, or none; `model` names the one in use."""
+        self.tail.failure.show_error(error, model)
+        self._fit_tail()
+
+    def show_unanswered(self, unanswered: bool) -> None:
+        """The quiet offer to answer a last message that has no reply."""
+        self.tail.unanswered.setVisible(unanswered)
+        self._fit_tail()
+
+    def show_message(self, message_id: str, number: int = 0) -> int:
+        """Bring a message into sight: its mark of that number (−1: the last), or else its beginning.
+
+        How many marks it has.
+        """
+        row = self._row_of.get(message_id)
+        if row is None:
+            return 0
+        self._go_to(row)
+        if self.marks.are_shown:
+            self.views[message_id].unfold()
+        found = self.marks.in_message(message_id)
+        if found:
+            text, cursor = found[number if number < len(found) else -1]
+            self.marks.lead_to(text, cursor)
+            mark = text.cursorRect(cursor)
+            top = text.mapTo(self._ground, mark.topLeft()).y() - self.verticalScrollBar().value()
+            if not 0 <= top <= self.viewport().height() - mark.height():
+                self._arrange(top - self.viewport().height() // 3)
+        return len(found)
+
+    def focusNextPrevChild(self, next: bool) -> bool:
+        """Tab goes through the messages as they stand, then on to what is below the page."""
+        here = QApplication.focusWidget()
+        if here is None or not (self.isVisible() and self.isAncestorOf(here)):
+            stop = None
+        elif here is self:
+            stop = self._stop_in_sight(forwards=True) if next else None
+        elif not takes_tab(here):  # Qt looks for who gets the keys of what it hides, maybe while messages are placed
+            stop = self
+        else:
+            stop = self._stop_beside(here, next) or (None if next else self)
+        return self._give_keys(stop, next) if stop is not None else self.step_in_window(next)
+
+    def step_in_window(self, forwards: bool) -> bool:
+        """Go to what is next in the window, where the page is one stop; whether there is something."""
+        stop = next_in_window(self, forwards)
+        if stop is self and not forwards:
+            stop = self._stop_in_sight(forwards=False) or self
+        return stop is not None and self._give_keys(stop, forwards)
+
+    def whole_message(self, message: Message, *, markdown: bool) -> str:
+        """All of a message, as Markdown or as words."""
+        return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        """What is being written in their places is kept."""
+        for id in ids:
+            editor = self.views[id].editor
+            if editor is not None:
+                self._edits[id] = editor.field.toPlainText()
+        super()._drop(ids)
+
+    def _pinned(self) -> set[str]:
+        return self.selection.pinned()
+
+    def _give_keys(self, stop: QWidget, forwards: bool) -> bool:
+        set_focus(stop, forwards)
+        if self._ground.isAncestorOf(stop):
+            self._show_span(stop.mapTo(self._ground, QPoint(0, 0)).y(), stop.height())
+        return True
+
+    def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
+        """Where Tab goes from a place on the page, None beyond its ends. Messages on the way get their widgets."""
+        end = len(self._messages)
+        places = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
+        begin = next(place for place, area in places.items() if area.isAncestorOf(here))
+        for place in range(begin, end + 2) if forwards else range(begin, -1, -1):
+            stops = stops_in(self._placed_view(place) if place < end else places[place])[:: 1 if forwards else -1]
+            stops = stops[stops.index(here) + 1 :] if place == begin else stops
+            if stops:
+                return stops[0]
+        return None
+
+    def _stop_in_sight(self, forwards: bool) -> QWidget | None:
+        """The first place in sight where Tab can stop, or the last."""
+        top, sight = self.verticalScrollBar().value(), self.viewport().rect()
+        areas = [*map(self._placed_view, self._rows_between(top, top + sight.height())), self.tail, self._jump]
+        stops = [stop for area in areas for stop in stops_in(area)][:: 1 if forwards else -1]
+        seen = (s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size())))
+        return next(seen, None)
+
+    def _placed_view(self, row: int) -> View:
+        view = self._view(row)
+        if not self._rows.is_measured(row):
+            self._arrange()
+        return view
+
+    def _show_span(self, top: int, height: int) -> None:
+        """Scroll, if need be, to what stands there on the ground: to all of it, or to its nearer end."""
+        above, area = self.verticalScrollBar().value(), self.viewport().height()
+        if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
+            return
+        to_top, to_bottom = top - _AROUND, top + height + _AROUND - area
+        self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
+
+    def _guess(self, message: Message) -> int:
+        letters = max(int(self._column_width() / self._style.letter_width), 1)
+        lines = 1 + message.content.count("\n") + len(message.content) // letters
+        return round(lines * self._style.line_height * 0.9) + 60
+
+    def _new_view(self, message: Message) -> View:
+        view: View
+        if message.role is Role.USER:
+            view = UserView(self._style, message, self._ground)
+        else:
+            view = ReplyView(self._style, message, self._ground)
+            view.retry_requested.connect(self.retry_requested)
+        view.requested.connect(self._pass_on)
+        view.text_made.connect(lambda text: self.selection.watch(text, view))
+        view.text_made.connect(self.marks.watch)
+        view.text_made.connect(self._watch_links)
+        view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
+        self.selection.watch_view(view)
+        self.marks.watch_documents(view)
+        view.begin()
+        if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
+            view.set_live(*self._live[1:])
+            view.render_now()
+        view.show()
+        view.changed.connect(lambda: self._view_changed(message.id))
+        if message.id in self._edits:
+            view.edit(self._edits.pop(message.id))
+        self._tell_place(view)
+        if self._came_by and message.id == self._came_by[0]:
+            self._focus_pager(view, self._came_by[1])
+            self._came_by = None
+        return view
+
+    def _watch_links(self, text: QTextEdit) -> None:
+        if isinstance(text, TextPage):
+            text.link_reached.connect(lambda: self._show_link(text))
+
+    def _show_link(self, text: TextPage) -> None:
+        link = text.cursorRect()
+        self._show_span(text.mapTo(self._ground, link.topLeft()).y(), link.height())
+
+    def _tell_place(self, view: View) -> None:
+        if isinstance(view, ReplyView):
+            view.set_last(self._row_of[view.message.id] == len(self._messages) - 1)
+
+    def _pass_on(self, requested: MessageRequest) -> None:
+        """Somebody who goes through branches by key finds the same button again in the next one."""
+        siblings, pager = requested.message.siblings, self.views[requested.message.id].action_row.pager
+        if requested.run is Request.SWITCH and any(button.hasFocus() for button in pager):
+            self._came_by = requested.text, siblings.index(requested.text) > siblings.index(requested.message.id)
+        self.message_requested.emit(requested)
+
+    def _focus_pager(self, view: View, forwards: bool) -> None:
+        wanted, other = view.action_row.pager[:: -1 if forwards else 1]
+        (wanted if wanted.isEnabled() else other).setFocus()
+
+    def _show_formulas(self) -> None:
+        for view in list(self.views.values()):
+            view.show_formulas()
+
+    def _restyle(self) -> None:
+        self._style = PageStyle(self._look, self._formulas)
+        self._jump.set_colour(self._look.theme.text)
+        self.selection.clear()
+        self._drop([id for id in self.views if id not in self._editing()])
+        self._arrange()

@@ -1,0 +1,104 @@
+"""Texts that give way: what does not fit ends in an ellipsis and stands whole in the tooltip."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QWidget
+
+from kvchat.words.wording import one_line
+
+_SEPARATORS = re.compile(r"[/\\._-]")
+_LONG_RUN = re.compile(r"[^\s\u200b]{24}")
+
+
+def plain_tip(text: str) -> str:
+    """A tooltip that shows `text` as it is: Qt would take what looks like HTML for HTML."""
+    return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
+
+
+def breakable(text: str) -> str:
+    """`text`, a path or a file's name, with places (zero-width spaces) where a label may wrap it."""
+    return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
+
+
+class ElidedLabel(QLabel):
+    """A one-line label that never asks for more room than there is."""
+
+    def __init__(self, kind: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", kind)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self._whole = ""
+        self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute | Qt.AlignmentFlag.AlignVCenter)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+
+    @property
+    def whole(self) -> str:
+        """The text as it was given."""
+        return self._whole
+
+    def set_text(self, text: str) -> None:
+        """Show `text`, on one line."""
+        self._whole = one_line(text)
+        self._elide()
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do."""
+        return QSize(24, super().minimumSizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        """As wide as the whole text."""
+        return QSize(self.fontMetrics().horizontalAdvance(self._whole) + 4, super().sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fit the text again."""
+        super().resizeEvent(event)
+        self._elide()
+
+    def _elide(self) -> None:
+        shown = self.fontMetrics().elidedText(self._whole, Qt.TextElideMode.ElideRight, max(self.width(), 24))
+        self.setText(shown)
+        self.setToolTip(plain_tip(self._whole) if shown != self._whole else "")
+        self.setAccessibleName(self._whole)
+        self.updateGeometry()
+
+
+class ElidedButton(QPushButton):
+    """A one-line button whose text gives way, but never its tail."""
+
+    def __init__(self, kind: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("kind", kind)
+        self._whole = self._tail = self._tip = ""
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+
+    def set_text(self, text: str, tail: str, tip: str = "") -> None:
+        """Show `text` and, after it, the short `tail`. The tooltip is `tip`, else the text where it does not fit."""
+        self._whole, self._tail, self._tip = text, tail, tip
+        self._elide()
+        self.updateGeometry()
+
+    def minimumSizeHint(self) -> QSize:
+        """Any width will do."""
+        return QSize(60, super().sizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        """As wide as the whole text."""
+        wide = self.fontMetrics().horizontalAdvance(f"{self._whole} {self._tail}")
+        return QSize(wide + 18, super().sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fit the text again."""
+        super().resizeEvent(event)
+        self._elide()
+
+    def _elide(self) -> None:
+        metrics = self.fontMetrics()
+        room = max(self.width() - 14 - metrics.horizontalAdvance(f" {self._tail}"), 24)
+        shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
+        self.setText(f"{shown} {self._tail}")
+        self.setToolTip(plain_tip(self._tip or (self._whole if shown != self._whole else "")))

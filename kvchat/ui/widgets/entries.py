@@ -1,0 +1,257 @@
+"""The entries of a settings page: a name, a sentence of help, a control, and why a value was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PySide6.QtCore import QRect, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QWheelEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QSizePolicy,
+    QStyledItemDelegate,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.settings import Settings, why_not
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
+from kvchat.ui.widgets.number_text import Notation
+
+_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
+
+Change = Callable[[str, Any], object]  # called with a setting's name and its new value
+
+
+class Entry(QWidget):
+    """What a page is made of. The control stands to the right of the words, or below them where it is `wide`."""
+
+    def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
+        super().__init__()
+        self.title, self.words, self.refusal = QLabel(title), QLabel(words), QLabel()
+        self.above: QWidget | None = None  # the hairline between it and the entry before
+        self.words.setProperty("kind", "small")
+        self.refusal.setProperty("kind", "refusal")
+        for label in (self.title, self.words, self.refusal):
+            label.setWordWrap(True)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+        self.refusal.hide()
+        column = QVBoxLayout()
+        column.setSpacing(3)
+        for label in (self.title, self.words, self.refusal):
+            column.addWidget(label)
+        column.addStretch(1)
+        self._wide, self._control = wide, control
+        self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
+        self._row.setContentsMargins(0, 10, 0, 10)
+        self._row.setSpacing(8 if wide else 24)
+        self._row.addLayout(column, 1)
+        self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """A control that would leave the words too little room stands below them."""
+        super().resizeEvent(event)
+        if not self._wide:
+            below = self._control.sizeHint().width() > self.width() // 2
+            direction = QBoxLayout.Direction.TopToBottom if below else QBoxLayout.Direction.LeftToRight
+            if direction is not self._row.direction():
+                self._row.setDirection(direction)
+                self._row.setSpacing(8 if below else 24)
+                self._row.setAlignment(
+                    self._control, Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop
+                )
+
+    def setVisible(self, visible: bool) -> None:
+        """With its hairline."""
+        super().setVisible(visible)
+        if self.above is not None:
+            self.above.setVisible(visible)
+
+    def say(self, words: str) -> None:
+        """Other words of help."""
+        self.words.setText(words)
+        self.words.setVisible(bool(words))
+
+    def refuse(self, reason: str) -> None:
+        """Say why what was entered is not taken; empty takes the words back."""
+        self.refusal.setText(reason)
+        self.refusal.setVisible(bool(reason))
+
+    def refresh(self, settings: Settings) -> None:
+        """Show what is in force."""
+
+    def restore(self, settings: Settings) -> None:
+        """Forget what was typed and not taken."""
+
+
+class ChoiceEntry(Entry):
+    """A setting with a few values to choose from."""
+
+    def __init__(
+        self, look: Look, name: str, title: str, words: str, choices: Sequence[tuple[Any, str]], change: Change
+    ) -> None:
+        """`choices`: each value with its words."""
+        self.box = ChoiceBox(look)
+        super().__init__(title, words, self.box)
+        self._name = name
+        for value, said in choices:
+            self.box.addItem(said, value)
+        self.box.setAccessibleName(title)
+        self.box.setAccessibleDescription(words)
+        self.title.setBuddy(self.box)
+        self.box.activated.connect(lambda index: change(name, self.box.itemData(index)))
+
+    def refresh(self, settings: Settings) -> None:
+        """Show the value in force; one that is not among the choices is added."""
+        value = getattr(settings, self._name)
+        if self.box.findData(value) < 0:
+            self.box.addItem(str(value), value)
+        self.box.setCurrentIndex(self.box.findData(value))
+
+
+class FieldEntry(Entry):
+    """A setting that is typed into a line."""
+
+    def __init__(self, name: str, title: str, words: str, field: QLineEdit, control: QWidget, *, wide: bool) -> None:
+        """`name` is the setting's; `control` holds the field."""
+        super().__init__(title, words, control, wide=wide)
+        self.name, self.field = name, field
+        field.setAccessibleDescription(words)
+        self.title.setBuddy(field)
+        field.editingFinished.connect(self._take)
+
+    def refuse(self, reason: str) -> None:
+        """Mark the field as well."""
+        super().refuse(reason)
+        self.field.setAccessibleDescription(reason or self.words.text())
+        self.field.setProperty("tone", "bad" if reason else "")
+        self.field.style().unpolish(self.field)
+        self.field.style().polish(self.field)
+
+    def restore(self, settings: Settings) -> None:
+        """Forget what was typed and not taken."""
+        self.field.setModified(False)
+        self.refresh(settings)
+
+    def _take(self) -> None:
+        """Enter was pressed, or the field was left."""
+        raise NotImplementedError
+
+
+class _ShortField(QLineEdit):
+    """As wide as a number needs, in any text size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        """Room for some letters, and for the words that stand there while it is empty."""
+        metrics = self.fontMetrics()
+        letters = max(metrics.averageCharWidth() * _FIELD_LETTERS, metrics.horizontalAdvance(self.placeholderText()))
+        return QSize(letters + 22, super().sizeHint().height())
+
+    def minimumSizeHint(self) -> QSize:
+        """Always the same."""
+        return self.sizeHint()
+
+
+class NumberEntry(FieldEntry):
+    """A setting that is a number, or empty for its default. What makes no sense is refused in place."""
+
+    def __init__(
+        self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str, reset: str
+    ) -> None:
+        """`default` stands in the empty field; `reset` is the button that empties it."""
+        field, self.reset = _ShortField(), QPushButton(reset)
+        super().__init__(name, title, words, field, _field_with_unit(field, notation.unit, self.reset), wide=False)
+        self._notation, self._change = notation, change
+        self._default = getattr(Settings(), name)
+        self.field.setPlaceholderText(default)
+        self.field.setAccessibleName(f"{title}, in {notation.unit}")
+        self.reset.setProperty("kind", "link")
+        self.reset.setAccessibleName(f"{title}: {reset}")
+        self.reset.clicked.connect(self._reset)
+
+    def refresh(self, settings: Settings) -> None:
+        """Show the value in force, unless something else is being typed."""
+        value = getattr(settings, self.name)
+        self.reset.setVisible(value != self._default)
+        if not (self.field.isModified() and self.field.hasFocus()):
+            self._write(value)
+
+    def say(self, words: str) -> None:
+        """For who does not see them as well."""
+        super().say(words)
+        self.field.setAccessibleDescription(words)
+
+    def _write(self, value: int | None) -> None:
+        self.field.setText("" if value is None else self._notation.write(value))
+        self.refuse("")
+
+    def _take(self) -> None:
+        if not self.field.isModified():
+            return
+        text = self.field.text().strip()
+        try:
+            value = self._notation.read(text) if text else self._default
+        except ValueError as error:
+            self.refuse(str(error))
+            return
+        reason = why_not(self.name, value) if value is not None else ""
+        self.refuse(reason)
+        if not reason:
+            self.field.setModified(False)
+            self._change(self.name, value)
+
+    def _reset(self) -> None:
+        self.field.setModified(False)
+        self._change(self.name, self._default)
+
+
+class ChoiceBox(QComboBox):
+    """A combo box in the application's look, which the mouse wheel scrolls past."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.setItemDelegate(QStyledItemDelegate(self))  # else the style sheet has no say in the list
+        look.changed.connect(self.update)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """The page is meant, not the value below the pointer."""
+        event.ignore()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Qt's own, and an arrow: a style sheet could only take one from a file."""
+        super().paintEvent(event)
+        painter = QPainter(self)
+        side = 16
+        box = QRect(self.width() - side - 8, (self.height() - side) // 2, side, side)
+        icon("chevron-down", self._look.theme.muted).paint(painter, box)
+        painter.end()
+
+
+def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget:
+    holder = QWidget()
+    said = QLabel(unit)
+    said.setProperty("kind", "muted")
+    said.setMinimumWidth(said.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
+    said.setBuddy(field)
+    row = QHBoxLayout()
+    row.setSpacing(8)
+    row.addWidget(field)
+    row.addWidget(said)
+    column = QVBoxLayout(holder)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(2)
+    column.addLayout(row)
+    column.addWidget(below, 0, Qt.AlignmentFlag.AlignLeft)
+    return holder

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from kvchat.engine.finding.extra_arguments import (
+    BadArguments,
+    BadWorkers,
+    check,
+    meaning,
+    meaning_of_server,
+    parse,
+    parse_workers,
+)
+from kvchat.engine.finding.options import KnownOptions, Option
+
+KNOWN = KnownOptions(
+    (
+        Option(("-t", "--threads"), 1),
+        Option(("-c", "--ctx-size"), 1),
+        Option(("--prio",), 1),
+        Option(("--lora",), 1),
+        Option(("--swa-full",), 0),
+        Option(("-new", "--webui", "--no-webui"), 0),
+    )
+)
+
+
+def test_taken_apart_as_a_shell_would() -> None:
+    assert parse("--lora '/a b/c.gguf'  -t 4") == ("--lora", "/a b/c.gguf", "-t", "4")
+    assert parse("--chat-template #x") == ("--chat-template", "#x")
+    assert parse(" ") == ()
+    with pytest.raises(BadArguments, match="not closed"):
+        parse("--lora 'a")
+
+
+def test_what_fits_is_taken() -> None:
+    check(parse("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("-c 4096", "setting of its own"),
+        ("--ctx_size 4096", "setting of its own"),
+        ("--host 0.0.0.0", "this computer alone"),
+        ("--api-key secret", "this computer alone"),
+        ("--cors-origins *", "this computer alone"),
+        ("--port=1", "this computer alone"),
+        ("--slot-save-path /tmp", "memory of chats"),
+        ("--parallel 4", "memory of chats"),
+        ("--no-kv-unified", "memory of chats"),
+        ("-m other.gguf", "model is chosen"),
+        ("--no-webui", "chatting alone"),
+        ("--rpc a:1", "setting of its own"),
+        ("--version", "end"),
+    ],
+)
+@pytest.mark.parametrize("known", [KNOWN, None])
+def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, known: KnownOptions | None) -> None:
+    with pytest.raises(BadArguments) as refused:
+        check(parse(text), known)
+    assert text.split()[0] in refused.value.detail
+    assert reason in refused.value.detail
+
+
+def test_an_alias_that_only_the_build_knows_is_refused_too() -> None:
+    with pytest.raises(BadArguments, match="chatting alone"):
+        check(("-new",), KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--nope", "does not know the option --nope"),
+        ("--threads=4", "Write a space"),
+        ("--threads", "takes one value, and no value"),
+        ("--threads 4 5", "takes one value, and 2 values"),
+        ("--swa-full yes", "takes no value, and one value"),
+        ("threads 4", '"threads" is not an option'),
+    ],
+)
+def test_what_the_build_would_die_of_is_refused_in_words(text: str, words: str) -> None:
+    with pytest.raises(BadArguments) as refused:
+        check(parse(text), KNOWN)
+    assert words in refused.value.detail
+
+
+def test_only_what_changes_a_state_is_part_of_its_meaning() -> None:
+    assert meaning(parse("-t 4 -ngl 99 --prio -1")) == ""
+    assert meaning(parse("-t 4 --rope_scaling yarn --temp 0 --lora 'a b'")) == "--rope-scaling yarn --lora 'a b'"
+
+
+def test_a_servers_address_and_key_are_no_part_of_what_its_states_mean() -> None:
+    command = "-m /m.gguf --host 0.0.0.0 --port 80 --api-key s3cret --slot-save-path /s -c 4096 -t 4 -fa on --metrics"
+    assert meaning_of_server(parse(command)) == "-c 4096 -fa on"
+    assert meaning_of_server(parse("--api-key=s3cret")) == ""
+
+
+def test_workers() -> None:
+    assert parse_workers("den:50052, 192.168.1.7:1\n[::1]:2,") == ("den:50052", "192.168.1.7:1", "[::1]:2")
+    assert parse_workers(" ,") == ()
+
+
+@pytest.mark.parametrize("text", ["den", "den:", ":1", "den:0", "den:65536", "a/b:1", "http://den:1", "::1:2", "-x:1;"])
+def test_what_is_no_worker_is_refused(text: str) -> None:
+    with pytest.raises(BadWorkers):
+        parse_workers(f"den:1 {text}")

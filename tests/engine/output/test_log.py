@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from kvchat.engine.output.log import EngineLog
+
+
+def test_lines_are_put_together_however_they_are_cut() -> None:
+    log = EngineLog()
+    for piece in ("on", "e\ntw", "ü".encode()[:1], "ü".encode()[1:], "\r\nthr"):
+        log.feed(piece.encode() if isinstance(piece, str) else piece)
+    assert log.lines == ("one", "twü", "thr")
+    log.end_line()
+    log.feed(b"next\n")
+    assert log.lines == ("one", "twü", "thr", "next")
+
+
+def test_memory_is_bounded_in_lines_and_in_line_length() -> None:
+    log = EngineLog(lines=3)
+    log.feed(b"1\n2\n3\n4\n")
+    assert log.lines == ("2", "3", "4")
+    for _ in range(100):
+        log.feed(b"x" * 1000)
+    assert len(log.lines[-1]) <= 4_000
+
+
+def test_bytes_count_as_a_sign_of_life_without_a_line_end() -> None:
+    log = EngineLog()
+    log.feed(b"...")
+    assert log.bytes_seen == 3
+
+
+def test_listeners_hear_finished_lines_until_they_leave() -> None:
+    log, heard = EngineLog(), []
+    leave = log.subscribe(heard.append)
+    log.feed(b"a\nb")
+    leave()
+    log.feed(b"c\n")
+    assert heard == ["a"]
+
+
+def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "engine.log"
+    log = EngineLog(path, file_bytes=100)
+    for number in range(50):
+        log.feed(f"line {number:02}\n".encode())
+    log.close()
+    old = path.with_name("engine.log.1")
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(old.stat().st_mode) == 0o600
+    assert path.stat().st_size + old.stat().st_size <= 220
+    assert (old.read_text() + path.read_text()).endswith("line 49\n")
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_the_log(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    log = EngineLog(tmp_path / "file" / "engine.log")
+    log.feed(b"still here\n")
+    assert log.lines == ("still here",)

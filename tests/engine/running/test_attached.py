@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
+from kvchat.engine.running.attached import AttachedEngine, AttachPolicy, BadAddress, ServerAddress, parse_address
+from kvchat.engine.running.invocation import free_port
+from kvchat.engine.speaking.board import EngineFailed
+from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.status import EngineState
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
+from tests.theirs import Theirs
+
+IMPATIENT = AttachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
+
+
+@contextlib.asynccontextmanager
+async def attached(address: ServerAddress, policy: AttachPolicy = IMPATIENT) -> AsyncIterator[AttachedEngine]:
+    engine = AttachedEngine(count(1), policy)
+    await engine.attach(address)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("engine")]
+
+
+@pytest.fixture
+def theirs(fake_engine: FakeEngine) -> AsyncIterator[Theirs]:
+    theirs = Theirs(fake_engine.path, fake_engine.plan)
+    yield theirs  # type: ignore[misc]
+    theirs.end()
+
+
+async def test_a_server_is_used_and_left_as_it_was(theirs: Theirs) -> None:
+    async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+        assert (await (await engine.ready()).facts()).context_size == 4096
+        assert engine.generation == 1
+    assert engine.status.state is EngineState.STOPPED
+    assert theirs.process.poll() is None
+
+
+async def test_one_that_goes_and_comes_back_is_another_generation(theirs: Theirs) -> None:
+    async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+        await engine.ready()
+        theirs.end()
+        await until(lambda: engine.status.failure is not None)
+        assert engine.status.state is EngineState.STARTING
+        theirs.start()
+        await engine.ready()
+        assert engine.generation == 2
+
+
+async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
+    async with attached(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
+        await until(lambda: engine.status.failure is not None)
+        assert engine.status.state is EngineState.STARTING, "it is said at once, while it is tried again"
+        with pytest.raises(EngineFailed, match="does not answer"):
+            await engine.ready()
+
+
+@pytest.mark.slow
+async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
+        address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with attached(address, AttachPolicy()) as engine:
+            with pytest.raises(EngineFailed, match="does not answer"):
+                await asyncio.wait_for(engine.ready(), 15)
+
+
+async def test_a_wrong_key_is_said(theirs: Theirs) -> None:
+    patient = replace(IMPATIENT, unreachable_s=30.0)
+    async with attached(replace(theirs.address, key="guessed"), patient) as engine:
+        with pytest.raises(EngineFailed, match="does not accept the key"):
+            await engine.ready()
+
+
+async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HOLD_DURING="load")
+    theirs = Theirs(fake_engine.path, fake_engine.plan)
+    try:
+        async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+            await until(lambda: engine.status.state is EngineState.LOADING)
+            fake_engine.set(FAKE_HOLD_DURING=None)
+            await engine.ready()
+    finally:
+        theirs.end()
+
+
+async def test_another_program_is_said() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Other)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        async with attached(ServerAddress(f"http://127.0.0.1:{server.server_port}")) as engine:
+            with pytest.raises(EngineFailed, match="not a llama-server"):
+                await engine.ready()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+async def test_letting_go_while_looking(theirs: Theirs) -> None:
+    theirs.end()
+    async with attached(theirs.address, replace(IMPATIENT, unreachable_s=60.0)) as engine:
+        waiting = asyncio.create_task(engine.ready())
+        await asyncio.sleep(0)
+        await engine.stop()
+        with pytest.raises(EngineError, match="stopped"):
+            await waiting
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        (" http://127.0.0.1:8080/ ", "http://127.0.0.1:8080"),
+        ("https://den.example/llama/", "https://den.example/llama"),
+        ("http://[::1]:8080", "http://[::1]:8080"),
+    ],
+)
+def test_addresses(text: str, url: str) -> None:
+    assert parse_address(text) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "den:8080",
+        "ftp://den",
+        "http://",
+        "http://me:pw@den:80",
+        "http://den/?a=b",
+        "http://den:port",
+        "http://den:70000",
+    ],
+)
+def test_what_is_no_address_is_refused_in_words(text: str) -> None:
+    with pytest.raises(BadAddress) as refused:
+        parse_address(text)
+    assert refused.value.detail.endswith(".")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's command line")
+@pytest.mark.parametrize("saves", [True, False])
+async def test_saving_is_used_only_where_the_file_can_be_had(
+    fake_engine: FakeEngine, tmp_path: Path, saves: bool
+) -> None:
+    theirs = Theirs(fake_engine.path, fake_engine.plan, saves=saves)
+    try:
+        async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+            await engine.ready()
+            server = await asyncio.to_thread(find_server, theirs.address.url)
+            assert server is not None
+            assert ("LLAMA_ARG_MLOCK", "1") in server.variables
+            assert server.value_of("-ctk", "--cache-type-k") == "f16"
+            folder = reachable_slot_folder(server)
+            assert folder == (fake_engine.plan.slot_path if saves else None)
+            assert not [r for r in fake_engine.requests() if r["path"].startswith("/slots")], "others may be using them"
+            in_a_container = tmp_path / "proc" / str(server.pid) / "root"
+            (in_a_container / str(fake_engine.plan.slot_path).lstrip("/")).mkdir(parents=True)
+            assert reachable_slot_folder(server, tmp_path / "proc") is None
+    finally:
+        theirs.end()
+
+
+def test_a_server_elsewhere_is_not_looked_into() -> None:
+    assert find_server("http://192.0.2.1:8080") is None
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        assert find_server(f"http://localhost:{silent.getsockname()[1]}") is None
+
+
+def test_a_relative_folder_is_the_servers_own() -> None:
+    server = RunningServer(1, Path("/srv"), ("--slot_save_path", "slots"))
+    assert server.slot_folder == Path("/srv/slots")

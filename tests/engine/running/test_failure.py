@@ -1,0 +1,169 @@
+"""The log lines are real ones, of xllamacpp 2026.10.11549 and llama-server b11434, unless a comment says otherwise."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from kvchat.engine.child import embedded
+from kvchat.engine.running import failure
+from kvchat.engine.running.outcome import Outcome
+from kvchat.engine.speaking import last_words
+from kvchat.engine.speaking.status import FailureKind
+
+NO_MEMORY = """\
+0.00.006.018 I srv    load_model: loading model '/m/SmolLM2.gguf'
+0.00.291.553 W llama_context: n_ctx_seq (200192) > n_ctx_train (8192) -- possible training context overflow
+0.00.296.764 E ggml_aligned_malloc: insufficient memory (attempted to allocate 4398.75 MB)
+0.00.296.928 E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 4612423680
+0.00.297.127 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
+0.00.297.153 E srv    load_model: failed to create_context with model '/m/SmolLM2.gguf'
+0.00.298.308 E srv  llama_server: exiting due to model loading error"""
+NOT_A_MODEL = """\
+0.00.006.306 I srv    load_model: loading model '/m/bad.gguf'
+0.00.006.975 E gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'
+0.00.007.166 E llama_model_load: error loading model: llama_model_loader: failed to load model from /m/bad.gguf
+0.00.008.752 E srv  llama_server: exiting due to model loading error"""
+CUT_MODEL = """\
+0.00.026.668 E llama_model_load: error loading model: tensor 'token_embd.weight' data is not within the file bounds, \
+model is corrupted or incomplete
+0.00.044.551 E srv    load_model: failed to load model, 'trunc.gguf'
+Failed to init server, please check the input params."""
+PORT = """\
+0.00.002.800 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 45674
+0.00.002.914 E srv          init: exiting due to HTTP server error"""
+QUANTISED_V = """\
+0.00.182.488 E llama_init_from_model: quantized V cache requires flash_attn to be enabled
+0.00.200.891 E common_fit_params: encountered an error while trying to fit params to free device memory: failed to \
+create llama_context from model
+0.00.345.301 E llama_init_from_model: quantized V cache requires flash_attn to be enabled
+0.00.345.324 E cmn  common_init_: failed to create context with model '/m/SmolLM2.gguf'
+0.00.345.334 E srv    load_model: failed to create_context with model '/m/SmolLM2.gguf'
+0.00.346.348 E srv  llama_server: exiting due to model loading error"""
+# The same, from libllama's strings: said when "auto" finds that a device has no flash attention.
+QUANTISED_V_AUTO = (
+    "E llama_init_from_model: failed to initialize the context: quantized V cache was requested, but this requires "
+    "Flash Attention"
+)
+# The wordings of CUDA, Vulkan and Metal, of the C++ runtime, of ld.so and dyld are from their sources.
+CUDA = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8192.00 MiB on device 0: cudaMalloc failed: out of memory"
+)
+VULKAN = "ggml_vulkan: Device memory allocation of size 1 failed.\nvk::Device::allocateMemory: ErrorOutOfDeviceMemory"
+METAL = "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+CUDA_RESET = "CUDA error: unspecified launch failure\n/src/ggml-cuda.cu:99: CUDA error"
+VULKAN_RESET = (
+    "terminate called after throwing an instance of 'vk::DeviceLostError'\nvk::Queue::submit: ErrorDeviceLost"
+)
+BACKTRACE = """
+30\t../sysdeps/unix/sysv/linux/wait4.c: No such file or directory.
+#1  0x0000557bb523e11b in ggml_print_backtrace ()
+#2  0x0000557bb523e268 in ggml_abort ()"""
+WORKER_ABSENT = f"/src/ggml-rpc/ggml-rpc.cpp:547: Failed to connect to den:50052\n{BACKTRACE}"
+WORKER_DIED = f"/src/ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response\n{BACKTRACE}"
+BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"
+LD_SO = "llama-server: error while loading shared libraries: libggml.so.0: cannot open shared object file"
+DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "kind"),
+    [
+        (1, NO_MEMORY, FailureKind.OUT_OF_MEMORY),
+        (1, CUDA, FailureKind.OUT_OF_MEMORY),
+        (1, VULKAN, FailureKind.OUT_OF_MEMORY),
+        (1, METAL, FailureKind.OUT_OF_MEMORY),
+        (-6, BAD_ALLOC, FailureKind.OUT_OF_MEMORY),
+        (-6, CUDA_RESET, FailureKind.GPU_LOST),
+        (-6, VULKAN_RESET, FailureKind.GPU_LOST),
+        (1, NOT_A_MODEL, FailureKind.BAD_MODEL),
+        (embedded.EXIT_LOAD_FAILED, CUT_MODEL, FailureKind.BAD_MODEL),
+        (1, "E llama_model_load: error loading model: unknown model architecture: 'new'", FailureKind.BAD_MODEL),
+        (1, "E llama_model_load: error loading model: missing tensor 'output.weight'", FailureKind.BAD_MODEL),
+        (1, PORT, FailureKind.PORT_TAKEN),
+        (127, LD_SO, FailureKind.MISSING_LIBRARY),
+        (-6, DYLD, FailureKind.MISSING_LIBRARY),
+        (0xC0000135, "", FailureKind.MISSING_LIBRARY),
+        (127, "/opt/llama-server: not found", FailureKind.NOT_FOUND),
+        (126, "/opt/llama-server: cannot execute: [Errno 8] Exec format error", FailureKind.NOT_FOUND),
+        (embedded.EXIT_NOT_INSTALLED, "cannot import xllamacpp: No module named 'x'", FailureKind.NOT_FOUND),
+        (1, "error: invalid argument: --kv-unified", FailureKind.INCOMPATIBLE),
+        (1, QUANTISED_V, FailureKind.INCOMPATIBLE),
+        (1, f"{QUANTISED_V_AUTO}\nE srv load_model: failed to load model, 'm.gguf'", FailureKind.INCOMPATIBLE),
+        (-4, "", FailureKind.UNSUPPORTED_CPU),
+        (-6, "/src/llama-kv-cache.cpp:99: GGML_ASSERT(n > 0) failed", FailureKind.CRASHED),
+        (-11, "", FailureKind.CRASHED),
+        (-9, "", FailureKind.KILLED),
+        (-15, "", FailureKind.KILLED),
+        (3, "", FailureKind.EXITED),
+        (0, "", FailureKind.EXITED),
+    ],
+)
+def test_kinds(code: int, log: str, kind: FailureKind) -> None:
+    told = failure.explain(Outcome(code, tuple(log.splitlines())))
+    assert told.kind is kind
+    assert told.title
+    assert told.detail
+    assert told.advice
+
+
+def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
+    told = failure.explain(Outcome(1, tuple(NOT_A_MODEL.splitlines())))
+    assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
+    port = failure.explain(Outcome(1, tuple(PORT.splitlines())))
+    assert port.detail == "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 45674"
+
+
+@pytest.mark.parametrize("log", [QUANTISED_V, QUANTISED_V_AUTO], ids=["off", "auto"])
+def test_a_kv_type_without_flash_attention_is_not_blamed_on_the_model(log: str) -> None:
+    told = failure.explain(Outcome(1, tuple(log.splitlines())))
+    assert "precision" in told.title
+    assert "quantized V cache" in told.detail
+    assert "f16" in told.advice
+
+
+def test_a_worker_that_is_gone_is_named() -> None:
+    absent = failure.explain(Outcome(-6, tuple(WORKER_ABSENT.splitlines())))
+    assert absent.kind is FailureKind.WORKER_LOST
+    assert absent.detail == "No rpc-server answers at den:50052."
+    assert last_words.worker_gone(WORKER_ABSENT) == absent
+    assert last_words.worker_gone(NOT_A_MODEL) is None
+    lost = failure.explain(Outcome(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
+    assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "The rpc-server of another computer has stopped.")
+
+
+def test_a_backtrace_is_no_reason() -> None:
+    crashed = failure.explain(
+        Outcome(-6, tuple(WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()))
+    )
+    assert crashed.kind is FailureKind.CRASHED
+    assert crashed.detail == "/src/ggml.c:9: A thing crashed or returned malformed response"
+
+
+def test_a_kill_is_out_of_memory_only_when_the_system_counted_one() -> None:
+    assert failure.explain(Outcome(-signal.SIGKILL, memory_ran_out=True)).kind is FailureKind.OUT_OF_MEMORY
+    assert failure.explain(Outcome(-signal.SIGKILL)).kind is FailureKind.KILLED
+
+
+def test_old_words_do_not_explain_a_sudden_death() -> None:
+    """An engine that served for hours has said many things; SIGKILL leaves no last word."""
+    lines = ("failed to allocate a little", "error: invalid argument: temperature")
+    assert failure.explain(Outcome(-signal.SIGKILL, lines), was_ready=True).kind is FailureKind.KILLED
+
+
+def test_words_of_starting_do_not_explain_a_death_while_serving() -> None:
+    lines = ("error: invalid argument: temperature", "GGML_ASSERT(x) failed")
+    assert failure.explain(Outcome(-signal.SIGABRT, lines), was_ready=True).kind is FailureKind.CRASHED
+    assert failure.explain(Outcome(1, lines[:1]), was_ready=True).kind is FailureKind.EXITED
+
+
+def test_an_unknown_end_quotes_the_last_error() -> None:
+    lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
+    assert failure.explain(Outcome(3, lines)).detail == "It ended with exit code 3. It said last: it broke"
+
+
+def test_giving_up_says_how_often() -> None:
+    reason = failure.explain(Outcome(-signal.SIGSEGV))
+    assert "5 times" in failure.given_up(reason, 5).detail
+    assert failure.given_up(reason, 1) == reason

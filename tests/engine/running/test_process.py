@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.child import leash
+from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.outcome import StopRung
+from kvchat.engine.running.process import EngineProcess, Ladder
+from tests.engine.waiting import is_alive, until
+
+QUICK = Ladder(ask_s=0.3, terminate_s=0.3)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals")
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", "import signal, sys, time, os\n" + code]
+
+
+READY_THEN_SLEEP = "print('up', flush=True); time.sleep(600)"
+
+
+async def spawn(command: list[str], *, by_pipe: bool = False) -> tuple[EngineProcess, EngineLog]:
+    log = EngineLog()
+    return await EngineProcess.spawn(command, dict(os.environ), log, by_pipe=by_pipe), log
+
+
+async def test_the_outcome_has_the_code_and_the_last_lines_of_both_streams() -> None:
+    process, _ = await spawn(python("print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
+    outcome = await process.wait()
+    assert (outcome.code, outcome.signal, outcome.rung) == (3, None, None)
+    assert outcome.last_lines == ("out", "err")
+    assert not process.running
+
+
+async def test_the_outcome_knows_the_signal() -> None:
+    process, _ = await spawn(python("os.kill(os.getpid(), signal.SIGABRT)"))
+    assert (await process.wait()).signal == signal.SIGABRT
+
+
+async def test_lines_of_an_earlier_process_do_not_count() -> None:
+    log = EngineLog()
+    for word in ("first", "second"):
+        process = await EngineProcess.spawn(python(f"print('{word}')"), dict(os.environ), log)
+        outcome = await process.wait()
+    assert outcome.last_lines == ("second",)
+    assert log.lines == ("first", "second")
+
+
+@pytest.mark.parametrize("by_pipe", [False, True])
+@pytest.mark.parametrize(
+    ("handler", "rung"),
+    [
+        ("", StopRung.ASKED),
+        (
+            "n = []\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(1) if n else n.append(1))\n",
+            StopRung.TERMINATED,
+        ),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", StopRung.KILLED),
+    ],
+    ids=["asked", "terminated", "killed"],
+)
+async def test_rungs(handler: str, rung: StopRung, by_pipe: bool) -> None:
+    process, log = await spawn(python(handler + READY_THEN_SLEEP), by_pipe=by_pipe)
+    await until(lambda: "up" in log.lines)
+    outcome = await process.stop(QUICK)
+    assert outcome.rung is rung
+    assert not is_alive(process.pid)
+
+
+async def test_stopping_what_has_ended_changes_nothing() -> None:
+    process, _ = await spawn(python("sys.exit(4)"))
+    await process.wait()
+    outcome = await process.stop()
+    assert (outcome.code, outcome.rung) == (4, None)
+
+
+async def test_a_cancelled_stop_still_kills() -> None:
+    process, log = await spawn(python("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP))
+    await until(lambda: "up" in log.lines)
+    stopping = asyncio.create_task(process.stop(Ladder(600, 600)))
+    await until(lambda: stopping.get_coro().cr_await is not None)  # type: ignore[union-attr]
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert (await process.wait()).signal == signal.SIGKILL
+
+
+@pytest.mark.parametrize("by_pipe", [False, True])
+async def test_a_program_that_is_not_there(tmp_path: Path, by_pipe: bool) -> None:
+    process, _ = await spawn([str(tmp_path / "nothing")], by_pipe=by_pipe)
+    outcome = await process.wait()
+    assert outcome.code == leash.EXIT_NOT_FOUND
+    assert outcome.last_lines[-1].endswith("nothing: not found")
+
+
+async def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    process, _ = await spawn([str(tmp_path / "text")])
+    assert (await process.wait()).code == leash.EXIT_NOT_EXECUTABLE
+
+
+async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_outcome_up() -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    process, _ = await spawn(python(code))
+    outcome = await process.wait()
+    os.kill(int(outcome.last_lines[0]), signal.SIGKILL)
+    assert outcome.code == 0
+
+
+async def test_it_has_a_session_of_its_own() -> None:
+    """Ctrl+C in the terminal is for the app; the app then stops the engine in order."""
+    process, log = await spawn(python("print(os.getsid(0) == os.getpid() != os.getsid(os.getppid()))"))
+    await process.wait()
+    assert log.lines == ("True",)
+
+
+APP = """
+import asyncio, os, sys
+from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.process import EngineProcess
+async def main():
+    log = EngineLog()
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    await EngineProcess.spawn([sys.executable, "-I", "-S", "-c", code], dict(os.environ), log, by_pipe=BY_PIPE)
+    while not log.lines:
+        await asyncio.sleep(0.01)
+    print(log.lines[0], flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("by_pipe", [False, True])
+async def test_no_engine_outlives_an_app_killed_with_sigkill(by_pipe: bool) -> None:
+    app_code = APP.replace("BY_PIPE", str(by_pipe))
+    app = await asyncio.create_subprocess_exec(sys.executable, "-c", app_code, stdout=asyncio.subprocess.PIPE)
+    assert app.stdout is not None
+    engine = int(await app.stdout.readline())
+    assert is_alive(engine)
+    app.kill()
+    await app.wait()
+    await until(lambda: not is_alive(engine))
+
+
+async def test_an_engine_whose_parent_died_before_the_leash_held_does_not_start() -> None:
+    command = leash.command(python("print('started')"), by_pipe=False)
+    command[command.index("kernel") + 1] = "1"  # not the parent it finds
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert (output, process.returncode) == (b"", leash.EXIT_PARENT_GONE)
+
+
+def test_a_bundle_does_not_lend_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/bundle")
+    monkeypatch.setenv("LD_LIBRARY_PATH_ORIG", "/home/lib")
+    assert leash.engine_environment("/usr/bin/llama-server")["LD_LIBRARY_PATH"] == "/home/lib"
+    assert leash.engine_environment(sys.executable)["LD_LIBRARY_PATH"] == "/bundle"
+    assert leash.command(["x"])[:2] == [sys.executable, leash.FLAG]

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.process import Ladder
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.board import EngineFailed
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.interface import EngineError, EngineGone
+from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from tests.engine.waiting import is_alive, until
+from tests.engine_fixtures import FakeEngine
+
+STARTING, LOADING, READY = EngineState.STARTING, EngineState.LOADING, EngineState.READY
+STOPPING, STOPPED, FAILED = EngineState.STOPPING, EngineState.STOPPED, EngineState.FAILED
+
+
+class Watched:
+    """A supervisor whose back-off takes no time, and everything it said."""
+
+    def __init__(self, policy: RestartPolicy | None = None) -> None:
+        self.said: list[EngineStatus] = []
+        self.delays: list[float] = []
+        self.now = 0.0
+        self.supervisor = EngineSupervisor(
+            policy=policy, ladder=Ladder(0.5, 0.3), clock=lambda: self.now, sleep=self._sleep
+        )
+        self.supervisor.subscribe(self.said.append)
+
+    @property
+    def states(self) -> list[EngineState]:
+        return [status.state for status in self.said]
+
+    async def _sleep(self, seconds: float) -> None:
+        self.delays.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    watched = Watched()
+    yield watched
+    await watched.supervisor.close()
+    assert watched.supervisor.pid is None
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("engine")]
+
+
+async def test_start_and_stop(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HOLD_DURING="load")
+    supervisor = watched.supervisor
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    assert supervisor.status.state is STARTING
+    await until(lambda: supervisor.status.state is LOADING)
+    fake_engine.set(FAKE_HOLD_DURING=None)
+    engine = await supervisor.ready()
+    assert (await engine.facts()).context_size == 4096
+    assert supervisor.plan is not None
+    assert supervisor.plan.port != 0
+    pid = supervisor.pid
+    assert pid is not None
+    await supervisor.stop()
+    assert watched.states == [STARTING, LOADING, READY, STOPPING, STOPPED]
+    assert supervisor.status.stop_rung == "asked"
+    assert not is_alive(pid)
+
+
+async def test_options_in_the_users_environment_do_not_reach_the_engine(
+    watched: Watched, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LLAMA_ARG_ROPE_SCALING_TYPE", "LLAMA_ARG_SWA_FULL", "LLAMA_ARG_FLASH_ATTN"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("LLAMA_CACHE", "/models")
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await watched.supervisor.ready()
+    assert fake_engine.launches()[0]["environment"] == ["LLAMA_API_KEY", "LLAMA_CACHE"]
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_IGNORE_SIGTERM=1)
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await watched.supervisor.ready()
+    await watched.supervisor.stop()
+    assert watched.supervisor.status == EngineStatus(STOPPED, stop_rung="killed")
+
+
+async def test_stopping_in_the_middle_of_loading(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HANG_DURING="load")
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    waiting = asyncio.create_task(watched.supervisor.ready())
+    await until(lambda: LOADING in watched.states)
+    await watched.supervisor.stop()
+    with pytest.raises(EngineError, match="stopped"):
+        await waiting
+
+
+async def test_stop_and_close_twice_and_without_an_engine(watched: Watched, fake_engine: FakeEngine) -> None:
+    await watched.supervisor.stop()
+    assert watched.said == []
+    with pytest.raises(EngineError, match="no engine to restart"):
+        await watched.supervisor.restart()
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await asyncio.gather(watched.supervisor.stop(), watched.supervisor.stop())
+    await watched.supervisor.close()
+    assert watched.states == [STARTING, STOPPING, STOPPED]
+
+
+async def test_one_process_at_a_time_whatever_is_asked(watched: Watched, fake_engine: FakeEngine) -> None:
+    supervisor = watched.supervisor
+    await asyncio.gather(*(supervisor.start(fake_engine.location, fake_engine.plan) for _ in range(4)))
+    await supervisor.ready()
+    alive = [launch["pid"] for launch in fake_engine.launches() if is_alive(launch["pid"])]
+    assert alive == [supervisor.pid]
+
+
+async def test_a_restart_is_a_new_generation_with_a_new_key_and_an_empty_slot(
+    watched: Watched, fake_engine: FakeEngine
+) -> None:
+    supervisor = watched.supervisor
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    first = await supervisor.ready()
+    generation = supervisor.generation
+    await supervisor.restart()
+    second = await supervisor.ready()
+    assert supervisor.generation == generation + 1
+    assert isinstance(first, LlamaServerClient)
+    assert isinstance(second, LlamaServerClient)
+    assert first.key != second.key
+
+
+async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_IGNORE_SIGTERM=1)
+    supervisor = watched.supervisor
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.ready()
+    pid = supervisor.pid
+    assert pid is not None
+    stopping = asyncio.create_task(supervisor.stop())
+    await until(lambda: supervisor.status.state is STOPPING)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await until(lambda: not is_alive(pid))
+    await supervisor.stop()
+    assert supervisor.status.stop_rung == "killed"
+
+
+async def test_a_death_is_told_and_healed(watched: Watched, fake_engine: FakeEngine) -> None:
+    supervisor = watched.supervisor
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.ready()
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    await until(lambda: supervisor.status.state is not READY)
+    told = supervisor.status.failure
+    assert told is not None
+    assert told.kind is FailureKind.KILLED
+    assert supervisor.status.restart_attempt == 1
+    await supervisor.ready()
+    assert (supervisor.generation, watched.delays) == (2, [1.0])
+    assert supervisor.status == EngineStatus(READY, restart_attempt=1)
+
+
+async def test_a_crash_loop_backs_off_and_ends(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START="-11:segmentation fault to come")
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    with pytest.raises(EngineFailed) as failed:
+        await watched.supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.CRASHED
+    assert "5 times" in failed.value.detail
+    assert watched.delays == [1.0, 2.0, 4.0, 8.0]
+    assert len(fake_engine.launches()) == 5
+    assert watched.supervisor.status.state is FAILED
+
+
+async def test_deaths_long_ago_are_forgiven(watched: Watched, fake_engine: FakeEngine) -> None:
+    supervisor = watched.supervisor
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    for _ in range(7):
+        await supervisor.ready()
+        watched.now += 301.0
+        assert supervisor.pid is not None
+        pid = supervisor.pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda pid=pid: supervisor.pid not in (pid, None))  # type: ignore[misc]
+    assert set(watched.delays) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("switch", "kind"),
+    [
+        ("1:E llama_model_load: error loading model: unknown model architecture: 'x'", FailureKind.BAD_MODEL),
+        ("127:llama-server: error while loading shared libraries: libx.so", FailureKind.MISSING_LIBRARY),
+        ("1:error: invalid argument: --kv-unified", FailureKind.INCOMPATIBLE),
+        ("1:E ggml_aligned_malloc: failed to allocate buffer for kv cache", FailureKind.OUT_OF_MEMORY),
+    ],
+)
+async def test_what_cannot_get_better_is_not_tried_again(
+    watched: Watched, fake_engine: FakeEngine, switch: str, kind: FailureKind
+) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START=switch)
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    with pytest.raises(EngineFailed) as failed:
+        await watched.supervisor.ready()
+    assert failed.value.failure.kind is kind
+    assert watched.delays == []
+    assert len(fake_engine.launches()) == 1
+
+
+async def test_an_engine_that_is_not_there(watched: Watched, fake_engine: FakeEngine, tmp_path: Path) -> None:
+    nowhere = EngineLocation(EngineKind.LLAMA_SERVER, tmp_path / "llama-server")
+    await watched.supervisor.start(nowhere, fake_engine.plan)
+    with pytest.raises(EngineFailed) as failed:
+        await watched.supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.NOT_FOUND
+    assert watched.delays == []
+
+
+async def test_after_a_failure_it_can_be_started_again(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START="1:error loading model")
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    with pytest.raises(EngineFailed):
+        await watched.supervisor.ready()
+    fake_engine.set(FAKE_EXIT_AT_START=None)
+    await watched.supervisor.restart()
+    await watched.supervisor.ready()
+
+
+async def test_a_taken_port_is_answered_with_another(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_PORT_TAKEN_TIMES=4)
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await watched.supervisor.ready()
+    ports = [launch["arguments"][launch["arguments"].index("--port") + 1] for launch in fake_engine.launches()]
+    assert len(ports) == len(set(ports)) == 5
+    assert watched.delays == []
+    assert watched.supervisor.status == EngineStatus(READY)
+
+
+async def test_a_strangers_server_is_never_taken_for_ours(watched: Watched, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_STRANGER_TIMES=1)
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await watched.supervisor.ready()
+    assert len(fake_engine.launches()) == 2
+
+
+async def test_ports_are_not_tried_for_ever(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_PORT_TAKEN_TIMES=1000)
+    watched = Watched(RestartPolicy(deaths=2, port_attempts=3))
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    with pytest.raises(EngineFailed) as failed:
+        await watched.supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.PORT_TAKEN
+    assert len(fake_engine.launches()) == 6
+    await watched.supervisor.close()
+
+
+@pytest.mark.slow
+async def test_a_port_somebody_holds_is_found_out(watched: Watched, fake_engine: FakeEngine) -> None:
+    """A plan with a fixed port: a stranger's silent socket is there. The first process must not be waited for."""
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        plan = replace(fake_engine.plan, port=stranger.getsockname()[1])
+        await watched.supervisor.start(fake_engine.location, plan)
+        await watched.supervisor.ready()
+    assert watched.supervisor.plan is not None
+    assert watched.supervisor.plan.port != plan.port
+
+
+async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: FakeEngine) -> None:
+    """An hour passes with each dot that the slow one prints, and with each look at the one that hangs."""
+    looks, hangs = 0, False
+
+    def clock() -> float:
+        nonlocal looks
+        looks += hangs
+        return 3600.0 * (supervisor.log.bytes_seen + looks)
+
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1), ladder=Ladder(0.5, 0.3), clock=clock)
+    fake_engine.set(FAKE_SLOW_LOAD=0.5)
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    await supervisor.ready()
+    hangs = True
+    fake_engine.set(FAKE_HANG_DURING="load", FAKE_SLOW_LOAD=None)
+    await supervisor.restart()
+    with pytest.raises(EngineFailed) as failed:
+        await supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.TIMED_OUT
+    assert supervisor.pid is None
+    await supervisor.close()
+
+
+async def test_a_bug_in_a_listener_leaves_nobody_waiting(watched: Watched, fake_engine: FakeEngine) -> None:
+    def broken(status: EngineStatus) -> None:
+        if status.state is READY:
+            raise ZeroDivisionError
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    watched.supervisor.subscribe(broken)
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    await until(lambda: watched.supervisor.status.state is FAILED)
+    assert isinstance(reported[0], ZeroDivisionError)
+    assert watched.supervisor.pid is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_the_key_is_in_no_command_line(watched: Watched, fake_engine: FakeEngine) -> None:
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    engine = await watched.supervisor.ready()
+    assert isinstance(engine, LlamaServerClient)
+    assert len(engine.key) >= 32
+    lines = b"".join(_command_lines())
+    assert str(fake_engine.plan.model).encode() in lines
+    assert engine.key.encode() not in lines
+    assert engine.key not in "\n".join(watched.supervisor.log.lines)
+
+
+async def test_an_engine_that_died_is_gone_for_who_still_holds_it(watched: Watched, fake_engine: FakeEngine) -> None:
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
+    engine = await watched.supervisor.ready()
+    await watched.supervisor.stop()
+    with pytest.raises(EngineGone):
+        await engine.facts()
+
+
+def _command_lines() -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # another process may end at any moment
+            yield path.read_bytes()

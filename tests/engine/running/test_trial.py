@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.trial import Trial, TrialStep, try_engine
+from tests.engine.waiting import is_alive
+from tests.engine_fixtures import FakeEngine
+
+
+async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
+    heard: list[TrialStep] = []
+    trial = await try_engine(fake.location, fake.plan.model if model else None, heard.append)
+    assert tuple(heard) == trial.steps
+    assert not [launch for launch in fake.launches() if is_alive(launch["pid"])]
+    return trial
+
+
+async def test_a_good_engine_passes_every_step(fake_engine: FakeEngine) -> None:
+    trial = await tried(fake_engine)
+    assert trial.works
+    assert [step.name for step in trial.steps] == ["Version", "Devices", "Model", "Reply", "Memory of chats"]
+    assert "--slot-save-path" in fake_engine.launches()[0]["arguments"]
+
+
+async def test_without_a_model_it_is_only_asked_who_it_is(fake_engine: FakeEngine) -> None:
+    trial = await tried(fake_engine, model=False)
+    assert trial.works
+    assert fake_engine.launches() == []
+
+
+@pytest.mark.parametrize(
+    ("switches", "words"),
+    [
+        ({"FAKE_VERSION": 6000}, "too old"),
+        ({"FAKE_EXIT_AT_START": "1:error loading model: unknown model architecture: 'x'"}, "cannot be loaded"),
+        ({"FAKE_EXIT_AT_START": "-11:"}, "crashed"),
+        ({"FAKE_DIE_DURING": "stream"}, "crashed"),
+        ({"FAKE_DIE_DURING": "restore", "FAKE_DIE_HOW": "kill"}, "killed"),
+        ({"FAKE_EMPTY_SAVE": 1}, "Chats cannot be remembered"),
+        ({"FAKE_REFUSE_RESTORE": 1}, "refused the request"),
+    ],
+)
+async def test_what_is_wrong_is_said_and_nothing_is_left_running(
+    fake_engine: FakeEngine, switches: dict[str, object], words: str
+) -> None:
+    fake_engine.set(**switches)
+    trial = await tried(fake_engine)
+    assert not trial.works
+    assert words in trial.steps[-1].name
+
+
+@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho usage: something else\n", "\x7fELF"])
+async def test_what_is_no_engine_is_said(tmp_path: Path, script: str) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(script)
+    program.chmod(0o755)
+    trial = await try_engine(EngineLocation(EngineKind.LLAMA_SERVER, program), None)
+    assert not trial.works
+    assert trial.steps[0].error is not None
+    assert trial.steps[0].error.advice
+
+
+@pytest.mark.engine
+async def test_the_real_one_passes(real_llama_server: EngineLocation, smollm2: Path) -> None:
+    trial = await try_engine(real_llama_server, smollm2)
+    assert trial.works, trial.steps[-1]
+    assert len(trial.steps) == 5

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.process import Ladder
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.running.watch import Watch, WatchPolicy
+from kvchat.engine.speaking import transport
+from kvchat.engine.speaking.interface import Engine, EngineError, EngineSilent
+from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatMessage
+from tests.engine.waiting import is_alive, until
+from tests.engine_fixtures import FakeEngine
+
+# An answer may take long on a busy machine; a process that is stopped never gives one.
+CLOSE = WatchPolicy(every_s=0.05, answer_s=20.0, misses=2)
+
+
+@contextlib.asynccontextmanager
+async def watched(fake: FakeEngine, policy: WatchPolicy = CLOSE) -> AsyncIterator[EngineSupervisor]:
+    restart = RestartPolicy(first_delay_s=0.01)
+    supervisor = EngineSupervisor(policy=restart, watch=policy, ladder=Ladder(0.2, 0.2))
+    await supervisor.start(fake.location, fake.plan)
+    await supervisor.ready()
+    try:
+        yield supervisor
+    finally:
+        await supervisor.close()
+
+
+async def ask(engine: Engine) -> None:
+    async with contextlib.aclosing(engine.chat([ChatMessage("user", "one two three")], ENGINE_DEFAULTS)) as chunks:
+        async for _ in chunks:
+            pass
+
+
+def failures(said: list[EngineStatus]) -> list[FailureKind]:
+    """Each failure that was told while the engine was starting again, once."""
+    told = [status.failure.kind for status in said if status.failure and status.state is EngineState.STARTING]
+    return list(dict.fromkeys(told))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
+async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WORRY_S", 0.2)
+    patient = WatchPolicy(every_s=3600.0, misses=2, worried_every_s=0.05, worried_answer_s=1.0)
+    fake_engine.set(FAKE_REPLY="one two three four", FAKE_HOLD_DURING="stream")
+    async with watched(fake_engine, patient) as supervisor:
+        frozen, said = supervisor.pid, list[EngineStatus]()
+        assert frozen is not None
+        supervisor.subscribe(said.append)
+        words = asyncio.create_task(ask(await supervisor.ready()))
+        await until(lambda: any("chat" in request["path"] for request in fake_engine.requests()))
+        await asyncio.sleep(0.5)  # a silence alone is no reason: it answers
+        assert not said
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: failures(said))
+        assert failures(said) == [FailureKind.HANGS]
+        with pytest.raises(EngineError):
+            await words
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        await ask(await supervisor.ready())
+        assert supervisor.pid != frozen
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
+async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
+    async with watched(fake_engine, replace(CLOSE, answer_s=1.0)) as supervisor:
+        said: list[EngineStatus] = []
+        supervisor.subscribe(said.append)
+        frozen = supervisor.pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: supervisor.generation == 2)
+        await supervisor.ready()
+        assert failures(said) == [FailureKind.HANGS]
+        assert not is_alive(frozen)
+
+
+async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HANG_DURING="stream")
+    async with watched(fake_engine, replace(CLOSE, silence_s=2.0)) as supervisor:
+        with pytest.raises(EngineSilent):
+            await ask(await supervisor.ready())
+        await until(lambda: supervisor.status.failure is not None)
+        fake_engine.set(FAKE_HANG_DURING=None)
+        await ask(await supervisor.ready())
+        assert supervisor.generation == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Compute error.", FailureKind.CRASHED),
+        ("vk::Queue::submit: ErrorDeviceLost", FailureKind.GPU_LOST),
+    ],
+)
+async def test_an_engine_that_can_no_longer_compute_is_replaced(
+    fake_engine: FakeEngine, message: str, kind: FailureKind
+) -> None:
+    fake_engine.set(FAKE_BREAK_STREAM=message)
+    async with watched(fake_engine) as supervisor:
+        said: list[EngineStatus] = []
+        supervisor.subscribe(said.append)
+        with pytest.raises(EngineError, match=message):
+            await ask(await supervisor.ready())
+        fake_engine.set(FAKE_BREAK_STREAM=None)
+        await until(lambda: supervisor.generation == 2)
+        await ask(await supervisor.ready())
+        assert failures(said) == [kind]
+
+
+async def test_a_refusal_is_no_reason_for_another_process(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_BREAK_STREAM="Context size has been exceeded.")
+    async with watched(fake_engine) as supervisor:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="Context size"):
+                await ask(await supervisor.ready())
+        assert supervisor.generation == 1
+        assert supervisor.status == EngineStatus(EngineState.READY)
+
+
+async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake_engine: FakeEngine) -> None:
+    class Clock:
+        now = 0.0
+
+        def wall(self) -> float:
+            self.now += 1000.0
+            return self.now
+
+    async with watched(fake_engine) as supervisor:
+        log = EngineLog()
+        engine = await supervisor.ready()
+        watching = asyncio.create_task(Watch(CLOSE, log, Clock().wall).until_ailing(engine))  # type: ignore[arg-type]
+        await until(lambda: len(log.lines) >= 3)
+        assert set(log.lines) == {"kvchat: the computer slept; asking the engine whether it still answers"}
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+async def test_an_engine_that_ends_by_itself_ends_its_watch(fake_engine: FakeEngine) -> None:
+    async with watched(fake_engine) as supervisor:
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: supervisor.generation == 2)
+        await supervisor.ready()
+        assert len([task for task in asyncio.all_tasks() if task.get_name() == "engine watch"]) == 1
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
+@pytest.mark.parametrize("kind", ["embedded_engine", "real_llama_server"])
+async def test_a_real_engine_that_is_frozen_is_replaced_and_answers_again(
+    request: pytest.FixtureRequest, kind: str, smollm2: Path, tmp_path: Path
+) -> None:
+    location: EngineLocation = request.getfixturevalue(kind)
+    supervisor = EngineSupervisor(
+        policy=RestartPolicy(first_delay_s=0.01),
+        watch=replace(CLOSE, every_s=0.5, answer_s=10.0),
+        ladder=Ladder(0.2, 0.2),
+    )
+    try:
+        await supervisor.start(location, LaunchPlan(smollm2, 512, tmp_path))
+        await supervisor.ready()
+        frozen = supervisor.pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        await until(lambda: supervisor.generation == 2, limit_s=120.0)
+        assert (await (await supervisor.ready()).facts()).context_size == 512
+        assert not is_alive(frozen)
+    finally:
+        await supervisor.close()

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
+
+import httpx
+import pytest
+
+from kvchat.engine.running.invocation import free_port
+from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.speaking import gulps
+from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.interface import EngineBroken, EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
+
+HELLO = [ChatMessage("system", "Be kind."), ChatMessage("user", "Hello there, fake engine!")]
+
+
+@pytest.fixture
+async def client(fake_engine: FakeEngine) -> AsyncIterator[LlamaServerClient]:
+    supervisor = EngineSupervisor()
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    engine = await supervisor.ready()
+    assert isinstance(engine, LlamaServerClient)
+    yield engine
+    await supervisor.close()
+
+
+async def all_chunks(engine: LlamaServerClient, sampling: Sampling | None = None) -> list[ChatChunk]:
+    return [chunk async for chunk in engine.chat(HELLO, sampling or Sampling())]
+
+
+async def test_facts(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+    facts = await client.facts()
+    assert facts.context_size == fake_engine.plan.context_size
+    assert facts.model_path == str(fake_engine.plan.model)
+
+
+async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClient) -> None:
+    chunks = await all_chunks(client)
+    assert "".join(chunk.text for chunk in chunks) == "You said: Hello there, fake engine!"
+    progress = [chunk.progress for chunk in chunks if chunk.progress]
+    prompt = len(await client.prompt_tokens(HELLO))
+    assert [p.processed for p in progress] == [*range(0, prompt, 64), prompt]
+    assert chunks[-1].finish_reason == "stop"
+    assert chunks[-1].timings is not None
+    assert (chunks[-1].timings.cache_n, chunks[-1].timings.prompt_tokens) == (0, prompt)
+
+
+async def test_the_prompt_is_counted_as_the_chat_sends_it(client: LlamaServerClient) -> None:
+    await client.prefill(await client.prompt_tokens(HELLO))
+    timings = (await all_chunks(client))[-1].timings
+    assert timings is not None
+    assert timings.prompt_n == 1  # all but the token that gives the logits
+
+
+async def test_sampling_and_thinking(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_THINKING="Let me see.")
+    chunks = await all_chunks(client, Sampling(max_tokens=8, temperature=0.0, seed=7))
+    assert "".join(chunk.text for chunk in chunks) == "You said"
+    assert "".join(chunk.thinking for chunk in chunks) == "Let me see."
+    assert chunks[-1].finish_reason == "length"
+
+
+async def test_slot_round_trip(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+    tokens = await client.prompt_tokens(HELLO)
+    await client.prefill(tokens)
+    saved = await client.save_slot("a.bin")
+    assert saved.n_saved == len(tokens)
+    assert saved.n_written == (fake_engine.plan.slot_path / "a.bin").stat().st_size
+    await client.erase_slot()
+    assert (await client.save_slot("b.bin")).n_saved == 0
+    assert (await client.restore_slot("a.bin")).n_restored == len(tokens)
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing.bin", "Unable to restore"), ("../a", "Invalid filename")])
+async def test_a_refusal_carries_the_engines_words(client: LlamaServerClient, name: str, message: str) -> None:
+    with pytest.raises(EngineRefused, match=message) as refusal:
+        await client.restore_slot(name)
+    assert (refusal.value.status, refusal.value.kind) == (400, "invalid_request_error")
+
+
+async def test_a_prompt_that_does_not_fit_is_refused(client: LlamaServerClient) -> None:
+    with pytest.raises(EngineRefused) as refusal:
+        await client.prefill([10] * 5000)
+    assert refusal.value.kind == "exceed_context_size_error"
+
+
+async def test_a_wrong_key_is_refused(client: LlamaServerClient) -> None:
+    async with LlamaServerClient(str(client.base_url), "wrong") as stranger:
+        with pytest.raises(EngineRefused) as refusal:
+            await stranger.facts()
+        assert refusal.value.status == 401
+        with pytest.raises(NotOurEngine):
+            await stranger.verify()
+
+
+async def test_an_error_in_the_middle_of_a_reply(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_BREAK_STREAM="Compute error.")
+    with pytest.raises(EngineBroken, match="Compute error"):
+        await all_chunks(client)
+
+
+@pytest.mark.parametrize(
+    ("phase", "act"),
+    [
+        ("prefill", lambda client: all_chunks(client)),
+        ("prefill", lambda client: client.prefill([1, 2, 3])),
+        ("stream", lambda client: all_chunks(client)),
+        ("save", lambda client: client.save_slot("a.bin")),
+        ("restore", lambda client: client.restore_slot("a.bin")),
+    ],
+)
+async def test_a_dying_engine_is_gone(
+    client: LlamaServerClient, fake_engine: FakeEngine, phase: str, act: Callable[[LlamaServerClient], object]
+) -> None:
+    fake_engine.set(FAKE_DIE_DURING=phase)
+    with pytest.raises(EngineGone):
+        await act(client)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("delay", [0, 0.001])
+async def test_all_that_a_killed_engine_said_is_heard(fake_engine: FakeEngine, delay: float) -> None:
+    """Also what lay unread when its process was found dead and the connections were dropped."""
+    words = "".join(f"word{i} " for i in range(60))
+    fake_engine.set(FAKE_REPLY=words, FAKE_TOKEN_DELAY=delay, FAKE_DIE_DURING="stream", FAKE_DIE_HOW="kill")
+    supervisor = EngineSupervisor()
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    engine = await supervisor.ready()
+    heard: list[str] = []
+
+    async def listen() -> None:
+        async for chunk in engine.chat(HELLO, Sampling()):
+            heard.append(chunk.text)  # noqa: PERF401 - one by one, as they come
+
+    with pytest.raises(EngineGone):
+        await listen()
+    await supervisor.close()
+    assert "".join(heard) == words[: words.index(" word30")]
+
+
+async def test_the_first_word_waits_for_nothing(
+    fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gulps, "REST_S", 3600)
+    fake_engine.set(FAKE_REPLY="word " * 1000, FAKE_TOKEN_DELAY=0.005)
+    async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
+        assert await anext(chunk.text async for chunk in chunks if chunk.text) == "word"
+
+
+async def test_later_words_come_together(
+    fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gulps, "REST_S", 0.5)
+    fake_engine.set(FAKE_REPLY="word " * 40, FAKE_TOKEN_DELAY=0.005)
+    came = [time.monotonic() async for chunk in client.chat(HELLO, Sampling()) if chunk.text]
+    assert len(came) == 41
+    assert max(later - sooner for sooner, later in pairwise(came)) > 0.4
+
+
+async def test_a_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HANG_DURING="stream")
+    async with LlamaServerClient(str(client.base_url), client.key, hang_guard_s=0.2) as impatient:
+        with pytest.raises(EngineGone, match="does not answer"):
+            await all_chunks(impatient)
+
+
+async def test_closing_a_reply_drops_the_request(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_REPLY="word " * 10_000, FAKE_TOKEN_DELAY=0.005)
+    reply = client.chat(HELLO, Sampling())
+    async for chunk in reply:
+        if chunk.text:
+            break
+    await reply.aclose()
+    saved = await client.save_slot("a.bin")  # it waits for the slot to be free
+    assert saved.n_saved < 5_000
+
+
+@pytest.mark.parametrize("end", ["whole", "dropped", "refused"])
+async def test_no_generator_is_left_to_the_garbage_collector(
+    client: LlamaServerClient, fake_engine: FakeEngine, end: str
+) -> None:
+    """Qt's event loop, unlike asyncio's own, finishes none of them: each would end in a complaint on the screen."""
+    left: list[object] = []
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(finalizer=left.append)
+    try:
+        fake_engine.set(FAKE_BREAK_STREAM="Compute error." if end == "refused" else None)
+        with contextlib.suppress(EngineBroken):
+            async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
+                async for chunk in chunks:
+                    if chunk.text and end == "dropped":
+                        break
+        gc.collect()
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    assert left == []
+
+
+async def test_nobody_there_is_gone() -> None:
+    async with LlamaServerClient(f"http://127.0.0.1:{free_port('127.0.0.1')}", "key") as client:
+        with pytest.raises(EngineGone):
+            await client.health()
+
+
+async def test_proxies_are_not_for_us(client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setitem(os.environ, name, f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    async with LlamaServerClient(str(client.base_url), client.key) as fresh:
+        assert await fresh.health() is Health.READY
+
+
+async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
+    seen: list[httpx.Request] = []
+
+    def stranger(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"status": "ok"})
+
+    async with LlamaServerClient("http://stranger", "secret", transport=httpx.MockTransport(stranger)) as client:
+        assert await client.health() is Health.READY
+        with pytest.raises(NotOurEngine):
+            await client.verify()
+    assert all("secret" not in str(request.headers) for request in seen)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(200, text="data: {}\n\n", headers={"content-type": "text/event-stream"}), EngineGone),
+        (httpx.Response(200, text="<html>"), EngineGone),
+        (httpx.Response(502, text="bad gateway"), EngineRefused),
+    ],
+)
+async def test_answers_that_are_no_reply(answer: httpx.Response, error: type[Exception]) -> None:
+    async with LlamaServerClient("http://odd", "key", transport=httpx.MockTransport(lambda _: answer)) as client:
+        with pytest.raises(error):
+            await all_chunks(client)
+
+
+async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="word " * 1000)
+    supervisor = EngineSupervisor()
+    await supervisor.start(fake_engine.location, fake_engine.plan)
+    engine = await supervisor.ready()
+    heard: list[str] = []
+
+    async def listen() -> None:
+        async for chunk in engine.chat(HELLO, Sampling()):
+            heard.append(chunk.text)  # noqa: PERF401 - one by one, as they come
+
+    listening = asyncio.create_task(listen())
+    await until(lambda: any(heard))
+    await supervisor.close()
+    with pytest.raises(EngineGone):
+        await listening

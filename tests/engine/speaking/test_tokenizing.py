@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.tokenizing import PromptTokens, common
+from kvchat.engine.speaking.wire import ChatMessage
+
+END, END_ID = "<|end|>", 7
+HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))
+
+
+class Engine:
+    """One id a character, one for the end of text."""
+
+    def __init__(self, *, splits: bool = True) -> None:
+        self.asked: list[str] = []
+        self.splits = splits  # what stands before the end is tokenised by itself
+
+    async def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
+        self.asked.append(text)
+        first = () if self.splits else (3,) if text.startswith(END) else (4,)
+        begin = (1,) if special else ()
+        return (
+            *begin,
+            *first,
+            *(END_ID if part == END else 10 + ord(part) for part in re.findall(r"<\|end\|>|.", text)),
+        )
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def prompts(engine: Engine) -> PromptTokens:
+    prompts = PromptTokens(engine.tokenize)
+    prompts.learn_end(END)
+    return prompts
+
+
+async def test_a_history_is_tokenised_once(engine: Engine, prompts: PromptTokens) -> None:
+    await prompts.of(HISTORY + "<|say|>A question")
+    await prompts.of(HISTORY + f"<|say|>A question{END}<|say|>A reply{END}<|say|>A")  # tries whether that holds
+    before = len(engine.asked)
+    for text in (f"A question{END}<|say|>A reply{END}<|say|>7", f"A question{END}<|say|>A reply{END}<|say|>Next?"):
+        assert await prompts.of(HISTORY + "<|say|>" + text) == await Engine().tokenize(HISTORY + "<|say|>" + text, True)
+    assert max(map(len, engine.asked[before:])) < 40
+
+
+async def test_the_same_text_is_not_asked_for_twice(engine: Engine, prompts: PromptTokens) -> None:
+    first = await prompts.of(HISTORY)
+    assert await prompts.of(HISTORY) == first
+    assert engine.asked == [HISTORY]
+
+
+async def test_where_a_text_cannot_be_cut_all_of_it_is_asked_for() -> None:
+    engine = Engine(splits=False)
+    prompts = PromptTokens(engine.tokenize)
+    prompts.learn_end(END)
+    for more in ("one", "two", "three"):
+        assert await prompts.of(HISTORY + more) == await Engine(splits=False).tokenize(HISTORY + more, True)
+    assert engine.asked[-1] == HISTORY + "three"
+
+
+async def test_without_an_end_token_all_of_it_is_asked_for(engine: Engine) -> None:
+    prompts = PromptTokens(engine.tokenize)
+    for more in ("one", "two"):
+        await prompts.of(HISTORY + more)
+    assert engine.asked == [HISTORY + "one", HISTORY + "two"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shared"), [("", "", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("x", "y", 0), ("ab", "a", 1)]
+)
+def test_what_two_texts_share(a: str, b: str, shared: int) -> None:
+    assert common(a, b) == shared
+
+
+@pytest.mark.engine
+async def test_the_real_engine_tokenises_parts_as_it_does_the_whole(
+    embedded_engine: EngineLocation, smollm2: Path, tmp_path: Path
+) -> None:
+    supervisor = EngineSupervisor()
+    said = ["Hello  ", "  leading\n\n", "```py\nx = 1\n```\n", "日本語 ", "<|im_end|> typed by a user", "The end."]
+    try:
+        await supervisor.start(embedded_engine, LaunchPlan(smollm2, 2048, tmp_path))
+        engine = await supervisor.ready()
+        assert isinstance(engine, LlamaServerClient)
+        assert (await engine.facts()).end_token == "<|im_end|>"
+        history: list[ChatMessage] = []
+        for words in said:
+            history.append(ChatMessage("user", words * 20))
+            whole = engine.with_slot(0)
+            whole._prompts = PromptTokens(whole._tokens)
+            assert await engine.prompt_tokens(history) == await whole.prompt_tokens(history)
+            history.append(ChatMessage("assistant", f" reply {words}"))
+        assert engine._prompts._holds
+    finally:
+        await supervisor.close()

@@ -1,0 +1,134 @@
+"""Pictures as both real engines take them: what stands for them, read into the slot, saved and restored."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.client import EngineRefused, LlamaServerClient
+from kvchat.engine.speaking.vision import Sight, picture_ids
+from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling, Timings
+from tests.models import seeing
+from tests.pictures import png
+
+RED, GREEN = Picture(png(255, 0, 0)), Picture(png(0, 255, 0))
+GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
+
+
+def question(*pictures: Picture) -> ChatMessage:
+    return ChatMessage("user", "What do you see? <|im_end|> ünïcode 晚餐", pictures=pictures)
+
+
+@pytest.fixture(params=[EngineKind.EMBEDDED, EngineKind.LLAMA_SERVER], ids=lambda kind: kind.value)
+async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> AsyncIterator[LlamaServerClient]:
+    name = "embedded_engine" if request.param is EngineKind.EMBEDDED else "real_llama_server"
+    location: EngineLocation = request.getfixturevalue(name)
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    model = seeing(smollm2)
+    await supervisor.start(
+        location, LaunchPlan(model, 1024, tmp_path, projector=model.with_name(f"mmproj-{model.name}"))
+    )
+    engine = await supervisor.ready()
+    assert isinstance(engine, LlamaServerClient)
+    facts = await engine.facts()
+    assert facts.sees
+    yield engine.with_sight("projector", facts.media_marker)
+    await supervisor.close()
+
+
+async def said(engine: LlamaServerClient, *messages: ChatMessage) -> tuple[str, Timings]:
+    chunks = [chunk async for chunk in engine.chat(messages, GREEDY)]
+    timings = chunks[-1].timings
+    assert timings is not None
+    return "".join(chunk.text for chunk in chunks), timings
+
+
+@pytest.mark.engine
+async def test_a_prompt_with_pictures_is_counted_settled_saved_and_restored(engine: LlamaServerClient) -> None:
+    asked = question(RED, GREEN)
+    tokens = await engine.prompt_tokens([asked])
+    assert picture_ids("projector", RED, 16) == tokens[tokens.index(picture_ids("projector", RED, 16)[0]) :][:16]
+    cold, timings = await said(engine, asked)
+    assert timings.prompt_tokens == len(tokens)  # what was counted is what the chat sent
+
+    settled = await engine.prefill(tokens[:-1])
+    assert settled.prompt_tokens == len(tokens) - 1
+    assert settled.cache_n > 40  # it is the same prompt to the engine: nothing but its end is read again
+    assert (await engine.save_slot("a.bin")).n_saved == len(tokens) - 1
+
+    _, timings = await said(engine, question(GREEN, RED))
+    assert timings.cache_n < 32  # other pictures are another prompt
+    assert (await engine.restore_slot("a.bin")).n_restored == len(tokens) - 1
+    warm, timings = await said(engine, asked)
+    assert (warm, timings.cache_n) == (cold, len(tokens) - 1)
+
+    # what is no picture is refused, and the engine lives on
+    with pytest.raises(EngineRefused):
+        await engine.prompt_tokens([question(Picture(b"\x89PNG and then nothing"))])
+    with pytest.raises(EngineRefused, match="no longer at hand"):
+        await engine.prefill((1, 2, *picture_ids("projector", Picture(png(1, 2, 3)), 16), 3))
+    assert (await said(engine, question(RED)))[1].predicted_n == 6
+
+
+def test_a_picture_has_ids_of_its_own() -> None:
+    ids = picture_ids("a projector", RED, 300)
+    assert len(set(ids)) == 300
+    assert max(ids) <= -2
+    assert min(ids) >= -(2**31)
+    assert ids[:16] != picture_ids("a projector", RED, 16)  # as another build would cut it up: not the same tokens
+    assert ids[0] not in (picture_ids("another", RED, 1)[0], picture_ids("a projector", GREEN, 1)[0])
+
+
+class Letters:
+    """An engine whose tokens are letters, but for "th", which is one; it begins every prompt with a 1."""
+
+    PAIR = 500
+
+    async def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/detokenize":
+            return {"content": "".join("th" if one == self.PAIR else chr(one) for one in body["tokens"])}
+        if path == "/apply-template":
+            return {"prompt": "user:<m>."}
+        return {"input_tokens": 1 + len("user:.") + 4}
+
+    async def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
+        pieces = text.replace("th", chr(self.PAIR))
+        return (*((1,) if special else ()), *map(ord, pieces))
+
+
+async def test_a_prompt_becomes_ids_and_text_again() -> None:
+    engine = Letters()
+    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
+    tokens = await sight.tokens("see <m><m> the th", [RED, GREEN])
+    assert len(tokens) == 1 + 4 + 4 + 4 + 5
+    assert tokens[5:13] == picture_ids("p", RED, 4) + picture_ids("p", GREEN, 4)
+    again = await sight.prompt(tokens)
+    assert again["prompt_string"] == "see <m><m> the th"
+    assert [base64.b64decode(data) for data in again["multimodal_data"]] == [RED.data, GREEN.data]
+
+
+async def test_what_cannot_be_said_again_is_refused() -> None:
+    engine = Letters()
+    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
+    tokens = await sight.tokens("<m>", [RED])
+    with pytest.raises(EngineRefused, match="end of a word"):
+        await sight.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
+    with pytest.raises(EngineRefused, match="leaves out pictures"):
+        await sight.tokens("no place for it", [RED])
+
+
+async def test_only_so_many_pictures_are_kept_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvchat.engine.speaking.vision.KEPT_BYTES", len(RED.data) + len(GREEN.data))
+    engine = Letters()
+    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
+    first = await sight.tokens("<m>", [RED])
+    await sight.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
+    with pytest.raises(EngineRefused, match="no longer at hand"):
+        await sight.prompt(first)

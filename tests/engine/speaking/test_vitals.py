@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.vitals import (
+    SlotState,
+    Speed,
+    drm_memory,
+    nvidia_memory,
+    parse_metrics,
+    parse_slots,
+    take_vitals,
+)
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
+
+# As build 11434 answers.
+SLOTS = b'[{"id": 0, "n_ctx": 1024, "speculative": false, "is_processing": true, "n_prompt_tokens": 90}]'
+METRICS = """\
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 71
+llamacpp:prompt_seconds_total 0.5
+llamacpp:tokens_predicted_total 20
+llamacpp:tokens_predicted_seconds_total 1e+1
+"""
+
+
+def test_the_slot() -> None:
+    assert parse_slots(SLOTS) == (SlotState(busy=True, tokens=90, context_size=1024),)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"error": {}}', b"[1]", b'[{"n_ctx": "x"}]'])
+def test_a_slot_that_makes_no_sense(body: bytes) -> None:
+    assert parse_slots(body) == ()
+
+
+def test_the_speed() -> None:
+    assert parse_metrics(METRICS) == Speed(prefill=142.0, decode=2.0)
+    assert parse_metrics("") == Speed(None, None)
+    assert parse_metrics("llamacpp:prompt_seconds_total 0\n") == Speed(None, None)
+
+
+def test_the_speed_of_a_single_token_is_not_told() -> None:
+    one = "llamacpp:tokens_predicted_total 1\nllamacpp:tokens_predicted_seconds_total 1e-06\n"
+    assert parse_metrics(one) == Speed(None, None)
+
+
+def test_graphics_memory_by_nvidia_smi() -> None:
+    listing = "17, 2048\n18, 1024\n99, 512\n20, [N/A]\n"
+    assert nvidia_memory(listing, [17, 18]) == 3 << 30
+    assert nvidia_memory(listing, [20]) is None
+    assert nvidia_memory("", [17]) is None
+
+
+def test_graphics_memory_by_the_kernel_counts_each_client_once(tmp_path: Path) -> None:
+    folder = tmp_path / "17" / "fdinfo"
+    folder.mkdir(parents=True)
+    card = "pos:\t0\ndrm-driver:\tamdgpu\ndrm-pdev:\t0000:03:00.0\ndrm-client-id:\t5\ndrm-memory-vram:\t2048 KiB\n"
+    (folder / "3").write_text(card)
+    (folder / "4").write_text(card)
+    (folder / "5").write_text(card.replace("client-id:\t5", "client-id:\t6").replace("2048 KiB", "1 MiB"))
+    (folder / "6").write_text("pos:\t0\nflags:\t02\n")
+    assert drm_memory([17], tmp_path) == 3 << 20
+    assert drm_memory([18], tmp_path) is None
+
+
+@pytest.mark.engine
+async def test_a_real_engine_tells_all_of_it(real_llama_server: EngineLocation, smollm2: Path, tmp_path: Path) -> None:
+    supervisor = EngineSupervisor()
+    try:
+        await supervisor.start(real_llama_server, LaunchPlan(smollm2, 512, tmp_path))
+        engine = await supervisor.ready()
+        assert isinstance(engine, LlamaServerClient)
+        async with contextlib.aclosing(engine.chat([ChatMessage("user", "Hello")], Sampling(max_tokens=4))) as chunks:
+            async for _ in chunks:
+                pass
+        vitals = await take_vitals(supervisor.pid, engine)
+    finally:
+        await supervisor.close()
+    assert vitals.memory is not None
+    assert vitals.memory > 50_000_000  # the weights are mapped and were read
+    assert vitals.slot is not None
+    assert (vitals.slot.busy, vitals.slot.context_size) == (False, 512)
+    assert vitals.slot.tokens > 4
+    assert vitals.speed.prefill
+    assert vitals.speed.decode
+    assert await take_vitals(None, engine) == type(vitals)(None, None, None, None, Speed(None, None))

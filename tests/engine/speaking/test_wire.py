@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvchat.engine.speaking import bodies, wire
+from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings, WireError
+
+# Events of a real llama-server (b11434), shortened to the fields there are.
+PROGRESS = (
+    '{"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"id":"chatcmpl-1",'
+    '"object":"chat.completion.chunk","prompt_progress":{"total":40,"cache":12,"processed":40,"time_ms":174.0}}'
+)
+TOKEN = (
+    '{"choices":[{"finish_reason":null,"index":0,"delta":{"content":" Red"}}],"timings":{"cache_n":12,"prompt_n":28,'
+    '"prompt_ms":174.896,"prompt_per_second":160.1,"predicted_n":2,"predicted_ms":19.5,"predicted_per_second":102.5}}'
+)
+
+
+def test_progress() -> None:
+    chunk = wire.parse_event(PROGRESS)
+    assert chunk == ChatChunk(progress=PromptProgress(total=40, cache=12, processed=40, time_ms=174.0))
+
+
+def test_a_token_with_timings() -> None:
+    chunk = wire.parse_event(TOKEN)
+    assert chunk == ChatChunk(text=" Red", timings=Timings(12, 28, 174.896, 2, 19.5))
+    assert chunk.timings is not None
+    assert chunk.timings.prompt_tokens == 40
+
+
+def test_thinking_and_the_reason_for_the_end() -> None:
+    thought = wire.parse_event('{"choices":[{"delta":{"reasoning_content":"hm"}}]}')
+    assert thought == ChatChunk(thinking="hm")
+    assert wire.parse_event('{"choices":[{"finish_reason":"length","delta":{}}]}') == ChatChunk(finish_reason="length")
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "[DONE]", "null", "[1]", "{", '{"choices":[]}', '{"choices":null}', '{"choices":[{"delta":null}]}', '{"x":1}'],
+)
+def test_what_says_nothing_is_nothing(data: str) -> None:
+    assert wire.parse_event(data) is None
+
+
+@pytest.mark.parametrize(
+    "timings", ["{}", "null", "3", '{"cache_n":5}', '{"prompt_n":"many"}', '{"prompt_n":3,"cache_n":null}']
+)
+def test_timings_of_another_version_do_not_hurt(timings: str) -> None:
+    chunk = wire.parse_event(f'{{"choices":[{{"delta":{{"content":"x"}}}}],"timings":{timings}}}')
+    assert isinstance(chunk, ChatChunk)
+    assert chunk.text == "x"
+    assert chunk.timings is None or chunk.timings.cache_n == 0
+
+
+def test_an_error_inside_the_stream() -> None:
+    event = wire.parse_event('{"error":{"code":500,"message":"Compute error.","type":"server_error"}}')
+    assert event == WireError(500, "Compute error.", "server_error")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"error":{"code":401,"message":"Invalid API Key","type":"t"}}', WireError(401, "Invalid API Key", "t")),
+        ('{"error":"plain"}', WireError(502, "plain", "")),
+        ('{"error":{}}', WireError(502, "HTTP status 502", "")),
+        ("<html>no", WireError(502, "<html>no", "")),
+        ("", WireError(502, "HTTP status 502", "")),
+        (b"\xff", WireError(502, "�", "")),
+    ],
+)
+def test_error_bodies(body: str | bytes, expected: WireError) -> None:
+    assert wire.parse_error(body, 502) == expected
+
+
+def test_where_a_stream_ends() -> None:
+    assert wire.ends_stream("[DONE]")
+    assert wire.ends_stream('{"content":"","stop":true}')
+    assert not wire.ends_stream('{"content":"","stop":false}')
+    assert not wire.ends_stream(TOKEN)
+
+
+def test_facts_of_this_version_and_an_older_one() -> None:
+    body = {"default_generation_settings": {"n_ctx": 2048}, "total_slots": 1, "model_path": "/m", "build_info": "b1"}
+    assert wire.parse_facts(body) == wire.ServerFacts(2048, "/m", "b1", 1, sees=False, media_marker="<__media__>")
+    assert wire.parse_facts({"n_ctx": 512}).context_size == 512
+
+
+def test_slot_answers() -> None:
+    saved = wire.parse_save({"n_saved": 59, "n_written": 1361076, "timings": {"save_ms": 1.25}})
+    assert saved == wire.SlotSave(59, 1361076, 1.25)
+    restored = wire.parse_restore({"n_restored": 59, "n_read": 9, "timings": {"restore_ms": 0.5}})
+    assert restored == wire.SlotRestore(59, 9, 0.5)
+    assert wire.parse_save({}) == wire.SlotSave(0, 0, 0.0)
+
+
+def test_tokens() -> None:
+    assert wire.parse_tokens(b'{"tokens": [1, 2]}') == (1, 2)
+    assert wire.parse_tokens(b'{"tokens": [{"id": 1}]}') is None
+    assert wire.parse_tokens(b"{}") is None
+
+
+def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
+    body = bodies.chat_body([ChatMessage("user", "hi")], Sampling(), {})
+    assert body["id_slot"] == 0
+    assert body["stream"] is body["cache_prompt"] is body["return_progress"] is body["timings_per_token"] is True
+    assert not {"max_tokens", "temperature", "seed"} & body.keys()
+
+
+def test_sampling_that_is_zero_is_sent() -> None:
+    body = bodies.chat_body([], Sampling(max_tokens=5, temperature=0.0, seed=0), {})
+    assert (body["max_tokens"], body["temperature"], body["seed"]) == (5, 0.0, 0)
+
+
+def test_thinking_travels_only_when_there_is_some() -> None:
+    messages = [ChatMessage("user", "q"), ChatMessage("assistant", "a", "because")]
+    assert json.loads(json.dumps(bodies.messages_body(messages))) == [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "reasoning_content": "because"},
+    ]

@@ -1,0 +1,234 @@
+"""kvchat with a server that the user runs: chats, saves where it may, and leaves the server alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import Event, TurnFailed
+from kvchat.chat.messages import Source
+from kvchat.chat.strategy import Strategy
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.vitals import SlotState
+from kvchat.engine_host.external import slot_for_us
+from kvchat.engine_host.queries import server_key
+from kvchat.library.local.files import display_name
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
+from tests.running import ask
+from tests.theirs import KEY, Theirs
+
+LONG = "Tell me again, and at length, how a cache of keys and values comes to know what was said before. " * 20
+sees_processes = pytest.mark.skipif(sys.platform != "linux", reason="looks into another process")
+
+
+@pytest.fixture
+def fake(fake_engine: FakeEngine, tmp_path: Path) -> FakeEngine:
+    """A fake whose model has a header."""
+    return replace(fake_engine, plan=replace(fake_engine.plan, model=write_gguf(tmp_path / "model.gguf", dict(LLAMA))))
+
+
+@contextlib.contextmanager
+def serving(fake: FakeEngine, *, saves: bool = True) -> Iterator[Theirs]:
+    theirs = Theirs(fake.path, fake.plan, saves=saves)
+    try:
+        yield theirs
+    finally:
+        theirs.end()
+
+
+@contextlib.asynccontextmanager
+async def attached(folder: Path, url: str, *, key: str = KEY) -> AsyncIterator[Runtime]:
+    paths = resolve_paths({"KVCHAT_HOME": str(folder / "home")})
+    server_key(paths).save(key)
+    runtime = await open_runtime(paths, Settings(engine_url=url))
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+@sees_processes
+async def test_a_conversation_outlives_the_servers_restart_and_the_server_outlives_kvchat(
+    tmp_path: Path, fake: FakeEngine
+) -> None:
+    with serving(fake) as theirs:
+        async with attached(tmp_path, theirs.address.url) as runtime:
+            assert runtime.model.is_there
+            chat = (await runtime.chat.new_conversation()).id
+            first = await ask(runtime, chat, LONG)
+            assert first.receipt is not None
+            assert first.receipt.source is Source.COLD
+            assert runtime.model.name == display_name(fake.plan.model)
+            assert runtime.room.engine_pid == theirs.process.pid
+            await runtime.chat.idle()
+            theirs.end()
+            await until(lambda: runtime.engine.status.state is not EngineState.READY)
+            theirs.start()
+            second = await ask(runtime, chat, "And then?")
+            assert second.receipt is not None
+            assert second.receipt.source in (Source.WARM, Source.DISK)
+            assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
+            vitals = await runtime.engine.vitals()
+            assert vitals is not None
+            assert vitals.memory is not None
+            assert KEY not in await runtime.diagnostics()
+        assert theirs.process.poll() is None
+        assert not list(fake.plan.slot_path.glob("*.slot"))
+
+
+@pytest.fixture
+def gone() -> int:
+    """The id of a process that is no more."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+@sees_processes
+async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_is_met(
+    tmp_path: Path, fake: FakeEngine
+) -> None:
+    with serving(fake) as theirs:
+        async with LlamaServerClient(theirs.address.url, KEY) as somebody_else:
+            await until(theirs.listens)
+            while await somebody_else.health() is not Health.READY:
+                pass
+            await somebody_else.prefill([7] * 100)
+            before = len(fake.requests())
+            async with attached(tmp_path, theirs.address.url) as runtime:
+                await runtime.room.ready()
+                asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
+                assert not asked
+                assert runtime.room.finding is not None
+                assert runtime.room.finding.strategy.saves
+                assert "another program" in runtime.room.finding.reason
+            assert (await somebody_else.prefill([7] * 100)).cache_n == 99
+
+
+@pytest.mark.parametrize(
+    ("slots", "chosen"),
+    [
+        ([(False, 0), (False, 0)], (1, True)),
+        ([(False, 0), (False, 9)], (0, True)),
+        ([(True, 9), (False, 9)], (1, False)),
+        ([(False, 0), (True, 0)], (0, True)),
+        ([], (0, False)),
+    ],
+)
+def test_the_last_free_slot_is_ours(slots: list[tuple[bool, int]], chosen: tuple[int, bool]) -> None:
+    assert slot_for_us([SlotState(busy, tokens, 4096) for busy, tokens in slots]) == chosen
+
+
+@sees_processes
+async def test_what_a_killed_kvchat_left_in_the_servers_folder_goes_and_nothing_else(
+    tmp_path: Path, fake: FakeEngine, gone: int
+) -> None:
+    mark = f"kvchat-{gone}-0123abcd-4567cdef"
+    left = [fake.plan.slot_path / name for name in (f"{mark}.slot", f"kvchat-{os.getpid()}-0123abcd-4567cdef.slot")]
+    theirs_own = [fake.plan.slot_path / name for name in ("mine.slot", f"{gone}-mine.slot", "kvchat-notes.slot")]
+    alive = fake.plan.slot_path / f"kvchat-{os.getppid()}-0123abcd-4567cdef.slot"
+    folder = fake.plan.slot_path / f"{mark}-x"
+    (folder / "store").mkdir(parents=True)
+    for file in (*left, *theirs_own, alive):
+        file.write_bytes(b"rows")
+    with serving(fake) as theirs:
+        async with attached(tmp_path, theirs.address.url) as runtime:
+            await runtime.room.ready()
+        ours = {file for file in fake.plan.slot_path.iterdir() if file.suffix == ".lock"}  # while this process lives
+        assert set(fake.plan.slot_path.iterdir()) - ours == {*theirs_own, alive}
+
+
+async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake: FakeEngine) -> None:
+    with serving(fake, saves=False) as theirs:
+        async with attached(tmp_path, theirs.address.url) as runtime:
+            chat = (await runtime.chat.new_conversation()).id
+            await ask(runtime, chat, LONG)
+            hot = await ask(runtime, chat, "And then?")
+            assert hot.receipt is not None
+            assert hot.receipt.source is Source.HOT  # the server's own slot still has it
+            assert runtime.room.finding is not None
+            assert runtime.room.finding.strategy is Strategy.NONE
+            assert (await runtime.save_points.usage()).save_points == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "words"),
+    [
+        (None, "guessed", "does not accept the key"),
+        ("127.0.0.1:8080", KEY, "address cannot be used"),
+    ],
+)
+async def test_what_is_wrong_with_it_is_told_in_words(
+    tmp_path: Path, fake: FakeEngine, url: str | None, key: str, words: str
+) -> None:
+    with serving(fake) as theirs:
+        async with attached(tmp_path, url or theirs.address.url, key=key) as runtime:
+            told: list[Event] = []
+            runtime.events.subscribe(told.append)
+            chat = (await runtime.chat.new_conversation()).id
+            assert await runtime.chat.send(chat, "Hello") is None
+            (failed,) = [event for event in told if isinstance(event, TurnFailed)]
+            assert words in failed.error.title
+
+
+async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_path: Path, fake: FakeEngine) -> None:
+    with serving(fake) as theirs:
+        async with attached(tmp_path, theirs.address.url) as runtime:
+            server = runtime.settings
+            own = replace(server, engine_url=None, engine_path=str(fake.path), model_path=str(fake.plan.model))
+            await runtime.apply_settings(own)
+            chat = (await runtime.chat.new_conversation()).id
+            await ask(runtime, chat, "Hello")
+            own_pid = runtime.room.engine_pid
+            assert own_pid not in (None, theirs.process.pid)
+            await runtime.apply_settings(server)
+            assert runtime.engine.restart_pending
+            await runtime.restart_engine()
+            await until(lambda: runtime.engine.status.state is EngineState.READY)
+            assert runtime.room.is_attached
+            await ask(runtime, chat, "Hello again")
+            assert not runtime.room.may_rest()
+            await runtime.apply_settings(own)
+            await runtime.restart_engine()
+            await ask(runtime, chat, "Back")
+            assert runtime.room.engine_pid not in (None, theirs.process.pid, own_pid)
+        assert theirs.process.poll() is None
+
+
+@sees_processes
+@pytest.mark.engine
+async def test_the_real_server(tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation) -> None:
+    assert real_llama_server.path is not None
+    slots = tmp_path / "slots"
+    slots.mkdir()
+    theirs = Theirs(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))
+    try:
+        async with attached(tmp_path, theirs.address.url) as runtime:
+            await runtime.apply_settings(replace(runtime.settings, max_tokens=8))
+            chat = (await runtime.chat.new_conversation()).id
+            await ask(runtime, chat, LONG[:1500])
+            await runtime.chat.idle()
+            theirs.end()
+            await until(lambda: runtime.engine.status.state is not EngineState.READY)
+            theirs.start()
+            second = await ask(runtime, chat, "And then?")
+            assert second.receipt is not None
+            assert second.receipt.source in (Source.WARM, Source.DISK), second.receipt
+            assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
+    finally:
+        theirs.end()

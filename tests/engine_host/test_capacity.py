@@ -1,0 +1,55 @@
+"""Whether models fit is judged by what earlier loads of them taught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
+from kvchat.engine.running.refusal import WorkerGone
+from kvchat.engine_host import capacity
+from kvchat.engine_host.capacity import Capacity, look_at_capacity, memory_for, model_judge
+from kvchat.library.gguf.identity import model_identity
+from kvchat.library.memory.corrections import Circumstances, CorrectionBook, Corrections
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.verdict import Verdict
+from kvchat.settings import Settings
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import llama_8b
+
+GB = 1_000_000_000
+HERE = Capacity(MemoryFacts(16 * GB), "version: 1")
+
+
+def test_what_a_load_taught_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, book = llama_8b(tmp_path), CorrectionBook(tmp_path / "memory.json")
+    judge = model_judge(Settings(), HERE, book)
+    assert judge(facts).verdict is Verdict.FITS
+    book.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), Corrections(weights=4.0))
+    with monkeypatch.context() as patch:  # weights are not read for a model that no load can have been of
+        patch.setattr(capacity, "model_identity", lambda path: pytest.fail(f"{path} was read"))
+        assert judge(facts).verdict is Verdict.FITS
+    book.learn(Circumstances("another", facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
+    assert judge(facts).verdict is Verdict.FITS
+    book.learn(Circumstances(model_identity(facts.path), facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
+    assert judge(facts).verdict is Verdict.NO
+    assert model_judge(Settings(), Capacity(HERE.memory, "version: 2"), book)(facts).verdict is Verdict.FITS
+
+
+def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    assert look_at_capacity(Settings(engine_path=str(fake_engine.path))).build
+    nobody = look_at_capacity(Settings(engine_path=str(tmp_path / "gone")))
+    assert (nobody.build, nobody.memory.devices) == ("", ())
+    assert nobody.memory.available > 0
+
+
+def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_devices(_: EngineLocation, workers: Sequence[str]) -> NoReturn:
+        raise EngineNotFound("The engine cannot be run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
+
+    monkeypatch.setattr(capacity, "list_devices", no_devices)
+    with pytest.raises(WorkerGone, match=r"No rpc-server answers at den:50052\."):
+        memory_for(EngineLocation(EngineKind.LLAMA_SERVER, tmp_path), ["den:50052"])

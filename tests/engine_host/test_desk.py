@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.running.trial import TrialStep
+from kvchat.engine_host.queries import EngineQueries
+from kvchat.settings import Settings
+from kvchat.system.paths import Paths, resolve_paths
+from tests.engine_fixtures import FakeEngine
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("engine_arguments", "--threads 2", ""),
+        ("engine_arguments", "--port 1", "this computer alone"),
+        ("engine_arguments", "--nope", "does not know the option --nope"),
+        ("rpc_workers", "den:1", ""),
+        ("rpc_workers", "den", '"den" is not a computer'),
+        ("engine_url", "http://127.0.0.1:8080", ""),
+        ("engine_url", "127.0.0.1", "begin with http://"),
+    ],
+)
+async def test_a_text_is_judged_by_the_engine_in_use(
+    paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str
+) -> None:
+    desk = EngineQueries(paths, lambda: Settings(engine_path=str(fake_engine.path)))
+    said = await desk.why_not(name, text)
+    assert reason in said
+    assert bool(said) is bool(reason)
+
+
+async def test_a_broken_engine_is_the_reason_itself(paths: Paths) -> None:
+    assert "/nowhere" in await EngineQueries(paths, lambda: Settings(engine_path="/nowhere")).why_not(
+        "rpc_workers", "a:1"
+    )
+
+
+async def test_an_engine_is_tried_with_the_smallest_model_there_is(
+    paths: Paths, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvchat.engine_host.queries.installed_starter", lambda: None)
+    settings = Settings(engine_path=str(fake_engine.path))
+    heard: list[TrialStep] = []
+    await EngineQueries(paths, lambda: settings).try_out(fake_engine.location, heard.append)
+    assert fake_engine.launches() == []
+    with_model = replace(settings, model_path=str(fake_engine.plan.model))
+    trial = await EngineQueries(paths, lambda: with_model).try_out(fake_engine.location, heard.append)
+    assert trial.works
+    assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
+
+
+async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
+    desk = EngineQueries(paths, Settings)
+    assert await desk.keep_key("s3cret") is not None
+    kept = desk.key.load()
+    assert kept is not None
+    assert kept[0] == "s3cret"
+    assert "s3cret" not in json.dumps(vars(Settings()))
+    assert await desk.keep_key("") is None
+    assert desk.key.load() is None

@@ -1,0 +1,163 @@
+"""The engine begins with the context that is needed, and grows before a chat fills it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.attachments import Attachment
+from kvchat.chat.events import MakingRoom, Restored, TurnFailed
+from kvchat.chat.messages import MessageState, Source
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine_host.choice import choose_engine
+from kvchat.library.memory.context_size import CHEAP
+from kvchat.settings import Settings
+from tests.chat.stage import Stage
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
+
+LONGEST = 65_536
+# 16 KB of KV cache a token: 1 GB in all.
+LARGE = LLAMA | {
+    "context_length": LONGEST,
+    "attention.key_length": 512,
+    "attention.value_length": 512,
+}
+TURN = "It was a long way down the river, and nobody knew where it would end. " * 60  # some 4,000 tokens of the fake's
+
+
+@pytest.fixture
+def large(tmp_path: Path, fake_engine: FakeEngine) -> Path:
+    fake_engine.set(FAKE_NO_GPU=1)
+    return write_gguf(tmp_path / "large.gguf", LARGE)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path / "home", fake_engine, large)
+    stage.settings = replace(stage.settings, context_size=None)
+    fake_engine.set(FAKE_REPLY="I see.")
+    async with stage:
+        yield stage
+
+
+def laid_out(stage: Stage) -> list[int]:
+    """The context size of each launch."""
+    launches = [launch["arguments"] for launch in stage.fake.launches()]
+    return [int(words[words.index("--ctx-size") + 1]) for words in launches]
+
+
+@pytest.mark.parametrize(
+    ("needed", "tokens"),
+    [(0, 8192), (5000, 8192), (6000, 16_384), (21_845, 32_768), (40_000, LONGEST), (10**6, LONGEST)],
+)
+def test_it_begins_with_half_as_much_again_as_is_needed(
+    tmp_path: Path, fake_engine: FakeEngine, large: Path, needed: int, tokens: int
+) -> None:
+    settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
+    choice = choose_engine(settings, tmp_path, needed=needed)
+    assert choice.most.tokens == LONGEST
+    assert choice.most.kv_bytes > CHEAP
+    assert choice.context.tokens == choice.plan.context_size == tokens
+    assert (f"{tokens:,} are laid out" in choice.context.reason) == (tokens < LONGEST)
+    assert all(smaller.context.tokens < tokens for smaller in choice.smaller())
+
+
+def test_all_of_it_at_once_where_that_is_quick_or_chosen(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> None:
+    settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
+    assert choose_engine(replace(settings, context_size=LONGEST), tmp_path).plan.context_size == LONGEST
+    assert choose_engine(replace(settings, kv_type="q4_0"), tmp_path).plan.context_size == LONGEST
+    fake_engine.set(FAKE_NO_GPU=None)
+    small = write_gguf(tmp_path / "small.gguf", LLAMA | {"context_length": LONGEST})
+    assert choose_engine(replace(settings, model_path=str(small)), tmp_path).plan.context_size == LONGEST
+
+
+def test_keys_are_of_the_kind_they_will_be_of_from_the_start(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_NO_GPU=1)
+    model = write_gguf(tmp_path / "model.gguf", LARGE | {"rope.scaling.original_context_length": 10_000})
+    choice = choose_engine(Settings(model_path=str(model), engine_path=str(fake_engine.path)), tmp_path)
+    assert choice.plan.context_size == 10_256
+    assert choice.fingerprint.rope == "long"
+
+
+async def test_a_chat_that_grows_is_restored_into_a_larger_context_before_it_is_full(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, TURN)
+    assert laid_out(stage) == [8192]
+    assert stage.runtime.engine.context_size == LONGEST
+    assert not stage.of(MakingRoom)
+    receipt = await stage.answered(chat, TURN)
+    assert laid_out(stage) == [8192, 16_384]
+    assert [event.done for event in stage.of(MakingRoom)] == [False, True]
+    assert receipt.source is Source.WARM
+    assert receipt.cached_tokens > 0.4 * receipt.prompt_tokens
+    assert not stage.errors()
+
+
+async def test_a_reply_that_fills_the_context_goes_on_in_a_larger_one(stage: Stage) -> None:
+    chat = await stage.chat()
+    story = " ".join(f"word{number}" for number in range(1500))
+    stage.fake.set(FAKE_REPLY=story)
+    reply = await stage.ask(chat, "Tell me a story.")
+    assert reply is not None
+    assert reply.content == story
+    assert reply.state is MessageState.COMPLETE
+    assert len(laid_out(stage)) == 2
+    assert len(stage.of(Restored)) == 1
+    assert reply.receipt is not None
+    assert reply.receipt.source is Source.COLD
+    assert reply.receipt.predicted_tokens == len(story)
+    assert await stage.answered(chat, "And then?")
+    assert not stage.errors()
+
+
+async def test_the_next_start_has_room_for_the_chats_used_last(stage: Stage, large: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, TURN * 3)
+    await stage.runtime.close()
+    begun = len(laid_out(stage))
+    again = Stage(stage.home, stage.fake, large)
+    again.settings = stage.settings
+    async with again:
+        receipt = await again.answered(chat, "And then?")
+        assert receipt.source is Source.DISK
+        assert len(laid_out(stage)) == begun + 1
+        assert not again.of(MakingRoom)
+
+
+async def test_what_is_attached_has_room_before_it_is_sent(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, "Hello")
+    use = await stage.runtime.chat.context.use(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
+    assert use is not None
+    assert use.limit == LONGEST
+    await stage.until(lambda: len(laid_out(stage)) == 2)
+    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
+    await stage.runtime.chat.idle()
+    assert [event.done for event in stage.of(MakingRoom)] == [False, True]
+
+
+async def test_where_memory_does_not_suffice_for_more_the_chat_is_told_so(stage: Stage) -> None:
+    stage.fake.set(FAKE_MOST_CONTEXT=9000)
+    chat = await stage.chat()
+    await stage.answered(chat, TURN)
+    assert await stage.ask(chat, TURN * 2) is None
+    assert "no longer fits" in str(stage.of(TurnFailed)[-1].error)
+    assert stage.runtime.engine.context_size == 8192
+    assert await stage.answered(await stage.chat(), "Hello")
+
+
+async def test_a_stop_while_room_is_made_leaves_an_engine_that_answers(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, "Hello")
+    stage.fake.set(FAKE_HOLD_DURING="load")
+    future = stage.runtime.chat.send(chat, TURN * 3)
+    await stage.until(lambda: len(laid_out(stage)) == 2)
+    stage.runtime.chat.stop(chat)
+    assert await future is None
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await stage.answered(chat, "Are you there?")
+    assert len(laid_out(stage)) == 2

@@ -1,0 +1,171 @@
+"""What a load takes corrects the next estimate; one that runs out of memory is tried again with less, and told."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvchat.chat.events import Notice
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.library.memory.bar import MemoryBar
+from kvchat.runtime import Runtime
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
+from tests.running import ask, running
+
+MIB = 1024 * 1024
+LONG = LLAMA | {"context_length": 65_536}
+
+
+def notices(runtime: Runtime) -> list[Notice]:
+    heard: list[Notice] = []
+    runtime.events.subscribe(lambda event: heard.append(event) if isinstance(event, Notice) else None)
+    return heard
+
+
+def contexts(fake: FakeEngine) -> list[int]:
+    return [int(values["--ctx-size"]) for values in arguments(fake)]
+
+
+def arguments(fake: FakeEngine) -> list[dict[str, str]]:
+    """What each launch was started with."""
+    launched = [launch["arguments"] for launch in fake.launches()]
+    return [dict(zip(words, [*words[1:], ""], strict=True)) for words in launched]
+
+
+async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    fake_engine.set(FAKE_MOST_CONTEXT=20_000, FAKE_KV_MIB_PER_1K=1)
+    model = str(write_gguf(tmp_path / "long.gguf", dict(LONG)))
+    async with running(tmp_path, fake_engine, model_path=model) as runtime:
+        heard, said = notices(runtime), list[EngineStatus]()
+        runtime.events.subscribe(lambda event: said.append(event.status) if hasattr(event, "status") else None)
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
+        assert contexts(fake_engine) == [65_536, 32_768, 16_384]
+        assert runtime.engine.context_size == 16_384
+        assert runtime.engine.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
+        (notice,) = heard
+        assert notice.title == "Memory ran out while the model loaded"
+        assert "65,536" in notice.detail
+        assert "More is tried again from" in notice.detail
+        retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
+        assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
+        assert "32,768 tokens" in retried[0].advice
+        psutil.Process(runtime.room.engine_pid).kill()
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # started again, not chosen
+    async with running(tmp_path, fake_engine, model_path=model) as runtime:
+        heard = notices(runtime)
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello again")
+        assert contexts(fake_engine)[3:] == [16_384, 16_384]
+        assert heard == []
+
+
+async def test_layers_leave_a_gpu_that_has_no_room_for_them(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_MOST_LAYERS=3)
+    async with running(tmp_path, fake_engine) as runtime:
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
+        assert [values["--n-gpu-layers"] for values in arguments(fake_engine)] == ["5", "3"]
+        assert runtime.engine.context_reason.startswith(
+            "4,096 tokens: memory ran out with more of the model on the GPU; 3 of its 5 layers fit on the GPU."
+        )
+
+
+async def test_at_the_floor_the_failure_is_told(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_MOST_CONTEXT=1000)
+    async with running(tmp_path, fake_engine) as runtime:
+        heard = notices(runtime)
+        with pytest.raises(Exception, match="ran out of memory"):
+            await runtime.room.ready()
+        assert contexts(fake_engine)[-1] == 2048
+        assert runtime.engine.status.state is EngineState.FAILED
+        assert heard == []
+
+
+async def test_the_second_launch_is_closer(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    """The engine takes 32 MiB for what is estimated as 2: the first bar shows it, the second estimate knows it."""
+    fake_engine.set(FAKE_KV_MIB_PER_1K=8)
+    actual = 4 * 8 * MIB
+
+    def kv(bars: tuple[MemoryBar, ...]) -> int:
+        return sum(bar.kv for bar in bars)
+
+    async with running(tmp_path, fake_engine) as runtime:
+        await runtime.room.ready()
+        assert runtime.room.choice is not None
+        assert kv(runtime.room.choice.context.bars) < actual / 10
+        assert kv(runtime.engine.memory_bars) == actual
+        assert all(bar.measured for bar in runtime.engine.memory_bars)
+    async with running(tmp_path, fake_engine) as runtime:
+        await runtime.room.ready()
+        assert runtime.room.choice is not None
+        assert kv(runtime.room.choice.context.bars) == pytest.approx(actual, rel=0.01)
+
+
+async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    wide = LONG | {"attention.head_count_kv": 4, "attention.key_length": 128, "attention.value_length": 128}
+    model = str(write_gguf(tmp_path / "wide.gguf", wide))
+    async with running(tmp_path, fake_engine, model_path=model) as runtime:
+        assert runtime.engine.memory_proposals == ()
+        await runtime.room.ready()
+        before = runtime.engine.context_size
+        (proposal,) = runtime.engine.memory_proposals
+        assert proposal.tokens > 0
+        await runtime.apply_settings(proposal.taken(runtime.settings))
+        await runtime.restart_engine()
+        await runtime.room.ready()
+        assert before is not None
+        assert runtime.engine.context_size == before + proposal.tokens
+        assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine", ["llama-server", "embedded"])
+async def test_the_second_launch_is_closer_with_the_real_engines(
+    tmp_path: Path, fake_engine: FakeEngine, real_llama_server: EngineLocation, smollm2: Path, engine: str
+) -> None:
+    path = "embedded" if engine == "embedded" else str(real_llama_server.path)
+
+    async def off() -> float:
+        """How far the estimate is off, as a share of what the engine took; the engine's own program left out."""
+        async with running(tmp_path, fake_engine, model_path=str(smollm2), engine_path=path) as runtime:
+            await runtime.room.ready()
+            assert runtime.room.choice is not None
+            (estimated,), (measured,) = runtime.room.choice.context.bars, runtime.engine.memory_bars
+            assert measured.measured
+            assert measured.kv == 8192 * 23_040
+            return abs(estimated.needed - measured.needed) / (measured.needed - measured.other)
+
+    first, second = await off(), await off()
+    assert second < 0.01 < first
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(os.name != "posix", reason="ulimit is a shell's")
+async def test_the_real_engine_under_a_memory_limit(
+    tmp_path: Path, fake_engine: FakeEngine, real_llama_server: EngineLocation, smollm2: Path
+) -> None:
+    """65,536 tokens of this model take 1.5 GB; the address space ends before."""
+    limited = tmp_path / "llama-server"
+    limited.write_text(f'#!/bin/sh\nulimit -v 1000000\nexec {shlex.quote(str(real_llama_server.path))} "$@"\n')
+    limited.chmod(limited.stat().st_mode | stat.S_IXUSR)
+    wishes = {"model_path": str(smollm2), "engine_path": str(limited), "context_size": 65_536, "max_tokens": 4}
+    async with running(tmp_path, fake_engine, **wishes) as runtime:
+        heard = notices(runtime)
+        reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
+        assert reply.content
+        assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # what is logged is memory, not conversations
+        assert runtime.room.choice is not None
+        tokens = runtime.room.choice.context.tokens
+        assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
+        assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
+        assert [notice.title for notice in heard] == ["Memory ran out while the model loaded"]
+        (bar,) = runtime.engine.memory_bars
+        assert bar.measured
+        assert bar.kv == tokens * 23_040

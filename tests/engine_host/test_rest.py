@@ -1,0 +1,102 @@
+"""An engine that nobody uses is stopped, and comes back warm with the next message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from kvchat.chat.messages import Source
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine_host.rest import EngineRest
+from kvchat.runtime import Runtime
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
+from tests.running import ask, running
+
+RESTING, READY = EngineState.RESTING, EngineState.READY
+LONG = "Tell me again, and at length, how a cache of keys and values comes to know what was said before. " * 20
+
+
+@contextlib.asynccontextmanager
+async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
+    """Every idle moment is long enough."""
+    rest = EngineRest(lambda: 0, runtime.chat, runtime.room, look_s=0.01)
+    running = asyncio.create_task(rest.run())
+    try:
+        yield
+    finally:
+        rest.end()
+        await running
+
+
+async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    async with running(tmp_path, fake_engine) as runtime:
+        chat = (await runtime.chat.new_conversation()).id
+        await ask(runtime, chat, LONG)
+        async with resting_at_once(runtime):
+            await until(lambda: runtime.engine.status.state is RESTING)
+            await until(lambda: runtime.room.engine_pid is None)
+        assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
+        second = await ask(runtime, chat, "And then?")
+        assert len(fake_engine.launches()) == 2
+        assert second.receipt is not None
+        assert second.receipt.source is Source.WARM
+        assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
+
+
+async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    async with running(tmp_path, fake_engine, engine_start="message") as runtime:
+        await runtime.begin()
+        assert runtime.engine.status.state is RESTING
+        assert not runtime.engine.restart_pending
+        assert fake_engine.launches() == []
+        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
+        assert runtime.engine.status.state is READY
+
+
+async def test_with_the_app_means_at_once(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    async with running(tmp_path, fake_engine) as runtime:
+        await runtime.begin()
+        await until(lambda: runtime.engine.status.state is READY)
+
+
+async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    fake_engine.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="one two three four five six")
+    async with running(tmp_path, fake_engine) as runtime:
+        chat = (await runtime.chat.new_conversation()).id
+        async with resting_at_once(runtime):
+            reply = await ask(runtime, chat, "Count")
+            assert reply.content == "one two three four five six"
+            assert len(fake_engine.launches()) == 1
+        assert not EngineRest(lambda: 60, runtime.chat, runtime.room)._is_due()
+
+
+async def test_messages_that_come_while_it_stops_are_answered(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    async with running(tmp_path, fake_engine) as runtime:
+        chat = (await runtime.chat.new_conversation()).id
+        async with resting_at_once(runtime):
+            for turn in range(3):
+                assert (await ask(runtime, chat, f"Message {turn}")).content == f"You said: Message {turn}"
+                await until(lambda: runtime.engine.status.state is RESTING)
+
+
+async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(
+    tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    async with running(tmp_path, fake_engine) as runtime:
+        chat = (await runtime.chat.new_conversation()).id
+        await ask(runtime, chat, LONG)
+
+        async def not_any_more() -> bool:
+            return False
+
+        await runtime.chat.rest(not_any_more)
+        second = await ask(runtime, chat, "And then?")
+        assert second.receipt is not None
+        assert second.receipt.source is Source.HOT

@@ -1,0 +1,116 @@
+"""A projector is loaded when pictures are to be shown and not before; whatever it lacks, chats without them go on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import QuestionNotStored, TurnFailed
+from kvchat.chat.pictures import TOKENS_GUESSED, picture_of
+from kvchat.engine_host.choice import choose_engine
+from kvchat.library.memory.corrections import NOTHING_LEARNED, CorrectionBook, Corrections
+from tests.chat.stage import Stage
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
+from tests.pictures import png
+
+RED = picture_of("red.png", png())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "Heron-7B-Q8_0.gguf", dict(LLAMA))
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, fake_engine: FakeEngine, model: Path) -> AsyncIterator[Stage]:
+    async with Stage(tmp_path / "home", fake_engine, model) as stage:
+        yield stage
+
+
+def add_projector(stage: Stage) -> Path:
+    assert stage.settings.model_path
+    projector = Path(stage.settings.model_path).with_name("mmproj-F16.gguf")
+    projector.write_bytes(b"p" * 5_000_000)
+    return projector
+
+
+def arguments(stage: Stage) -> list[str]:
+    """Of the last engine that was started."""
+    found: list[str] = stage.fake.launches()[-1]["arguments"]
+    return found
+
+
+async def show(stage: Stage, chat: str) -> None:
+    assert await stage.runtime.chat.send(chat, "What is it?", attachments=(RED,)) is None
+    await stage.runtime.chat.idle()
+
+
+async def test_without_a_projector_nothing_is_stored_and_the_engine_stays(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    pid = stage.runtime.room.engine_pid
+    await show(stage, chat)
+    refused = stage.of(QuestionNotStored)[-1]
+    assert "cannot see pictures" in refused.error.title
+    assert refused.attachments == (RED,)
+    assert len(await stage.runtime.chat.messages(chat)) == 2
+    assert stage.runtime.room.engine_pid == pid
+
+
+async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:
+    chat, projector = await stage.chat(), add_projector(stage)
+    await stage.answered(chat)
+    assert "--mmproj" not in arguments(stage)
+    assert await stage.runtime.chat.context.tokens_of(RED) == (TOKENS_GUESSED, False)
+    await show(stage, chat)
+    assert str(projector) in arguments(stage)
+    assert "not for pictures" in str(stage.of(TurnFailed)[-1].error)
+    other = await stage.chat()
+    await stage.answered(other)
+
+
+async def test_the_chats_own_model_is_shown_a_picture_whatever_the_settings_wish_for_next(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.fake.set(FAKE_SEES="1")
+    chat = await stage.chat()
+    await stage.answered(chat)
+    own, projector = stage.settings.model_path, add_projector(stage)
+    (tmp_path / "other").mkdir()
+    other = write_gguf(tmp_path / "other" / "Swan-7B-Q8_0.gguf", dict(LLAMA))
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(other)))
+    await show(stage, chat)
+    assert {own, str(projector)} <= set(arguments(stage))
+
+
+async def test_an_engine_too_old_to_count_pictures_says_so(stage: Stage) -> None:
+    stage.fake.set(FAKE_SEES="1")
+    chat = await stage.chat()
+    add_projector(stage)
+    await show(stage, chat)
+    assert "a newer one can" in str(stage.of(TurnFailed)[-1].error)
+
+
+def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
+    tmp_path: Path, fake_engine: FakeEngine, model: Path
+) -> None:
+    stage = Stage(tmp_path, fake_engine, model)
+    blind = choose_engine(stage.settings, tmp_path)
+    add_projector(stage)
+    seeing = choose_engine(stage.settings, tmp_path, sees=True)
+    assert seeing.fingerprint == blind.fingerprint
+    assert seeing.subject != blind.subject  # whether restoring works is found out for each
+    assert seeing.context.needed - blind.context.needed == 5_000_000
+    assert choose_engine(stage.settings, tmp_path).plan == blind.plan
+    book = CorrectionBook(tmp_path / "book.json")
+    book.learn(seeing.circumstances, Corrections(compute=9.0))  # the projector's own buffers are in it
+    assert choose_engine(stage.settings, tmp_path, book).corrections == NOTHING_LEARNED
+    assert choose_engine(stage.settings, tmp_path, book, sees=True).corrections.compute == 9.0
+    larger = [choice.larger(2048, choice.memory, choice.corrections) for choice in (seeing, blind)]
+    assert larger[0]
+    assert larger[1]
+    assert larger[0].needed - larger[1].needed == 5_000_000

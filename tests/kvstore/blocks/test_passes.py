@@ -1,0 +1,217 @@
+"""How often the store goes over a slot file: read, hashed and written, in bytes, as `positioned` says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvchat.kvstore.blocks import positioned
+from kvchat.kvstore.savepoint import Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.store import NotWanted
+from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
+
+BIG = Model(layers=8, row_size=512)
+LENGTH, TURN = 2000, 100
+SMALL_SHARE = 0.05  # of the file: what is no row, and its blocks
+
+
+@dataclass
+class Passes:
+    """What went over which way, in bytes."""
+
+    read: int = 0
+    hashed: int = 0
+    written: int = 0
+
+    def since(self) -> tuple[int, int, int]:
+        """What was counted; counting begins anew."""
+        counted = (self.read, self.hashed, self.written)
+        self.read = self.hashed = self.written = 0
+        return counted
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    counted = Passes()
+    read_at, write_at, add = positioned.read_at, positioned.write_at, positioned.Digests.add
+
+    def reading(file: object, place: memoryview, offset: int) -> None:
+        counted.read += len(place)
+        read_at(file, place, offset)  # type: ignore[arg-type]
+
+    def writing(file: object, data: memoryview | bytes, offset: int) -> None:
+        counted.written += len(data)
+        write_at(file, data, offset)  # type: ignore[arg-type]
+
+    def hashing(self: positioned.Digests, piece: memoryview | bytes) -> None:
+        counted.hashed += len(piece)
+        add(self, piece)
+
+    monkeypatch.setattr(positioned, "read_at", reading)
+    monkeypatch.setattr(positioned, "write_at", writing)
+    monkeypatch.setattr(positioned.Digests, "add", hashing)
+    monkeypatch.setattr(positioned, "threads", lambda: 1)  # the counters are no more than numbers
+    return counted
+
+
+def text(length: int, start: int = 1) -> Tokens:
+    return tuple(range(start, start + length))
+
+
+def save(bench: Bench, tokens: Tokens, grown: Grown | None = None, data: bytes | None = None) -> SavePoint:
+    path = bench.slots / "saved.slot"
+    content = data or bench.model.slot_file(tokens)
+    bench.store.check_room(len(content), "thesis", path)
+    path.write_bytes(content)
+    return bench.store.take(path, "thesis", FINGERPRINT, tokens, len(content), grown=grown)
+
+
+def absorb(bench: Bench) -> int:
+    report = bench.store.absorb_pending()
+    assert not report.refused
+    return report.bytes_written
+
+
+def about(counted: int, bytes_: int, file: int) -> bool:
+    return bytes_ <= counted <= bytes_ + SMALL_SHARE * file
+
+
+def stage(bench: Bench, point: SavePoint, tier: Tier) -> StagedFile:
+    staged = bench.store.stage(RestorePlan(point, point.n_tokens, tier, point.size), bench.slots)
+    assert isinstance(staged, StagedFile), staged
+    return staged
+
+
+def test_a_first_save_is_read_hashed_and_written_once(tmp_path: Path, passes: Passes) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    point = save(bench, text(LENGTH))
+    assert passes.since() == (0, 0, 0), "taking it does not read it"
+    written = absorb(bench)
+    read, hashed, _ = passes.since()
+    assert about(read, point.size - BIG.row_bytes, point.size)
+    assert about(hashed, LENGTH * BIG.row_bytes, point.size)
+    assert about(written, LENGTH * BIG.row_bytes, point.size)
+
+
+@pytest.mark.parametrize("memory", [10**9, 0])
+def test_what_was_just_saved_is_given_without_a_pass(tmp_path: Path, passes: Passes, memory: int) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=memory)
+    point = save(bench, text(LENGTH))
+    for _ in range(2):
+        passes.since()
+        staged = stage(bench, point, Tier.DISK)
+        assert passes.since() == (0, 0, 0)
+        assert (staged.tier, bench.read(staged)) == (Tier.WARM, BIG.slot_file(text(LENGTH)))
+        absorb(bench)
+
+
+def test_from_disk_it_is_read_hashed_and_written_once(tmp_path: Path, passes: Passes) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    point = save(bench, text(LENGTH))
+    absorb(bench)
+    bench.reopen()
+    passes.since()
+    staged = stage(bench, point, Tier.DISK)
+    rows = LENGTH * BIG.row_bytes
+    read, hashed, written = passes.since()
+    assert (read, hashed) == (rows, rows)
+    assert written == point.size
+    assert bench.read(staged) == BIG.slot_file(text(LENGTH))
+
+
+def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    first = save(bench, text(LENGTH))
+    absorb(bench)
+    second = save(bench, text(LENGTH + TURN), Grown(first.id, LENGTH))
+    passes.since()
+    written = absorb(bench)
+    read, hashed, _ = passes.since()
+    new, two_blocks = TURN * BIG.row_bytes, 2 * 256 * BIG.row_bytes
+    assert about(written, new, second.size)
+    assert max(read, hashed) <= new + two_blocks + SMALL_SHARE * second.size
+    save(bench, text(LENGTH + 2 * TURN))  # nothing is known of its rows: all are read, and compared
+    passes.since()
+    written = absorb(bench)
+    assert about(passes.since()[0], second.size, second.size)
+    assert about(written, new, second.size)
+    bench.reopen()
+    assert bench.restored((*text(LENGTH + TURN), 7)) == BIG.slot_file(text(LENGTH + TURN))
+
+
+def other_rows(model: Model, tokens: Tokens, first: int) -> bytes:
+    """The file of these tokens with rows computed anew from some token on, in other batches: they differ a little."""
+    own, other = bytearray(model.slot_file(tokens)), model.slot_file((*tokens[:first], 77, *tokens[first + 1 :]))
+    same_head = 20 + 4 * len(tokens)
+    own[same_head + 24 * len(tokens) :] = other[same_head + 24 * len(tokens) :]
+    return bytes(own)
+
+
+@pytest.mark.parametrize("first", [0, 100, 1300, LENGTH - 1])
+def test_a_wrong_belief_is_found_out(tmp_path: Path, first: int) -> None:
+    """The last block that is believed to be unchanged is looked at, and rows change to the end or not at all."""
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    point = save(bench, text(LENGTH))
+    absorb(bench)
+    data = other_rows(BIG, text(LENGTH + TURN), first)
+    save(bench, text(LENGTH + TURN), Grown(point.id, LENGTH), data)
+    absorb(bench)
+    bench.reopen()
+    assert bench.restored((*text(LENGTH + TURN), 7)) == data
+    assert bench.store.verify().clean
+
+
+@pytest.mark.parametrize("model", [FULL, WINDOW, HYBRID])
+def test_turns_that_have_grown_come_back_byte_for_byte(tmp_path: Path, model: Model) -> None:
+    bench = Bench(tmp_path / "store", model, memory=10**9)
+    turns = [text(length) for length in (30, 255, 256, 300, 301, 700)]
+    grown: Grown | None = None
+    for tokens in turns:
+        point = save(bench, tokens, grown)
+        absorb(bench)
+        grown = Grown(point.id, len(tokens))
+    branch = text(280) + text(300, start=5000)  # some of it was kept, the rest read anew
+    assert grown is not None
+    save(bench, branch, Grown(grown.point_id, 280))
+    absorb(bench)
+    bench.reopen()
+    for tokens in (*turns, branch):
+        assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_store_without_fast_hashes_gets_them(tmp_path: Path, known: bool) -> None:
+    """Blocks of an earlier version are proved by their names; and a wrong fast hash is the index's fault alone."""
+    bench = Bench(tmp_path / "store", BIG)
+    point = save(bench, text(600))
+    absorb(bench)
+    with bench.store._parts.index.write() as db:
+        names = db.execute("SELECT name, xxh3 FROM blocks").fetchall()
+        db.execute("UPDATE blocks SET xxh3 = ?", (bytes(16) if known else None,))
+    bench.reopen()
+    staged = stage(bench, point, Tier.DISK)
+    assert bench.read(staged) == BIG.slot_file(text(600))
+    bench.store.absorb_pending()
+    with bench.store._parts.index.read() as db:
+        assert db.execute("SELECT name, xxh3 FROM blocks").fetchall() == names
+    assert bench.store.losses() == ()
+
+
+def test_staging_ends_between_blocks(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    point = save(bench, text(LENGTH))
+    absorb(bench)
+    bench.reopen()
+    asked: list[int] = []
+
+    def wanted() -> bool:
+        asked.append(1)
+        return len(asked) < 5
+
+    with pytest.raises(NotWanted):
+        bench.store.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, wanted=wanted)
+    assert list(bench.slots.iterdir()) == []
+    assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))

@@ -1,0 +1,110 @@
+"""What both real engines save, for every kind of model memory: byte for byte through the store, and mutated."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import gguf
+import pytest
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.kvstore.blocks.absorb import take_apart
+from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.blocks.rebuild import rebuild
+from kvchat.kvstore.layout.layout import Layout
+from kvchat.kvstore.layout.row_map import read_row_map
+from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
+from tests.kvstore.layout.test_layout import mutated, parse_watched
+from tests.kvstore.slot_files import parse_bytes
+from tests.kvstore.true_files import Bench
+from tests.models import bare_models
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+
+TURNS = (90, 300, 301, 600)  # tokens: within a block, across one, by a single one, and across the next
+TOKENS = tuple(number * 7 % 120 + 3 for number in range(TURNS[-1]))  # of a vocabulary of 128
+CONTEXT = 1024
+MUTATIONS = 30
+
+FULL = ("llama", "deepseek2", "minimax-m3")  # plain, latent, and with an indexer
+WINDOWS = ("gemma3", "gpt-oss", "llama4")  # sliding, and chunked
+HYBRID = ("qwen35", "qwen3next", "falcon-h1", "kimi-linear", "lfm2")  # the last with windows too
+RECURRENT = ("mamba", "mamba2")
+# The embedded engine is newer and appends context checkpoints; llama-server b11434 writes the older form.
+BY_LLAMA_SERVER = ("llama", "deepseek2", "gemma3", "gpt-oss", "qwen35", "lfm2", "mamba")
+CASES = [("embedded_engine", name) for name in (*FULL, *WINDOWS, *HYBRID, *RECURRENT)]
+CASES += [("real_llama_server", name) for name in BY_LLAMA_SERVER]
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[dict[str, Path]]:
+    """Tiny models, made to take longer conversations than the 256 tokens they say they were trained for."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = bare_models((*FULL, *WINDOWS, *HYBRID, *RECURRENT), Path(folder))
+        for name, path in found.items():
+            reader = gguf.GGUFReader(path, "r+")
+            reader.fields[f"{name}.context_length"].parts[-1][0] = CONTEXT
+            reader.data.flush()
+        yield found
+
+
+@pytest.fixture
+async def supervisor() -> AsyncIterator[EngineSupervisor]:
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    yield supervisor
+    await supervisor.close()
+
+
+@pytest.mark.parametrize(("engine", "architecture"), CASES)
+async def test_every_turn_comes_back_byte_for_byte(
+    engine: str,
+    architecture: str,
+    models: dict[str, Path],
+    supervisor: EngineSupervisor,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    location: EngineLocation = request.getfixturevalue(engine)
+    bench = Bench(tmp_path / "store")
+    await supervisor.start(location, LaunchPlan(models[architecture], CONTEXT, bench.slots))
+    running = await supervisor.ready()
+    saved: dict[int, bytes] = {}
+    points = {}
+    for length in TURNS:
+        await running.prefill(TOKENS[:length])
+        answer = await running.save_slot("saved")
+        assert answer.n_saved == length
+        saved[length] = (bench.slots / "saved").read_bytes()
+        points[length] = bench.save("thesis", TOKENS[:length], data=saved[length])
+    layouts = {length: parse_bytes(data) for length, data in saved.items()}
+    for length in TURNS:
+        plan = RestorePlan(points[length], length, Tier.DISK, points[length].size)
+        staged = bench.store.stage(plan, bench.slots)
+        assert isinstance(staged, StagedFile)
+        assert bench.read(staged) == saved[length]
+    if architecture in FULL:
+        assert bench.store.usage().unique_rows_bytes == layouts[TURNS[-1]].row_bytes, "every row is kept once"
+        assert bench.restored((*TOKENS[:300], 1, 1), can_cut=True) == saved[300], "and a part is what was saved there"
+    elif engine == "embedded_engine":
+        assert layouts[TURNS[-1]].checkpoints
+    assert bool(layouts[TURNS[-1]].recurrent) == (architecture in (*HYBRID, *RECURRENT))
+    mutate(saved[TURNS[0]], layouts[TURNS[0]], random.Random(architecture), tmp_path)
+
+
+def mutate(data: bytes, layout: Layout, dice: random.Random, folder: Path) -> None:
+    """Change numbers, rows, states and checkpoints: the parser does no harm, and the store gives back what it got."""
+    blocks = BlockFiles(folder / "blocks", sync=False)
+    original, rebuilt = folder / "mutated", folder / "rebuilt"
+    for _ in range(MUTATIONS):
+        changed = mutated(data, layout, dice)
+        parse_watched(changed)
+        original.write_bytes(changed)
+        recipe = take_apart(original, read_row_map(original), None, blocks).recipe
+        rebuild(recipe, blocks, rebuilt)
+        assert rebuilt.read_bytes() == changed
+        rebuilt.unlink()

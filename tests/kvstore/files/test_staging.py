@@ -1,0 +1,216 @@
+"""Where slot files go on their way: memory within its bounds, else the disk; and none is written over that is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
+from kvchat.kvstore.store import Bounds, StoreRefused
+from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.true_files import FULL, Bench, Model
+
+REPOSITORY = Path(__file__).parents[3]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
+
+
+def text(length: int, start: int = 1) -> Tokens:
+    return tuple(range(start, start + length))
+
+
+def in_memory(bench: Bench) -> list[Path]:
+    return [path for path in (bench.folder.parent / "memory").glob("*/*/*") if path.is_file()]
+
+
+def stage(bench: Bench, tokens: Tokens) -> StagedFile:
+    plan = bench.find((*tokens, 9999))
+    assert isinstance(plan, RestorePlan), plan
+    staged = bench.store.stage(plan, bench.slots)
+    assert isinstance(staged, StagedFile), staged
+    return staged
+
+
+@linux
+def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Path) -> None:
+    size = len(FULL.slot_file(text(300)))
+    bench = Bench(tmp_path / "store", memory=size + size // 2)
+    for number in range(3):
+        bench.save(f"chat {number}", text(300, start=1000 * number + 1))
+    first = stage(bench, text(300))
+    (file,) = in_memory(bench)
+    bench.store.unstage(first)
+    second = stage(bench, text(300, start=1001))
+    assert [(path, path.stat().st_ino) for path in in_memory(bench)] == [(file, file.stat().st_ino)], "no new pages"
+    with second.path.open("rb") as engine:  # which was told to restore it, and whose answer nobody waited for
+        bench.store.unstage(second)
+        third = stage(bench, text(300, start=2001))
+        assert engine.read() == FULL.slot_file(text(300, start=1001))
+    assert bench.read(third) == FULL.slot_file(text(300, start=2001))
+
+
+def test_what_an_engine_may_be_reading_is_not_deleted_for_room(tmp_path: Path) -> None:
+    size = len(FULL.slot_file(text(300)))
+    bench = Bench(tmp_path / "store", memory=size + size // 2)
+    bench.save("one", text(300))
+    bench.save("two", text(300, start=1001))
+    first = stage(bench, text(300))
+    second = stage(bench, text(300, start=1001))  # beside it there is no room in memory
+    assert bench.read(first) == FULL.slot_file(text(300))
+    assert bench.read(second) == FULL.slot_file(text(300, start=1001))
+
+
+@dataclass
+class Room:
+    """Memory that others take."""
+
+    free: int
+
+    def __call__(self, held: int) -> int:
+        return held + self.free
+
+
+def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
+    size, room = len(FULL.slot_file(text(300))), Room(10**9)
+    bench = Bench(tmp_path / "store")
+    bench.store.close()
+    bench.store = BlockStore(
+        bench.folder, Bounds(10**9, 0), room, sync=False, memory_folder=bench.folder.parent / "memory"
+    )
+    bench.slots = bench.store.staging_folder()
+    bench.save("one", text(300))
+    assert bench.store.usage().warm_bytes >= size
+    room.free = -1  # another program needs it
+    bench.save("two", text(300, start=1001))
+    assert bench.store.usage().warm_bytes == 0
+    assert "too little memory is free" in bench.store.usage().staged
+    assert bench.restored(text(310, start=1001)) == FULL.slot_file(text(300, start=1001))
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+@linux
+def test_warm_files_go_for_a_model_and_what_waits_stays(tmp_path: Path) -> None:
+    size = len(FULL.slot_file(text(300)))
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save("one", text(300))
+    bench.save("two", text(300, start=1001))
+    bench.take("three", text(300, start=2001))  # not absorbed: there is no other copy
+    staged = bench.store.staged()
+    assert 2 * size <= staged.disposable < bench.store.usage().warm_bytes <= staged.place
+    bench.store.keep_in_memory(0)
+    assert [path.stat().st_size for path in in_memory(bench)] == [size]
+    assert not bench.store.absorb_pending().refused
+    assert bench.store.staged().disposable == 0
+    bench.save("four", text(300, start=3001))
+    assert in_memory(bench) == [], "a model was planned to have all there is: it goes by way of the disk"
+    for start in (1, 1001, 2001, 3001):
+        assert bench.restored(text(310, start=start)) == FULL.slot_file(text(300, start=start))
+    bench.store.keep_in_memory(10**9)
+    bench.save("five", text(300, start=4001))
+    assert in_memory(bench)
+
+
+def test_a_next_turn_is_not_refused_for_what_is_kept_already(tmp_path: Path) -> None:
+    """On a disk with room for the engine's file and what is new, and not for the file twice."""
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", text(2000))
+    size = len(FULL.slot_file(text(2100)))
+    bench.free = size * 5 // 4
+    place = bench.slots / "saved.slot"
+    bench.store.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
+    for other in ((FINGERPRINT, text(2100, start=5000)), None, (replace(FINGERPRINT, kv_type_k="q8_0"), text(2100))):
+        with pytest.raises(StoreRefused, match="nearly full"):
+            bench.store.check_room(size, "thesis", place, other)
+    bench.free = size - 1
+    with pytest.raises(StoreRefused, match="nearly full"):
+        bench.store.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
+
+
+def test_a_deleted_chat_leaves_nothing_in_memory(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save("thesis", text(300))
+    assert bench.restored(text(200) + (7,) * 40, can_cut=True) is not Miss
+    assert in_memory(bench)
+    bench.store.delete_all()
+    assert in_memory(bench) == []
+
+
+def test_a_save_that_memory_cannot_hold_after_all_leaves_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", memory=10**9)
+    place = bench.slots / "saved.slot"
+    bench.store.check_room(1000, "thesis", place)
+    place.write_bytes(b"as far as it went")
+    bench.store.forget(place)
+    assert [in_memory(bench), list(bench.slots.iterdir())] == [[], []]
+    place.write_bytes(FULL.slot_file(text(300)))  # so it is saved once more, on disk
+    point = bench.store.take(place, "thesis", FINGERPRINT, text(300))
+    assert bench.store.usage().warm_bytes == 0
+    assert stage(bench, text(300)).save_point.id == point.id
+
+
+def test_where_no_links_can_be_made_it_goes_by_way_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "as exFAT does")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save("thesis", text(300))
+    assert in_memory(bench) == []
+    bench.reopen()
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+@pytest.mark.parametrize("place", ["small", "full", "none"])
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs mount namespaces")
+def test_with_little_memory_it_goes_by_way_of_the_disk(tmp_path: Path, place: str) -> None:
+    """A /dev/shm of 64 MB as containers have it, a full one and none at all."""
+    mounts = {
+        "small": "mount -t tmpfs -o size=64m tmpfs /dev/shm",
+        "full": "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1048576 /dev/zero > /dev/shm/taken",
+        "none": "mount -t tmpfs -o ro,size=1m tmpfs /dev/shm",
+    }
+    command = f"{mounts[place]} && exec {sys.executable} -m tests.kvstore.files.test_staging {tmp_path / 'store'}"
+    own = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    if subprocess.run([*own, mounts[place]], check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    done = subprocess.run([*own, command], cwd=REPOSITORY, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    words = {
+        "small": "for /dev/shm has no more",
+        "full": "on disk: /dev/shm is full",
+        "none": "on disk: no files can be made in /dev/shm",
+    }
+    assert words[place] in done.stdout
+
+
+def saved_warm_and_restored(folder: Path) -> None:
+    """In a process of its own: a chat too large for 64 MB is saved, warm and restored; prints where it was staged."""
+    model, tokens = Model(layers=16, row_size=2048), text(1100)
+    store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
+    slots, data = store.staging_folder(), model.slot_file(tokens)
+    place = slots / "saved.slot"
+    store.check_room(len(data), "thesis", place)
+    place.write_bytes(data)
+    point = store.take(place, "thesis", FINGERPRINT, tokens, len(data))
+    assert not store.absorb_pending().refused
+    for tier in (Tier.WARM, Tier.DISK):
+        staged = store.stage(RestorePlan(point, len(tokens), Tier.DISK, point.size), slots)
+        assert isinstance(staged, StagedFile), staged
+        assert (staged.tier, staged.path.read_bytes()) == (tier, data)
+        store.unstage(staged)
+        print(store.usage().staged)
+        store.close()
+        store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
+        slots = store.staging_folder()
+    store.close()
+
+
+if __name__ == "__main__":
+    saved_warm_and_restored(Path(sys.argv[1]))

@@ -1,0 +1,210 @@
+"""The index's own doings: formats, and the space it takes."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index.index import TOO_NEW, Index, IndexLost
+from kvchat.kvstore.index.schema import MIGRATIONS
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
+from kvchat.kvstore.store import StoreRefused
+from kvchat.system.migrations import migrate
+from tests.kvstore.true_files import Bench, Model
+
+FIRST_FORMAT = """
+    INSERT INTO fingerprints VALUES (1, '{}');
+    INSERT INTO conversations (id, name) VALUES (1, 'thesis'), (2, 'letter');
+    INSERT INTO save_points
+        (id, conversation_id, fingerprint_id, node_id, n_tokens, file_size, prefill_ms, created_at, last_used_at)
+        VALUES (1, 1, 1, 1, 9, 5100, 0, 0, 0), (2, 2, 1, 1, 9, 5100, 0, 0, 0), (3, 2, 1, 1, 9, 70, 0, 0, 0);
+    INSERT INTO blocks VALUES (1, x'01', 5000, 0), (2, x'02', 100, 1), (3, x'03', 90, 1), (4, x'04', 70, 1);
+    INSERT INTO block_uses VALUES (1, 0, 1, 0, 0, 1, 0, 0), (1, 1, 2, -1, 0, 1, 0, 0), (2, 0, 1, 0, 0, 1, 0, 0),
+        (2, 1, 3, -1, 0, 1, 0, 0), (3, 0, 4, -1, 0, 1, 0, 0)
+"""  # two turns that share rows, and one file of unknown layout
+
+
+def test_an_index_of_the_first_format_is_counted_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "index.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        migrate(db, path, MIGRATIONS[:1], TOO_NEW)
+        db.executescript(FIRST_FORMAT)
+    index = Index(path, lambda damaged: None)
+    with index.read() as db:
+        totals = index_usage.totals(db, "")
+        letter, thesis = index_usage.by_conversation(db)
+    index.close()
+    assert (totals.rows, totals.disk) == (5070, 8192 + 3 * 4096)
+    assert (thesis.conversation_id, thesis.exclusive_bytes, thesis.shared_bytes) == ("thesis", 4096, 8192)
+    assert (letter.conversation_id, letter.exclusive_bytes, letter.shared_bytes) == ("letter", 2 * 4096, 8192)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["index.db"], "no copy of what may be lost anyway"
+
+
+def scribble(path: Path, seed: int) -> None:
+    """200 bytes after the first 4 KB are others."""
+    data, dice = bytearray(path.read_bytes()), random.Random(seed)
+    for _ in range(200):
+        data[dice.randrange(4096, len(data))] = dice.randrange(256)
+    path.write_bytes(data)
+
+
+def test_two_that_meet_a_damaged_index_set_it_aside_once(tmp_path: Path) -> None:
+    set_aside: list[Path] = []
+
+    def take(path: Path) -> None:
+        set_aside.append(path.rename(path.with_name(f"bad {len(set_aside)}")))
+
+    path = tmp_path / "index.db"
+    one, two = Index(path, take), Index(path, take)
+    with one.write() as db:
+        db.execute("INSERT INTO conversations (name) VALUES ('before')")
+    one.shrink()
+    with two.read() as db:
+        assert db.execute("SELECT name FROM conversations").fetchall() == [("before",)]
+    damaged = two._file()
+    with path.open("r+b") as file:
+        file.write(os.urandom(10_000))
+    with pytest.raises(IndexLost), one.read() as db:
+        db.execute("SELECT name FROM conversations").fetchall()
+    with one.write() as db:
+        db.execute("INSERT INTO conversations (name) VALUES ('after')")
+    two._renew(damaged)  # it has met the damage at the same time
+    for index in (one, two):
+        with index.read() as db:
+            assert db.execute("SELECT name FROM conversations").fetchall() == [("after",)]
+        index.close()
+    assert len(set_aside) == 1
+
+
+def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> None:
+    """Not for another process, nor for another thread of this one that waits for it."""
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", tuple(range(1, 300)))
+    bench.store._parts.index.patience_s = 0.2
+    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with bench.store._parts.index._writing, ThreadPoolExecutor() as pool:
+            plan = pool.submit(bench.find, tuple(range(1, 320))).result()
+            assert isinstance(plan, RestorePlan)
+            staged = pool.submit(bench.store.stage, plan, bench.slots).result()
+            assert isinstance(staged, StagedFile)
+        with pytest.raises(StoreRefused):
+            bench.store.delete_conversation("thesis")
+    before = bench.clock.now
+    (usage,) = bench.store.usage().conversations
+    assert usage.last_used_at <= before, "and yet it was noted when it was used"
+    assert usage.last_used_at > plan.save_point.last_used_at
+
+
+def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    nothing = bench.find(tuple(range(1, 300)))
+    assert isinstance(nothing, Miss)
+    assert "lost" not in nothing.reason, "a new folder has lost nothing"
+    bench.save("thesis", tuple(range(1, 300)))
+    bench.store.close()
+    (bench.folder / "index.db").unlink()
+    bench.store = bench.open()
+    plan = bench.find(tuple(range(1, 320)))
+    assert isinstance(plan, Miss)
+    assert "was lost on" in plan.reason
+    assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
+    bench.store.close()
+    bench.store = bench.open()
+    assert bench.store.losses() == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(tmp_path: Path, seed: int) -> None:
+    bench = Bench(tmp_path / "store")
+    for length in (100, 300, 700, 900):
+        bench.save("thesis", tuple(range(1, length)))
+    bench.store.close()
+    scribble(bench.folder / "index.db", seed)
+    bench.store = bench.open()
+    bench.slots = bench.store.staging_folder()
+    with suppress(StoreRefused):
+        bench.store.verify()
+    with suppress(StoreRefused):
+        bench.store.usage()
+    plan = bench.find(tuple(range(1, 1000)))
+    assert isinstance(plan, Miss)
+    assert "was lost on" in plan.reason
+    assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
+    assert bench.store.losses() == ()
+    bench.save("thesis", tuple(range(1, 300)))
+    assert bench.restored(tuple(range(1, 320))) == bench.model.slot_file(tuple(range(1, 300)))
+
+
+def test_what_turns_share_is_in_the_index_once(tmp_path: Path) -> None:
+    """It was once for each turn: the rows grew with the square of the turns."""
+    bench, turns = Bench(tmp_path / "store", Model(layers=1, row_size=8)), 60
+    for turn in range(turns):
+        bench.save("thesis", tuple(range(1, 40 + 9 * turn)))
+    with bench.store._parts.index.read() as db:
+        (links,), (held,), (uses,) = (
+            db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("links", "held", "holdings")
+        )
+    assert max(links, held, uses) < 4 * turns
+    assert bench.store.verify().clean
+    bench.store.delete_messages("thesis", [])  # those of which no message is known: all
+    with bench.store._parts.index.read() as db:
+        assert db.execute("SELECT count(*) FROM links").fetchone() == (0,)
+
+
+BIG_TABLES = ("save_points", "nodes", "blocks", "links", "held", "holdings", "losses", "conversations", "written")
+NO_SCANS = ("blocks_unused", "save_points_of_owner", "save_points_by_use")  # of few, or of the first row
+
+
+def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    for number in range(3):
+        bench.save("thesis", tuple(range(1, 300 + 100 * number)), message=f"{number}")
+    bench.save("letter", (*range(1, 200), *range(900, 999)))
+    asked: list[str] = []
+    index = bench.store._parts.index
+    with index.read() as reads, index.write() as writes:
+        reads.set_trace_callback(asked.append)
+        writes.set_trace_callback(asked.append)
+    for can_cut in (True, False):
+        bench.restored((*range(1, 350), 7), can_cut=can_cut)
+        bench.find((9, 9, 9), can_cut=can_cut)
+    bench.store.absorb_pending()
+    bench.save("thesis", tuple(range(1, 700)), message="3")
+    bench.store._parts.occupied()
+    bench.store.seen("it", bench.store.unseen("it"))
+    bench.store.unseen("it")
+    bench.store.set_aside(bench.save("thesis", tuple(range(1, 800)), message="4"), "it was hollow")
+    bench.store.delete_messages("thesis", ["2"])
+    bench.store.delete_conversation("letter")
+    with index.read() as db:
+        db.set_trace_callback(None)
+        plans = {
+            f"{step[3]}: {query}"
+            for query in asked
+            if query.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH") and " EXISTS" not in query[:6]
+            for step in db.execute(f"EXPLAIN QUERY PLAN {query}")
+        }
+    scans = [plan for plan in plans if plan.startswith("SCAN ") and not any(name in plan for name in NO_SCANS)]
+    assert not [plan for plan in scans if plan.split()[1].rstrip(":") in BIG_TABLES], scans
+    assert len(asked) > 100
+
+
+def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
+    index = Index(tmp_path / "index.db", lambda damaged: None)
+    with index.write() as db:
+        db.execute("INSERT INTO nodes VALUES (1, 1, 0, x'01', 9, zeroblob(1000000))")
+    with index.write() as db:
+        db.execute("DELETE FROM nodes")
+    assert disk.tree_size(tmp_path) > 1_000_000
+    index.shrink()
+    assert disk.tree_size(tmp_path) < 350_000  # empty, it takes some 30 pages
+    index.close()

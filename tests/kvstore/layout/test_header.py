@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import tracemalloc
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvchat.kvstore.layout.header import SlotFileError, read_tokens, stands_for
+from tests.kvstore.slot_files import MAGIC, slot_file_bytes
+
+# The first 1,100 bytes of what xllamacpp (llama.cpp b11434) saved for SmolLM2 after "Say hi. " * 50 and a reply.
+REAL_HEAD = zlib.decompress(
+    base64.b64decode(
+        "eNrt0r0OwWAUBuBXFVU/9VP1GyydGC0i4QpcRxOb2FhMNrPB7BokBqMrkBDXYLY1dZq28dqNvuTkPOc7J2c684XjqADOEp68mOSThJ8fNnCRvN"
+        "IBRz5c8dME8hZw6AF2DjhKDKR32wAt6c+awF7qnb9gCrw6gIJgj//lGoGXW0AdA21xf/L337/xHd/3pkkxCu94KLGW+/USQFeaV38wnDvh4yhH"
+        "VshxskpOkJPkFFkjp8k6OUPOknPkPNkgF8hFcolcJpvkCtkiV8k1cp3cCP0GTJdFOg=="
+    )
+)
+token_ids = st.integers(0, 2**31 - 1)
+# Headers that are right in most places, so that the search gets past the magic.
+near_headers = st.builds(
+    lambda magic, version, count, words, tail: magic + struct.pack(f"<II{len(words)}i", version, count, *words) + tail,
+    st.sampled_from([MAGIC, b"ggsq"]),
+    st.one_of(st.just(4), st.integers(0, 2**32 - 1)),
+    st.one_of(st.integers(0, 12), st.integers(0, 2**32 - 1)),
+    st.lists(st.one_of(st.integers(-2, 9), st.integers(-(2**31), 2**31 - 1)), max_size=12),
+    st.binary(max_size=12),
+)
+per_example_file = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def reading(path: Path, data: bytes) -> tuple[int, ...]:
+    path.write_bytes(data)
+    return read_tokens(path)
+
+
+def test_a_real_file_gives_the_conversation(tmp_path: Path) -> None:
+    tokens = reading(tmp_path / "a.slot", REAL_HEAD)
+    assert len(tokens) == 186
+    assert tokens[:3] == (1, 9690, 198)
+    assert tokens[-4:] == (5248, 1535, 288, 724)
+
+
+@per_example_file
+@given(st.lists(token_ids, max_size=300), st.booleans(), st.integers(1, 9))
+def test_both_forms_give_back_their_tokens(tmp_path: Path, tokens: list[int], wrapped: bool, version: int) -> None:
+    data = slot_file_bytes(tokens, wrapped=wrapped, version=version)
+    assert reading(tmp_path / "a.slot", data) == tuple(tokens)
+
+
+@per_example_file
+@given(st.one_of(st.binary(max_size=200), near_headers))
+def test_any_bytes_are_tokens_or_a_slot_file_error(tmp_path: Path, data: bytes) -> None:
+    with suppress(SlotFileError):
+        tokens = reading(tmp_path / "a.slot", data)
+        assert data.startswith(MAGIC)
+        assert len(tokens) * 4 < len(data)
+        assert all(token >= -1 for token in tokens)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_every_cut_within_the_header_is_noticed(tmp_path: Path, wrapped: bool) -> None:
+    data = slot_file_bytes(range(20), wrapped=wrapped, body=b"state")
+    for end in range(len(data) - len(b"state") + 1):
+        with pytest.raises(SlotFileError):
+            reading(tmp_path / "a.slot", data[:end])
+    assert reading(tmp_path / "a.slot", data) == tuple(range(20))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"qsgg\x04", "truncated within the header"),
+        (b"GGUF" + bytes(100), "not a slot file"),
+        (MAGIC + struct.pack("<II", 0xFFFFFFFF, 0) + bytes(9), "not a slot file"),
+        (MAGIC + struct.pack("<II", 4, 1000) + bytes(100), "truncated within the token list"),
+        (MAGIC + struct.pack("<II4i", 4, 4, -1, 2, 0, 0) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II4i", 4, 4, -1, 1, 9, 0) + b"state", "longer than its place"),
+        (MAGIC + struct.pack("<II4i", 4, 4, -1, 1, -3, 0) + b"state", "longer than its place"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 1, 7, 1, 0) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 2, 7, -1, 0) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 2, 7, -1, 1) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II7i", 4, 7, -1, 1, 2, -2, -1, 1, 0) + b"state", "no tokens"),
+        (MAGIC + struct.pack("<II6i", 4, 6, -1, 1, 1, 7, 0, 7) + b"state", "unknown form"),
+        (MAGIC + struct.pack("<II2i", 4, 2, 5, -7) + b"state", "no tokens"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, data: bytes, words: str) -> None:
+    with pytest.raises(SlotFileError, match=words):
+        reading(tmp_path / "a.slot", data)
+
+
+def test_pictures_are_placeholders_and_known_by_their_place(tmp_path: Path) -> None:
+    words = [-1, 1, 5, 7, 8, -1, -1, 9, 1, 5, 1234]  # one picture, with a word of the engine's own before it
+    held = reading(tmp_path / "a.slot", MAGIC + struct.pack("<II11i", 4, 11, *words) + b"state")
+    assert held == (7, 8, -1, -1, 9)
+    assert stands_for(held, (7, -500, -600, -700, 9))
+    assert not stands_for(held, (7, -500, -600, -700, 8))
+    assert not stands_for(held, (7, 8, 1, -700, 9))
+    assert not stands_for(held, (7, -500, -600, 9))
+    assert not stands_for((7, 8, 9), (7, -500, 9))
+    assert stands_for((7, 8, 9), (7, 8, 9))
+
+
+def test_a_count_of_billions_allocates_nothing(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(SlotFileError):
+            reading(tmp_path / "a.slot", MAGIC + struct.pack("<II", 4, 2**32 - 1) + bytes(4096))
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SlotFileError, match="not a file"):
+        read_tokens(tmp_path / "pipe")
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_tokens(tmp_path / "none")

@@ -1,0 +1,193 @@
+"""The parser, on files that real engines wrote for tiny models.
+
+In tests/kvstore/layout/layouts the rows are replaced by a pattern of their token's position, and states by zeros: everything
+the parser reads is as the engine wrote it, and the files stay small.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+import tracemalloc
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvchat.kvstore.layout import parser as layout_parser
+from kvchat.kvstore.layout.layout import AttentionCache, Layout, RecurrentState, Span, UnknownLayout
+from kvchat.kvstore.layout.parser import parse, parse_layout
+from tests.kvstore.slot_files import parse_bytes
+
+FOLDER = Path(__file__).with_name("layouts")
+NAMES = sorted(path.name.removesuffix(".slot.gz") for path in FOLDER.glob("*.slot.gz"))
+SMALL = [name for name in NAMES if "mamba" not in name and name.endswith("-40")]
+
+
+@cache
+def slot(name: str) -> bytes:
+    return gzip.decompress((FOLDER / f"{name}.slot.gz").read_bytes())
+
+
+def shape(layout: Layout) -> list[tuple[int, ...] | str]:
+    """Per cache: cells, first position, bytes per cell, regions; "recurrent" for the state."""
+    return [
+        "recurrent"
+        if isinstance(part, RecurrentState)
+        else (part.n_cells, part.first_position, part.cell_size, len(part.regions))
+        for part in layout.caches
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_byte_has_its_name(name: str) -> None:
+    data = slot(name)
+    layout = parse_bytes(data)
+    assert b"".join(data[span.offset : span.end] for span in layout.spans) == data
+    assert layout.size == len(data)
+    assert layout.header.tokens.size == 4 * layout.n_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("b11434-llama-40", [(40, 0, 12, 4)]),
+        ("b11434-gemma3-40", [(40, 0, 12, 2), (32, 8, 12, 2)]),
+        ("b11434-gpt-oss-40", [(40, 0, 12, 2), (32, 8, 12, 2)]),
+        ("b11434-qwen35-40", [(40, 0, 24, 2), "recurrent"]),  # M-RoPE: long cells
+        ("b11434-qwen3next-40", [(40, 0, 12, 2), "recurrent"]),
+        ("b11434-lfm2-40", [(40, 0, 12, 0), (32, 8, 12, 2), "recurrent"]),  # no layer without a window
+        ("b11434-mamba-40", ["recurrent"]),
+        ("b11434-deepseek2-40", [(40, 0, 12, 2)]),  # MLA: K alone
+        ("b11434-deepseek32-40", [(40, 0, 12, 2), (40, 0, 12, 2)]),  # and an indexer
+        ("b11434-minimax-m3-40", [(40, 0, 12, 4), (40, 0, 12, 2)]),
+        ("b11549-gemma3-256", [(256, 0, 12, 2), (32, 224, 12, 2)]),
+    ],
+)
+def test_what_each_kind_of_memory_holds(name: str, expected: list[tuple[int, ...] | str]) -> None:
+    assert shape(parse_bytes(slot(name))) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rows_are_those_of_their_tokens(name: str) -> None:
+    data = slot(name)
+    for number, part in enumerate(parse_bytes(data).attention):
+        for run in part.runs:
+            for position in (run.position, run.position + run.count - 1):
+                (found,) = part.runs_between(position, position + 1)
+                for index, region in enumerate(part.regions):
+                    start = region.offset + found.first_row * region.row_size
+                    row = data[start : start + region.row_size]
+                    assert row == bytes([(position * 7 + index * 3 + number) % 251]) * region.row_size
+
+
+def test_newer_servers_append_their_checkpoints() -> None:
+    layout = parse_bytes(slot("b11549-gemma3-256"))
+    assert [part.n_tokens for part in layout.checkpoints] == [36, 40, 252]
+    assert parse_bytes(slot("b11549-llama-40")).checkpoints == ()  # full attention needs none
+    assert parse_bytes(slot("b11549-qwen35-40")).checkpoints[0].first_position == 35
+
+
+def test_a_file_and_its_bytes_read_alike(tmp_path: Path) -> None:
+    path = tmp_path / "a.slot"
+    path.write_bytes(slot("b11434-gemma3-40"))
+    assert parse_layout(path) == parse_bytes(slot("b11434-gemma3-40"))
+
+
+def changed(name: str, offset: int, form: str, *values: int) -> bytes:
+    data = bytearray(slot(name))
+    struct.pack_into("<" + form, data, offset, *values)
+    return bytes(data)
+
+
+def llama() -> AttentionCache:
+    return parse_bytes(slot("b11434-llama-40")).attention[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (lambda: b"", "within the header"),
+        (lambda: b"GGUF" + bytes(40), "not a slot file"),
+        (lambda: changed("b11434-llama-40", 4, "I", 5), "state version 5"),
+        (lambda: slot("b11434-llama-40")[:-1], "within the rows"),
+        (lambda: slot("b11434-llama-40") + b"\0", "it ends within"),
+        (lambda: changed("b11434-llama-40", llama().head.offset, "I", 2), "2 KV streams"),
+        (lambda: changed("b11434-llama-40", llama().data_head.offset, "I", 1), "transposed"),
+        (lambda: changed("b11434-llama-40", llama().cells.offset + 4, "I", 2), "other sequences"),
+        (lambda: changed("b11434-llama-40", llama().cells.offset, "i", 1), "cells are not those"),
+        (lambda: changed("b11434-llama-40", 12 + 4 * 43, "I", 1), "unknown form"),
+        (lambda: changed("b11434-llama-40", llama().regions[0].head.offset, "i", 14), "rows of type 14"),
+        (lambda: slot("b11549-gemma3-256")[:-4], "within a checkpoint"),
+    ],
+)
+def test_what_is_not_understood_is_told(data, reason: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UnknownLayout, match=reason):
+        parse_bytes(data())
+
+
+def parse_watched(data: bytes) -> None:
+    """Parse, and fail on anything but UnknownLayout, on a read outside, on many reads or much memory."""
+    reads = 0
+
+    def read(offset: int, count: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        assert 0 <= offset <= offset + count <= len(data)
+        assert reads < 100_000
+        return data[offset : offset + count]
+
+    tracemalloc.start()
+    try:
+        parse(len(data), read)
+    except UnknownLayout:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 16 * len(data) + (1 << 20)
+
+
+WORDS = (0, 1, 2, 40, 0x7FFFFFFF, 0xFFFFFFFF)  # where a number is read, these go wrong in ways of their own
+
+
+def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
+    """The file with up to three words changed, then perhaps cut or made longer.
+
+    Half of the words lie where numbers stand, the others anywhere: in rows, states and checkpoints.
+    """
+    changed = bytearray(data)
+    heads = [span for span in layout.spans if 4 <= span.size <= 4096]
+    for _ in range(dice.randint(1, 3)):
+        span = dice.choice(heads) if dice.random() < 0.5 else Span(0, len(data))
+        word = dice.choice(WORDS) if dice.random() < 0.5 else dice.getrandbits(32)
+        struct.pack_into("<I", changed, span.offset + 4 * dice.randrange(span.size // 4), word)
+    match dice.choice(["whole", "whole", "cut", "longer"]):
+        case "cut":
+            del changed[dice.randrange(len(changed)) :]
+        case "longer":
+            changed += dice.randbytes(dice.randint(1, 64))
+    return bytes(changed)
+
+
+@settings(max_examples=400)
+@given(name=st.sampled_from(SMALL), seed=st.integers(0, 2**32))
+def test_no_mutation_does_harm(name: str, seed: int) -> None:
+    parse_watched(mutated(slot(name), parse_bytes(slot(name)), random.Random(seed)))
+
+
+@settings(max_examples=200)
+@given(tail=st.binary(max_size=600), name=st.sampled_from(SMALL))
+def test_no_state_after_a_true_header_does_harm(tail: bytes, name: str) -> None:
+    data = slot(name)
+    parse_watched(data[: parse_bytes(data).header.span.end] + tail)
+
+
+def test_layers_without_rows_do_not_multiply_the_ways_to_read() -> None:
+    data = slot("b11434-llama-40")
+    empty = struct.pack("<II", 1, 1) + struct.pack("<iIi", 39, 1, 0) + struct.pack("<IIII", 0, 0, 0, 0)
+    with pytest.raises(UnknownLayout):
+        parse_bytes(data[: parse_bytes(data).header.span.end] + empty * (layout_parser.MOST_CACHES + 1))

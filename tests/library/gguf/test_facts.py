@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.gguf.header import TENSOR_TYPES, HeaderFault, read_header
+from kvchat.library.gguf.kv_cache import kv_estimate
+from tests.library.gguf_files import LLAMA, write_gguf
+
+
+def test_smollm2_facts(smollm2: Path) -> None:
+    facts = read_facts(smollm2)
+    assert facts.architecture == "llama"
+    assert facts.name == "Smollm2 135M 8k Lc100K Mix1 Ep2"
+    assert facts.quantisation == "Q4_1"
+    assert facts.size == smollm2.stat().st_size
+    assert (facts.trained_context, facts.block_count, facts.embedding_length) == (8192, 30, 576)
+    assert facts.original_context == 0
+    assert (facts.heads, facts.kv_heads) == (9, (3,) * 30)
+    assert (facts.key_length, facts.value_length) == (64, 64)
+    assert facts.vocabulary_size == 49_152
+    assert facts.has_chat_template
+    assert facts.split_count == 1
+    assert facts.sliding_window is None
+    assert not facts.is_recurrent
+
+
+def test_a_real_vocabulary_is_stepped_over_quickly(smollm2: Path) -> None:
+    read_facts(smollm2)  # the file may have to come from disk first
+    started = time.process_time()
+    read_facts(smollm2)
+    assert time.process_time() - started < 0.3
+
+
+@pytest.mark.slow
+def test_header_agrees_with_llama_cpps_own_reader(tiny_model: Callable[[str], Path]) -> None:
+    path = tiny_model("llama")
+    header, reference = read_header(path), gguf.GGUFReader(path)
+    assert header.data_offset == reference.data_offset
+    assert 0 <= path.stat().st_size - header.data_end < 32  # writers pad the end
+    for ours, theirs in zip(header.tensors, reference.tensors, strict=True):
+        assert (ours.name, ours.shape, ours.bytes) == (theirs.name, tuple(theirs.shape), theirs.n_bytes)
+    keys = {key for key in reference.fields if not key.startswith("GGUF.")}
+    assert keys == set(header.values) | set(header.array_lengths)
+    for key in keys & set(header.values):
+        theirs = reference.fields[key].contents()
+        assert header.values[key] == (tuple(theirs) if isinstance(theirs, list) else theirs), key
+
+
+def test_tensor_types_agree_with_llama_cpp() -> None:
+    for kind, (per_block, block_bytes) in gguf.GGML_QUANT_SIZES.items():
+        assert TENSOR_TYPES[kind.value] == (kind.name, per_block, block_bytes)
+
+
+def test_file_types_agree_with_llama_cpp(tmp_path: Path) -> None:
+    for kind in gguf.LlamaFileType:
+        if kind is not gguf.LlamaFileType.GUESSED:
+            path = write_gguf(tmp_path / "model.gguf", general={"general.file_type": kind.value})
+            assert read_facts(path).quantisation == kind.name.removeprefix("MOSTLY_").removeprefix("ALL_").replace(
+                "MXFP4_MOE", "MXFP4"
+            )
+
+
+def test_without_a_file_type_the_commonest_tensor_type_is_told(tmp_path: Path) -> None:
+    assert read_facts(write_gguf(tmp_path / "model.gguf")).quantisation == "F32"
+
+
+def test_defaults_and_per_layer_lists(tmp_path: Path) -> None:
+    facts = read_facts(write_gguf(tmp_path / "odd.gguf", LLAMA | {"attention.head_count_kv": [2, 0, 1, 0]}, tokens=7))
+    assert facts.name == "odd"
+    assert facts.kv_heads == (2, 0, 1, 0)
+    assert facts.key_length == facts.value_length == 16
+    assert not facts.has_chat_template
+
+
+def test_vocabulary_is_counted_where_no_field_tells_it(tmp_path: Path) -> None:
+    fields = {key: value for key, value in LLAMA.items() if key != "vocab_size"}
+    assert read_facts(write_gguf(tmp_path / "m.gguf", fields, tokens=5000)).vocabulary_size == 5000
+
+
+@pytest.mark.slow
+def test_memory_kinds_of_tiny_models(tiny_model: Callable[[str], Path]) -> None:
+    gemma3 = read_facts(tiny_model("gemma3"))
+    assert gemma3.sliding_window == 32
+    assert [layer.slides for layer in gemma3.kv.layers] == [True, False]
+    qwen35 = read_facts(tiny_model("qwen35"))
+    assert qwen35.is_recurrent
+    assert [layer.state > 0 for layer in qwen35.kv.layers] == [True, False]
+    assert qwen35.has_chat_template
+
+
+def refusal(path: Path) -> NotAModel:
+    with pytest.raises(NotAModel) as caught:
+        read_facts(path)
+    assert caught.value.title
+    return caught.value
+
+
+def test_missing_folder_empty_and_foreign_files(tmp_path: Path) -> None:
+    assert "missing" in refusal(tmp_path / "nothing.gguf").title
+    assert "folder" in refusal(tmp_path).title
+    (tmp_path / "empty.gguf").touch()
+    assert "half-downloaded" in refusal(tmp_path / "empty.gguf").detail
+    (tmp_path / "photo.gguf").write_bytes(b"\x89PNG" + bytes(1000))
+    assert "not a GGUF" in refusal(tmp_path / "photo.gguf").title
+    (tmp_path / "page.gguf").write_text("<!doctype html><title>Log in to download</title>")
+    assert "not a GGUF" in refusal(tmp_path / "page.gguf").title
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_unreadable(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    path.chmod(0)
+    assert "cannot be read" in refusal(path).title
+
+
+def test_a_folder_in_the_way_is_told_as_unreadable(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    assert "cannot be read" in refusal(path / "below.gguf").title
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
+def test_truncated_anywhere_is_half_downloaded(tmp_path: Path, kept: float) -> None:
+    whole = write_gguf(tmp_path / "model.gguf", tokens=200).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: int(len(whole) * kept)])
+    assert "half-downloaded" in refusal(cut).detail
+
+
+def test_versions_that_are_not_ours(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack(">I", 3) + bytes(100))
+    assert "big-endian" in refusal(path).title
+    path.write_bytes(b"GGUF" + struct.pack("<I", 1) + bytes(100))
+    assert "version" in refusal(path).title
+
+
+def test_files_that_are_no_chat_model(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    assert "sight" in refusal(write_gguf(path, architecture="clip", fields={})).title
+    assert "sight" in refusal(write_gguf(path, general={"general.type": "mmproj"})).title
+    assert "LoRA" in refusal(write_gguf(path, general={"general.type": "adapter"})).title
+    assert "importance" in refusal(write_gguf(path, general={"general.type": "imatrix"}, fields={})).title
+    assert "embedding" in refusal(write_gguf(path, architecture="nomic-bert")).title
+    assert "not a language model" in refusal(write_gguf(path, architecture="flux", fields={})).title
+
+
+def split(folder: Path, count: int) -> list[Path]:
+    return [
+        write_gguf(folder / f"big-{number:05}-of-{count:05}.gguf", general={"split.count": count})
+        for number in range(1, count + 1)
+    ]
+
+
+def test_split_model_is_taken_by_its_first_part(tmp_path: Path) -> None:
+    parts = split(tmp_path, 3)
+    facts = read_facts(parts[0])
+    assert facts.parts == tuple(parts)
+    assert facts.size == sum(part.stat().st_size for part in parts)
+    assert parts[0].name in refusal(parts[1]).advice
+    parts[2].unlink()
+    assert "missing" in refusal(parts[0]).title
+    assert "one part" in refusal(parts[0].rename(tmp_path / "renamed.gguf")).title
+
+
+@settings(max_examples=200)
+@given(position=st.integers(4, 1200), value=st.integers(0, 255))
+def test_any_damaged_byte_is_read_or_refused_in_words(
+    position: int, value: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path = folder / "damaged.gguf"
+    damaged = bytearray(write_gguf(path, LLAMA | {"attention.head_count_kv": [2, 2, 2, 2]}, tokens=20).read_bytes())
+    damaged[position % len(damaged)] = value
+    path.write_bytes(damaged)
+    with contextlib.suppress(NotAModel):  # any other exception, or a read that never ends, fails the test
+        assert kv_estimate(read_facts(path), 4096).per_token >= 0
+
+
+def test_impossible_lengths_are_refused_without_reading_on(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 62) + bytes(64))
+    with pytest.raises(HeaderFault, match="impossibly long"):
+        read_header(path)

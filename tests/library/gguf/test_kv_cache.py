@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+
+from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.kv_cache import KV_TYPES, kv_bytes, kv_bytes_per_token, kv_estimate
+from tests.library.gguf_files import LLAMA, write_gguf
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> GgufFacts:
+    return read_facts(write_gguf(tmp_path / "llama.gguf"))
+
+
+def test_smollm2_exactly(smollm2: Path) -> None:
+    facts = read_facts(smollm2)
+    assert kv_bytes_per_token(facts) == 23_040
+    assert kv_bytes(facts, 8192) == 23_040 * 8192
+    assert kv_bytes_per_token(facts, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
+    assert kv_bytes_per_token(facts, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
+    assert kv_estimate(facts, 8192).exact
+
+
+def test_kv_types_are_those_of_llama_cpp() -> None:
+    for name, size in KV_TYPES.items():
+        assert size == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
+
+
+def test_unknown_kv_type_is_refused(llama: GgufFacts) -> None:
+    with pytest.raises(ValueError, match="q3_5"):
+        kv_bytes_per_token(llama, "q3_5")
+
+
+def test_a_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
+    fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 0}
+    facts = read_facts(write_gguf(tmp_path / "m.gguf", fields))
+    row = 2 * 2 * 16 * 2
+    assert kv_bytes(facts, 1000) == 4 * row * 1024
+    assert kv_bytes(facts, 100_000) == 4 * row * (4096 + 512)
+
+
+def test_known_architectures_have_their_pattern_and_others_an_upper_bound(tmp_path: Path) -> None:
+    fields = LLAMA | {"attention.sliding_window": 512, "block_count": 6}
+    known = read_facts(write_gguf(tmp_path / "gemma.gguf", fields, architecture="gemma3"))
+    unknown = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
+    row = 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(known) == row
+    assert kv_bytes_per_token(unknown) == 6 * row
+    assert "sliding window" in kv_estimate(unknown, 4096).notes[0]
+
+
+def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> None:
+    state = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.group_count": 1}
+    row, per_layer = 2 * 2 * 16 * 2, 4 * (3 * (128 + 2 * 16) + 16 * 128)
+    interval = write_gguf(tmp_path / "a.gguf", LLAMA | state | {"full_attention_interval": 2}, architecture="qwen3next")
+    listed = write_gguf(tmp_path / "b.gguf", LLAMA | state | {"attention.head_count_kv": [0, 2, 0, 2]})
+    for path in (interval, listed):
+        estimate = kv_estimate(read_facts(path), 4096)
+        assert (estimate.per_token, estimate.fixed, estimate.exact) == (2 * row, 2 * per_layer, True)
+    silent = kv_estimate(read_facts(write_gguf(tmp_path / "c.gguf", LLAMA | state)), 4096)
+    assert (silent.per_token, silent.fixed, silent.exact) == (4 * row, 4 * per_layer, False)
+
+
+def test_shared_layers_keep_no_rows(tmp_path: Path) -> None:
+    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | {"attention.shared_kv_layers": 3}))
+    assert kv_bytes_per_token(facts) == 2 * 2 * 16 * 2
+
+
+def test_latent_attention_keeps_one_compressed_row(tmp_path: Path) -> None:
+    # DeepSeek-V2-Lite: 27 layers of 512 + 64 values, as llama.cpp allocates them ("V: 0.00 MiB")
+    mla = {
+        "block_count": 27,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 576,
+        "attention.value_length": 512,
+        "attention.key_length_mla": 192,
+        "attention.value_length_mla": 128,
+    }
+    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | mla, architecture="deepseek2"))
+    assert kv_bytes_per_token(facts) == 27 * 576 * 2
+
+
+def test_windows_of_known_architectures(tmp_path: Path) -> None:
+    """What b11434 makes of headers as its own converter writes them: without a pattern, or without a window at all."""
+
+    def window(architecture: str, blocks: int, **fields: object) -> tuple[int, list[bool]]:
+        shape = LLAMA | {"block_count": blocks} | {f"attention.{key}": value for key, value in fields.items()}
+        facts = read_facts(write_gguf(tmp_path / "m.gguf", shape, architecture=architecture))
+        return facts.sliding_window or 0, [layer.slides for layer in facts.kv.layers]
+
+    assert window("gpt-oss", 2, sliding_window=128) == (128, [True, False])
+    assert window("cohere2moe", 4, sliding_window=128) == (128, [False, True, True, True])
+    assert window("llama4", 4) == (8192, [True, True, True, False])
+    assert window("gemma2", 2) == (4096, [True, False])
+    assert window("phi3", 2, sliding_window=2047) == (0, [False, False])
+    assert window("exaone4", 4, sliding_window=4096) == (0, [False] * 4)
+    assert window("llama", 2, sliding_window=0) == (0, [False, False])
+
+
+def test_layers_that_only_predict_further_tokens_keep_nothing(tmp_path: Path) -> None:
+    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | {"nextn_predict_layers": 1}, architecture="glm4moe"))
+    assert kv_bytes_per_token(facts) == 3 * 2 * 2 * 16 * 2

@@ -1,0 +1,332 @@
+"""Finding models in folders laid out as the programs lay them out."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.local import facts_cache
+from kvchat.library.local.facts_cache import FactsCache
+from kvchat.library.local.files import display_name, projector_for, without_quantisation
+from kvchat.library.local.finder import FoundModel, ModelFinder
+from kvchat.library.local.folders import Machine, ModelFolder, Source, model_folders
+from kvchat.library.local.ollama import name_of_blob
+from tests.library.gguf_files import LLAMA, write_gguf
+
+
+def look(*folders: ModelFolder | Path, cache: Path = Path("/nonexistent/models.json")) -> list[FoundModel]:
+    """The models in these folders."""
+    return list(finder(*folders, cache=cache).models(Event()))
+
+
+def finder(*folders: ModelFolder | Path, cache: Path = Path("/nonexistent/models.json")) -> ModelFinder:
+    return ModelFinder([f if isinstance(f, ModelFolder) else ModelFolder(Source.CHOSEN, f) for f in folders], cache)
+
+
+def model_in(folder: Path, name: str = "Llama-3.2-3B-Q4_K_M.gguf", **more: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_gguf(folder / name, **more)  # type: ignore[arg-type]
+
+
+def projector_in(folder: Path, name: str) -> Path:
+    return model_in(folder, name, fields={}, architecture="clip", general={"general.type": "mmproj"})
+
+
+def split_in(folder: Path, stem: str, count: int) -> list[Path]:
+    return [
+        model_in(folder, f"{stem}-{number:05}-of-{count:05}.gguf", general={"split.count": count})
+        for number in range(1, count + 1)
+    ]
+
+
+def ollama_model(folder: Path, place: str, model: Path, projector: Path | None = None) -> Path:
+    """Put a model where Ollama would; returns its blob."""
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    layers = [{"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00", "size": 1}]
+    for kind, file in (("model", model), ("projector", projector)):
+        if file is not None:
+            digest = f"{abs(hash(str(file))):064x}"
+            file.rename(folder / "blobs" / f"sha256-{digest}")
+            layers.append(
+                {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": 1}
+            )
+    manifest = folder / "manifests" / place
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    wanted = "application/vnd.ollama.image.model"
+    digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == wanted)
+    return folder / "blobs" / digest.replace(":", "-")
+
+
+def test_a_plain_folder_at_any_depth(tmp_path: Path) -> None:
+    path = model_in(tmp_path / "publisher" / "Llama-3.2-3B-GGUF")
+    (tmp_path / "notes.txt").write_text("not a model")
+    model_in(tmp_path / ".hidden")
+    (found,) = look(tmp_path)
+    assert (found.path, found.name, found.source) == (path, "Llama-3.2-3B-Q4_K_M", Source.CHOSEN)
+    assert found.size == path.stat().st_size
+    assert found.facts == read_facts(path)
+    assert found.problem is None
+
+
+def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
+    looking = finder(tmp_path / "nowhere", ModelFolder(Source.OLLAMA, tmp_path / "nowhere"))
+    assert list(looking.models(Event())) == []
+    assert looking.unreadable == []
+
+
+def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, scandir = tmp_path / "locked", os.scandir
+    locked.mkdir()
+
+    def refused(path: str) -> object:
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)  # the mode alone would not keep root out
+    looking = finder(tmp_path)
+    assert list(looking.models(Event())) == []
+    assert [(one.path, one.reason) for one in looking.unreadable] == [(locked, "Permission denied")]
+
+
+def test_a_split_model_is_one(tmp_path: Path) -> None:
+    parts = split_in(tmp_path, "Big-Q8_0", 3)
+    (found,) = look(tmp_path)
+    assert (found.path, found.name) == (parts[0], "Big-Q8_0")
+    assert found.size == sum(part.stat().st_size for part in parts)
+    assert found.facts is not None
+    assert found.facts.parts == tuple(parts)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_split_model_that_lacks_a_part_is_shown_with_the_reason(tmp_path: Path, missing: int) -> None:
+    parts = split_in(tmp_path, "Big-Q8_0", 3)
+    parts[missing].unlink()
+    (found,) = look(tmp_path)
+    assert found.facts is None
+    assert found.path == parts[0]
+    assert found.problem is not None
+    assert parts[missing].name in found.problem.detail
+    assert found.size == 2 * parts[2].stat().st_size
+
+
+def test_broken_files_are_shown_with_the_reason(tmp_path: Path) -> None:
+    whole = model_in(tmp_path, "cut.gguf")
+    os.truncate(whole, whole.stat().st_size - 1000)
+    (tmp_path / "page.gguf").write_text("<html>Not found</html>")
+    (tmp_path / "dangling.gguf").symlink_to(tmp_path / "gone")
+    titles = {one.name: one.problem.title for one in look(tmp_path) if one.problem}
+    assert titles == {
+        "cut": "The model file is not whole",
+        "page": "This is not a GGUF model",
+        "dangling": "The model file is missing",
+    }
+
+
+def test_links_lead_to_one_model(tmp_path: Path) -> None:
+    path = model_in(tmp_path / "a")
+    os.link(path, tmp_path / "a" / "hard.gguf")
+    (tmp_path / "a" / "soft.gguf").symlink_to(path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    assert len(look(tmp_path, tmp_path / "a", tmp_path / "b")) == 1
+
+
+def test_the_hugging_face_cache_shows_what_main_points_to_first(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--Thing-GGUF"
+    (repository / "blobs").mkdir(parents=True)
+    for number, revision in enumerate(("aaaaaaa", "bbbbbbb", "ccccccc")):
+        folder = repository / "snapshots" / revision
+        folder.mkdir(parents=True)
+        if revision != "ccccccc":  # two revisions with other bytes, and one with the bytes of the second
+            model_in(repository / "blobs", "x.gguf", weights=1000 + number).rename(repository / "blobs" / revision)
+        (folder / "model-Q4_0.gguf").symlink_to(f"../../blobs/{min(revision, 'bbbbbbb')}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("ccccccc")
+    found = look(ModelFolder(Source.HUGGING_FACE, tmp_path))
+    assert [one.path.parent.name for one in found] == ["ccccccc", "aaaaaaa"]
+    assert {one.name for one in found} == {"org/Thing-GGUF"}
+    assert all(one.facts for one in found)
+
+
+def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    blob = ollama_model(folder, "registry.ollama.ai/library/llama3.2/3b", model_in(tmp_path))
+    ollama_model(folder, "registry.ollama.ai/me/tuned/latest", model_in(tmp_path, "b.gguf"))
+    sight = projector_in(tmp_path, "p.gguf")
+    ollama_model(folder, "hf.co/org/Eyes-GGUF/Q4_0", model_in(tmp_path, "c.gguf"), sight)
+    (folder / "manifests" / "registry.ollama.ai" / "library" / "broken").mkdir()
+    (folder / "manifests" / "registry.ollama.ai" / "library" / "broken" / "1b").write_text("{")
+    (folder / "manifests" / ".DS_Store").write_text("")
+    before = sorted(folder.rglob("*"))
+    found = {one.name: one for one in look(ModelFolder(Source.OLLAMA, folder))}
+    assert set(found) == {"llama3.2:3b", "me/tuned:latest", "hf.co/org/Eyes-GGUF:Q4_0"}
+    assert found["llama3.2:3b"].path == blob
+    assert all(one.facts for one in found.values())
+    assert found["hf.co/org/Eyes-GGUF:Q4_0"].projector is not None
+    assert sorted(folder.rglob("*")) == before
+    assert name_of_blob(blob) == "llama3.2:3b"
+    assert name_of_blob(tmp_path / "b.gguf") is None
+
+
+def test_a_blob_that_is_gone_is_shown_with_the_reason(tmp_path: Path) -> None:
+    ollama_model(tmp_path, "registry.ollama.ai/library/gone/1b", model_in(tmp_path)).unlink()
+    (found,) = look(ModelFolder(Source.OLLAMA, tmp_path))
+    assert found.name == "gone:1b"
+    assert found.problem is not None
+
+
+def test_a_projector_belongs_to_its_model(tmp_path: Path) -> None:
+    for name in ("gemma-3-4b-it-Q4_K_M.gguf", "gemma-3-4b-it-Q8_0.gguf"):
+        model_in(tmp_path / "gemma", name)
+    both = [projector_in(tmp_path / "gemma", f"mmproj-{kind}.gguf") for kind in ("BF16", "F16")]
+    alone = projector_in(tmp_path / "alone", "mmproj-model-f16.gguf")
+    found = look(tmp_path)
+    assert [one.projector for one in found if one.facts] == [both[1]] * 2
+    (lonely,) = [one for one in found if one.facts is None]
+    assert lonely.path == alone
+    assert lonely.problem is not None
+    assert "sight" in lonely.problem.title
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "projectors", "expected"),
+    [
+        ("Qwen2.5-VL-7B-Q4_K_M.gguf", ["Llama-3-8B.gguf"], ["mmproj-Qwen2.5-VL-7B-f16.gguf"], 0),
+        ("Llama-3-8B.gguf", ["Qwen2.5-VL-7B-Q4_K_M.gguf"], ["mmproj-Qwen2.5-VL-7B-f16.gguf"], None),
+        ("Llama-3-8B.gguf", ["Qwen2.5-VL-7B-Q4_K_M.gguf"], ["mmproj-F16.gguf"], None),
+        ("Qwen2.5-VL-72B-Q4_0.gguf", [], ["mmproj-Qwen2.5-VL-7B-f16.gguf"], None),
+        (
+            "ggml-org_gemma-3-4b-it-GGUF_gemma-3-4b-it-Q4_K_M.gguf",
+            ["other.gguf"],
+            ["ggml-org_gemma-3-4b-it-GGUF_mmproj-model-f16.gguf"],
+            0,
+        ),
+    ],
+)
+def test_projectors_by_name(model: str, others: list[str], projectors: list[str], expected: int | None) -> None:
+    assert projector_for(model, [model, *others], projectors) == (None if expected is None else projectors[expected])
+
+
+def test_names_for_the_screen() -> None:
+    assert display_name(Path("/m/Foo.Q4_1.gguf")) == "Foo.Q4_1"
+    assert display_name(Path("/m/Foo-Q8_0-00001-of-00002.gguf")) == "Foo-Q8_0"
+    assert display_name(Path("/Jan/models/janhq/Jan-v1-4B/model.gguf")) == "Jan-v1-4B"
+    assert display_name(Path("/hub/models--a--b/snapshots/abcdef0/ggml-model-q4_0.gguf")) == "a/b"
+    assert without_quantisation("Foo-Q4_K_M", "Q4_K_M") == "Foo"
+    assert without_quantisation("foo-q4_k_m", "Q4_K_M") == "foo"
+    assert without_quantisation("Foo-UD-Q4_K_XL", "Q4_K_M") == "Foo-UD-Q4_K_XL"
+    assert without_quantisation("Q8_0", "Q8_0") == "Q8_0"
+
+
+def test_facts_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = {"attention.sliding_window": 512, "attention.sliding_window_pattern": [True, False, True, False]}
+    path = model_in(tmp_path, fields=LLAMA | windows)
+    cut = model_in(tmp_path, "cut.gguf")
+    os.truncate(cut, 100)
+    cache, reads = tmp_path / "cache" / "models.json", list[Path]()
+
+    def counted(path: Path) -> object:
+        reads.append(path)
+        return read_facts(path)
+
+    monkeypatch.setattr(facts_cache, "read_facts", counted)
+    first = look(tmp_path, cache=cache)
+    assert reads == [path, cut]
+    again = look(tmp_path, cache=cache)
+    assert reads == [path, cut, cut], "what is broken is looked at again"
+    assert [one.facts for one in again] == [one.facts for one in first]
+    assert first[0].facts is not None
+    assert first[0].facts.sliding_window is not None
+    model_in(tmp_path, weights=2000)
+    assert look(tmp_path, cache=cache)[0].facts == read_facts(path)
+    assert reads[3:] == [path, cut]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"fields": [], "models": {}}', "\0"])
+def test_a_damaged_memory_is_no_matter(tmp_path: Path, content: str) -> None:
+    path = model_in(tmp_path)
+    (tmp_path / "models.json").write_text(content)
+    assert look(tmp_path, cache=tmp_path / "models.json")[0].facts == read_facts(path)
+
+
+def test_a_look_that_was_stopped_forgets_nothing(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf", "c.gguf"):
+        model_in(tmp_path, name)
+    cache = tmp_path / "models.json"
+    look(tmp_path, cache=cache)
+    stop = Event()
+    found = []
+    for model in finder(tmp_path, cache=cache).models(stop):
+        found.append(model)
+        stop.set()
+    assert len(found) == 1
+    (tmp_path / "b.gguf").unlink()
+    assert len(json.loads(cache.read_text())["models"]) == 3
+    look(tmp_path, cache=cache)
+    assert len(json.loads(cache.read_text())["models"]) == 2
+
+
+def test_what_the_cache_cannot_read_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(NotAModel):
+        FactsCache(tmp_path / "models.json").facts(tmp_path / "gone.gguf", [tmp_path / "gone.gguf"])
+
+
+def test_hundreds_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = model_in(tmp_path, "0.gguf", tokens=1000)
+    content = first.read_bytes()
+    for number in range(1, 200):
+        (tmp_path / f"{number}.gguf").write_bytes(content)
+    cache = tmp_path / "models.json"
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        assert len(look(tmp_path, cache=cache)) == 200
+        times.append(time.perf_counter() - started)
+    with capsys.disabled():
+        print(f"\n200 models: {times[0]:.2f} s, remembered {times[1]:.2f} s")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def places(home: Path, source: Source, platform: str = "linux", **environment: str) -> list[str]:
+    """The folders of one program, those below the home folder relative to it."""
+    found = model_folders(home / "own", [], Machine(environment, home, platform))
+    paths = [folder.path for folder in found if folder.source is source]
+    return [path.relative_to(home).as_posix() if path.is_relative_to(home) else path.as_posix() for path in paths]
+
+
+def test_where_the_programs_keep_their_models(home: Path) -> None:
+    assert places(home, Source.HUGGING_FACE) == [".cache/huggingface/hub"]
+    assert places(home, Source.HUGGING_FACE, HF_HOME="/big/hf")[0] == "/big/hf/hub"
+    assert places(home, Source.HUGGING_FACE, HF_HUB_CACHE="~/hub", HF_HOME="/big/hf")[:2] == ["hub", "/big/hf/hub"]
+    assert places(home, Source.LLAMA_CPP) == [".cache/llama.cpp"]
+    assert places(home, Source.LLAMA_CPP, LLAMA_CACHE="/big/llama")[0] == "/big/llama"
+    assert places(home, Source.LLAMA_CPP, "darwin") == ["Library/Caches/llama.cpp"]
+    assert places(home, Source.LLAMA_CPP, "win32", LOCALAPPDATA="/local") == ["/local/llama.cpp"]
+    assert places(home, Source.OLLAMA, OLLAMA_MODELS="/big/ollama")[:2] == ["/big/ollama", ".ollama/models"]
+    assert "/usr/share/ollama/.ollama/models" in places(home, Source.OLLAMA)
+    assert places(home, Source.OLLAMA, "darwin") == [".ollama/models"]
+    assert {"jan/models", ".local/share/Jan/data/llamacpp/models"} <= set(places(home, Source.JAN))
+    assert "Library/Application Support/Jan/data/models" in places(home, Source.JAN, "darwin")
+    assert places(home, Source.LM_STUDIO) == [".lmstudio/models", ".cache/lm-studio/models"]
+
+
+def test_lm_studios_own_word_for_its_folder_counts(home: Path) -> None:
+    (home / ".lmstudio").mkdir(parents=True)
+    (home / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "/big/models"}')
+    assert places(home, Source.LM_STUDIO)[0] == "/big/models"
+    (home / ".lmstudio-home-pointer").write_text("/elsewhere\n")
+    assert places(home, Source.LM_STUDIO)[0] == "/elsewhere/models"
+    (home / ".lmstudio" / "settings.json").write_text("[]")
+    assert "/big/models" not in places(home, Source.LM_STUDIO)

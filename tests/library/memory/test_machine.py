@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvchat.library.memory.machine import DeviceMemory, MemoryFacts, available_memory, cgroup_room, staging_room
+
+MIB = 1024 * 1024
+
+
+def test_available_memory_without_limits_is_the_computers(tmp_path: Path) -> None:
+    devices = [DeviceMemory("CUDA0", 8 * MIB), DeviceMemory("CUDA1", 4 * MIB)]
+    memory = available_memory(devices, root=tmp_path)
+    assert memory.available == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    assert not memory.limited
+    assert memory.device_free == 12 * MIB
+
+
+def fake_group(root: Path, cgroup: str, folder: str, **files: str) -> None:
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/cgroup").write_text(cgroup)
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (root / folder / name.replace("__", ".")).write_text(content)
+
+
+def test_cgroup_v2_limit_of_a_parent_counts_and_page_cache_does_not(tmp_path: Path) -> None:
+    fake_group(tmp_path, "0::/outer/inner\n", "sys/fs/cgroup/outer/inner", memory__max="max\n", memory__current="9\n")
+    stat = f"anon 5\ninactive_file {20 * MIB}\n"
+    fake_group(
+        tmp_path,
+        "0::/outer/inner\n",
+        "sys/fs/cgroup/outer",
+        memory__max=f"{100 * MIB}\n",
+        memory__current=f"{70 * MIB}\n",
+        memory__stat=stat,
+    )
+    assert cgroup_room(tmp_path) == 50 * MIB
+    memory = available_memory(root=tmp_path)
+    assert (memory.available, memory.limited) == (50 * MIB, True)
+
+
+def test_cgroup_v1_limit(tmp_path: Path) -> None:
+    fake_group(
+        tmp_path,
+        "5:cpu,cpuacct:/box\n4:memory:/box\n",
+        "sys/fs/cgroup/memory/box",
+        memory__limit_in_bytes=f"{64 * MIB}\n",
+        memory__usage_in_bytes=f"{24 * MIB}\n",
+    )
+    assert cgroup_room(tmp_path) == 40 * MIB
+
+
+def test_no_cgroup_limit(tmp_path: Path) -> None:
+    assert cgroup_room(tmp_path) is None
+    fake_group(tmp_path, "0::/\n", "sys/fs/cgroup", memory__max="max\n", memory__current="9\n")
+    assert cgroup_room(tmp_path) is None
+    huge = tmp_path / "v1"
+    fake_group(
+        huge,
+        "4:memory:/\n",
+        "sys/fs/cgroup/memory",
+        memory__limit_in_bytes="9223372036854771712",
+        memory__usage_in_bytes="9",
+    )
+    assert cgroup_room(huge) is None
+
+
+def test_what_is_beside_the_computer_in_words() -> None:
+    def beside(*names: str) -> str:
+        return MemoryFacts(1, devices=tuple(DeviceMemory(name, 1) for name in names)).beside
+
+    assert beside("CUDA0") == "the GPU"
+    assert beside("CUDA0", "CUDA1") == "the GPUs"
+    assert beside("RPC0[den:1]") == "the other computer"
+    assert beside("RPC0[den:1]", "RPC0[attic:1]", "CUDA0") == "the other computers and the GPU"
+    assert DeviceMemory("RPC0[den:1]", 1).kind == "RPC"
+
+
+GB = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("free", "staged", "place", "needed", "left"),
+    [
+        (60, 0, 64, 10, 16),  # a quarter, where there is plenty
+        (60, 0, 3, 10, 3),  # what /dev/shm has
+        (20, 0, 64, 10, 6),  # a sixteenth stays free, or the margin
+        (12, 8, 64, 10, 6),  # what is staged goes for a model and may come back
+        (12, 0, 64, 10, 0),
+        (5, 0, 64, 10, 0),
+        (60, 0, 0, 10, 0),  # no files can be made in memory
+    ],
+)
+def test_chats_are_kept_ready_in_what_a_model_leaves(
+    free: int, staged: int, place: int, needed: int, left: int
+) -> None:
+    memory = MemoryFacts(free * GB, all_there_is=64 * GB).with_staging(staged * GB, place * GB)
+    assert memory.available == (free + staged) * GB
+    assert memory.staging_beside(needed * GB, 2 * GB) == left * GB
+
+
+def test_what_a_container_leaves_for_slot_files(tmp_path: Path) -> None:
+    limits = {"memory__max": f"{1024 * MIB}\n", "memory__current": f"{624 * MIB}\n"}
+    fake_group(tmp_path, "0::/box\n", "sys/fs/cgroup/box", **limits)
+    assert staging_room(0, tmp_path) == 100 * MIB, "a quarter of what may be used"
+    assert staging_room(600 * MIB, tmp_path) == 250 * MIB, "what is staged already may be used for that"

@@ -1,0 +1,138 @@
+"""Several downloads, paused, resumed and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest_asyncio
+
+from kvchat.library.remote.downloads import Download, Downloads, DownloadState
+from kvchat.library.remote.hub import Hub, HubFile, HubPart
+from kvchat.library.remote.hub_download import Order
+from tests.library.fake_hub import REVISION, FakeHub
+from tests.library.remote.test_hub_download import CONTENT, REPOSITORY, files_in, order
+
+
+class Watched:
+    """Downloads, and everything they have told."""
+
+    def __init__(self, models: Path) -> None:
+        self.models = models
+        self.heard: list[Download] = []
+        self._news = asyncio.Event()
+        self.downloads = Downloads(models, Hub(lambda: None), self._hear)
+
+    def _hear(self, download: Download) -> None:
+        self.heard.append(download)
+        self._news.set()
+
+    def now(self, path: Path) -> Download:
+        return next(one for one in self.downloads.all() if one.path == path)
+
+    async def until(self, path: Path, holds: Callable[[Download], bool]) -> Download:
+        """Wait for a download to be in a state."""
+        async with asyncio.timeout(30):
+            while not holds(self.now(path)):
+                self._news.clear()
+                await self._news.wait()
+        return self.now(path)
+
+    async def until_state(self, path: Path, state: DownloadState) -> Download:
+        return await self.until(path, lambda download: download.state is state)
+
+
+@pytest_asyncio.fixture
+async def watched(served: FakeHub, tmp_path: Path) -> AsyncIterator[Watched]:
+    served.repositories[REPOSITORY] = dict.fromkeys(("Thing-7B-Q8_0.gguf", "b.gguf"), CONTENT)
+    watched = Watched(tmp_path / "models")
+    yield watched
+    served.go_on.set()
+    await watched.downloads.close()
+
+
+async def test_one_after_the_other(watched: Watched, served: FakeHub) -> None:
+    served.hold_at = 1_000_000
+    first = watched.downloads.begin(order())
+    second = watched.downloads.begin(order("b.gguf"))
+    assert watched.downloads.begin(order()) == first, "it runs already"
+    await watched.until(first, lambda download: download.done > 0)
+    assert watched.now(second).state is DownloadState.WAITING
+    assert len(served.downloads) == 1
+    served.go_on.set()
+    assert (await watched.until_state(first, DownloadState.DONE)).done == len(CONTENT)
+    await watched.until_state(second, DownloadState.DONE)
+    assert second.read_bytes() == first.read_bytes() == CONTENT
+
+
+async def test_paused_and_resumed(watched: Watched, served: FakeHub) -> None:
+    served.hold_at = 1_000_000
+    path = watched.downloads.begin(order())
+    await watched.until(path, lambda download: download.done > 0)
+    watched.downloads.pause(path)
+    assert watched.now(path).state is DownloadState.PAUSED
+    watched.downloads.begin(order())
+    served.go_on.set()
+    await watched.until_state(path, DownloadState.DONE)
+    assert path.read_bytes() == CONTENT
+    assert "range" in served.downloads[-1].headers
+
+
+async def test_the_next_start_finds_it_paused_and_fetches_nothing(watched: Watched, served: FakeHub) -> None:
+    served.hold_at = 1_000_000
+    path = watched.downloads.begin(order())
+    await watched.until(path, lambda download: download.done > 0)
+    await watched.downloads.close()
+    requests = len(served.requests)
+    later = Watched(watched.models)
+    await later.downloads.find_unfinished()
+    (found,) = later.downloads.all()
+    assert (found.path, found.state, found.total) == (path, DownloadState.PAUSED, len(CONTENT))
+    assert found.done > 0
+    assert len(served.requests) == requests
+
+
+async def test_a_removed_download_leaves_nothing_even_while_it_runs(watched: Watched, served: FakeHub) -> None:
+    served.hold_at = 1_000_000
+    path = watched.downloads.begin(order())
+    await watched.until(path, lambda download: download.done > 0)
+    await watched.downloads.remove(path)
+    assert watched.downloads.all() == ()
+    assert files_in(watched.models) == []
+
+
+async def test_a_finished_download_is_only_taken_off_the_list(watched: Watched) -> None:
+    path = watched.downloads.begin(order())
+    await watched.until_state(path, DownloadState.DONE)
+    await watched.downloads.remove(path)
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_failure_is_told_in_words_and_can_be_tried_again(watched: Watched, served: FakeHub) -> None:
+    served.gated.add(REPOSITORY)
+    path = watched.downloads.begin(order())
+    failed = await watched.until_state(path, DownloadState.FAILED)
+    assert failed.error is not None
+    assert "who you are" in failed.error.title
+    served.gated.clear()
+    watched.downloads.begin(order())
+    assert (await watched.until_state(path, DownloadState.DONE)).error is None
+
+
+async def test_progress_has_a_rate_and_is_not_told_too_often(watched: Watched, served: FakeHub) -> None:
+    size = 40_000_000
+    content = bytes(size)
+    served.repositories[REPOSITORY]["large.gguf"] = content
+    path = watched.downloads.begin(order("large.gguf", content=content))
+    await watched.until_state(path, DownloadState.DONE)
+    fetching = [told for told in watched.heard if told.state is DownloadState.FETCHING]
+    assert fetching
+    assert len(fetching) < 200
+    assert [told.done for told in fetching] == sorted(told.done for told in fetching)
+
+
+def test_time_left() -> None:
+    wanted = Order(REPOSITORY, REVISION, HubFile("x", "", (HubPart("x.gguf", 1000, "0"),)))
+    assert Download(wanted, Path("x"), DownloadState.FETCHING, 400, 100.0).seconds_left == 6
+    assert Download(wanted, Path("x"), DownloadState.FETCHING, 400).seconds_left is None

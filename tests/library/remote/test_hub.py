@@ -1,0 +1,126 @@
+"""Searching Hugging Face, against a stand-in."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.remote.hub import AccessNeeded, Hub, HubError, Unreachable, repository_in
+from tests.library.fake_hub import REVISION, TOKEN, FakeHub
+
+REPOSITORY = "org/Thing-7B-GGUF"
+
+
+@pytest.fixture
+def hub(served: FakeHub) -> Hub:
+    served.repositories[REPOSITORY] = {
+        "README.md": b"# Thing",
+        "Thing-7B-Q8_0.gguf": b"8" * 800,
+        "Thing-7B-UD-Q4_K_XL.gguf": b"4" * 400,
+        "mmproj-F16.gguf": b"m" * 100,
+        "BF16/Thing-7B-BF16-00002-of-00002.gguf": b"b" * 900,
+        "BF16/Thing-7B-BF16-00001-of-00002.gguf": b"a" * 900,
+        "F32/Thing-7B-F32-00001-of-00002.gguf": b"c" * 900,
+    }
+    served.repositories["other/Else-GGUF"] = {}
+    return Hub(lambda: None)
+
+
+async def test_a_search_finds_repositories(hub: Hub, served: FakeHub) -> None:
+    (found,) = await hub.search("thing")
+    assert (found.repository, found.downloads, found.likes, found.gated) == (REPOSITORY, 1234, 56, False)
+    assert found.updated is not None
+    assert found.updated.year == 2026
+    (request,) = served.requests
+    assert "filter=gguf" in request.path
+    assert "sort=downloads" in request.path
+
+
+async def test_the_hub_learns_no_more_than_it_has_to(hub: Hub, served: FakeHub) -> None:
+    await hub.search("thing")
+    (request,) = served.requests
+    assert "authorization" not in request.headers
+    assert request.headers["user-agent"].startswith("kvchat/")
+    assert "torch" not in request.headers["user-agent"]
+    assert "agent/" not in request.headers["user-agent"]
+
+
+async def test_a_repository_lists_models_not_files(hub: Hub) -> None:
+    repository = await hub.repository(REPOSITORY)
+    assert (repository.repository, repository.revision) == (REPOSITORY, REVISION)
+    assert [(file.name, file.quantisation, file.size) for file in repository.files] == [
+        ("Thing-7B-UD-Q4_K_XL", "UD-Q4_K_XL", 500),  # with the projector that lies with it
+        ("Thing-7B-Q8_0", "Q8_0", 900),
+        ("Thing-7B-BF16", "BF16", 1800),
+    ]
+    assert [part.path for part in repository.files[0].parts] == ["Thing-7B-UD-Q4_K_XL.gguf", "mmproj-F16.gguf"]
+    assert repository.files[2].projector is None  # in another folder
+    assert [part.path for part in repository.files[2].parts] == [
+        "BF16/Thing-7B-BF16-00001-of-00002.gguf",
+        "BF16/Thing-7B-BF16-00002-of-00002.gguf",
+    ]
+
+
+async def test_what_is_not_there_is_told(hub: Hub) -> None:
+    with pytest.raises(HubError, match="has no such model") as caught:
+        await hub.repository("org/Nothing")
+    assert "org/Nothing" in str(caught.value)
+
+
+async def test_no_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(Unreachable, match="cannot be reached") as caught:
+        await Hub(lambda: None).search("thing")
+    assert caught.value.detail == "There is no connection to 127.0.0.1:9."
+    assert "internet" in caught.value.advice
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, Unreachable), (503, Unreachable), (404, HubError), (418, HubError)])
+async def test_a_refusal_is_told_in_words(hub: Hub, served: FakeHub, status: int, kind: type[HubError]) -> None:
+    served.status = status
+    with pytest.raises(kind) as caught:
+        await hub.search("thing")
+    assert caught.value.title
+    assert "Traceback" not in str(caught.value)
+
+
+async def test_a_page_that_is_not_the_hubs_is_told(hub: Hub, served: FakeHub) -> None:
+    served.makes_sense = False
+    with pytest.raises(HubError, match="makes no sense"):
+        await hub.search("thing")
+    with pytest.raises(HubError, match="makes no sense"):
+        await hub.repository(REPOSITORY)
+
+
+async def test_a_withdrawn_token_is_told(served: FakeHub, hub: Hub) -> None:
+    with pytest.raises(AccessNeeded, match="does not know the access token") as caught:
+        await Hub(lambda: "hf_withdrawn_0000").repository(REPOSITORY)
+    assert "hf_withdrawn_0000" not in str(caught.value)
+
+
+async def test_the_token_is_sent_and_never_logged(served: FakeHub, hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    await Hub(lambda: TOKEN).repository(REPOSITORY)
+    assert served.requests[-1].headers["authorization"] == f"Bearer {TOKEN}"
+    assert caplog.records
+    assert TOKEN not in caplog.text
+
+
+def test_a_pasted_address_names_its_repository() -> None:
+    assert repository_in("org/Thing-7B-GGUF") == REPOSITORY
+    assert repository_in(" https://huggingface.co/org/Thing-7B-GGUF/tree/main ") == REPOSITORY
+    assert repository_in("https://huggingface.co/org") is None
+    assert repository_in("thing 7b") is None
+
+
+def test_importing_the_module_imports_no_http(tmp_path: Path) -> None:
+    code = (
+        "import sys, kvchat.library.remote.downloads, kvchat.library.remote.hub_token;"
+        "sys.exit('huggingface_hub' in sys.modules or 'httpx2' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,337 @@
+"""Fetching a model from a Hub that breaks off, lies, and asks for a token; being killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import logging
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.remote import hub as hub_module
+from kvchat.library.remote import hub_download
+from kvchat.library.remote.hub import AccessNeeded, Hub, HubError, HubFile, HubPart, Unreachable
+from kvchat.library.remote.hub_download import DownloadFailed, Order, discard, fetch_model, unfinished_orders
+from tests.library.fake_hub import REVISION, TOKEN, FakeHub
+
+REPOSITORY = "org/Thing-7B-GGUF"
+FILE = "Thing-7B-Q8_0.gguf"
+CONTENT = random.Random(0).randbytes(3_000_000)
+
+
+@pytest.fixture
+def hub(served: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    served.repositories[REPOSITORY] = {FILE: CONTENT}
+    monkeypatch.setattr(hub_download, "WAITS_S", (0.0, 0.0))
+    return Hub(lambda: None)
+
+
+def order(*paths: str, repository: str = REPOSITORY, content: bytes = CONTENT) -> Order:
+    digest = hashlib.sha256(content).hexdigest()
+    parts = tuple(HubPart(path, len(content), digest) for path in paths or (FILE,))
+    return Order(repository, REVISION, HubFile("Thing-7B-Q8_0", "Q8_0", parts))
+
+
+async def fetched(hub: Hub, models: Path, wanted: Order | None = None) -> Path:
+    return await fetch_model(wanted or order(), models, hub, lambda done, checking: None)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def folders_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def interrupted(hub: Hub, served: FakeHub, models: Path) -> None:
+    """Fetch and cancel half-way."""
+    served.hold_at = 1_000_000
+    under_way = asyncio.Event()
+
+    def told(done: int, checking: bool) -> None:
+        if done > 500_000:
+            under_way.set()
+
+    task = asyncio.create_task(fetch_model(order(), models, hub, told))
+    await asyncio.wait_for(under_way.wait(), 240)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    served.hold_at = None
+    served.go_on.set()
+
+
+async def test_the_bytes_arrive_with_progress(hub: Hub, tmp_path: Path) -> None:
+    heard: list[int] = []
+    path = await fetch_model(order(), tmp_path, hub, lambda done, checking: heard.append(done))
+    assert path == tmp_path / "org" / "Thing-7B-GGUF" / FILE
+    assert path.read_bytes() == CONTENT
+    assert files_in(tmp_path) == [f"{REPOSITORY}/{FILE}"]
+    assert heard == sorted(heard)
+    assert len(heard) > 10
+    assert heard[-1] == len(CONTENT)
+
+
+async def test_what_is_there_is_not_fetched_again(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    first = await fetched(hub, tmp_path)
+    count = len(served.requests)
+    assert await fetched(hub, tmp_path) == first
+    assert len(served.requests) == count
+
+
+async def test_a_split_model_comes_whole_or_not_at_all(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    names = [f"Q8_0/Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
+    served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
+    served.cut_after = [len(CONTENT), 100, 0, 0]
+    heard: list[int] = []
+    wanted = order(*names)
+    with pytest.raises(Unreachable):
+        await fetched(hub, tmp_path, wanted)
+    assert not [name for name in files_in(tmp_path) if name.endswith(".gguf")]
+    path = await fetch_model(wanted, tmp_path, hub, lambda done, checking: heard.append(done))
+    assert path.name == "Thing-Q8_0-00001-of-00002.gguf"
+    assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
+    assert heard == sorted(heard)
+    assert heard[-1] == 2 * len(CONTENT)
+
+
+async def test_cancelled_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    await interrupted(hub, served, tmp_path)
+    (left,) = unfinished_orders(tmp_path)
+    assert left == order()
+    done = left.done(tmp_path)
+    assert 0 < done < len(CONTENT)
+    heard: list[tuple[int, bool]] = []
+    path = await fetch_model(left, tmp_path, hub, lambda done, checking: heard.append((done, checking)))
+    assert heard[0] == (done, True), "what is there is checked"
+    assert path.read_bytes() == CONTENT
+    assert served.downloads[-1].headers["range"] == f"bytes={done}-"
+    assert not list(unfinished_orders(tmp_path))
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from kvchat.library.remote.hub import Hub
+from kvchat.library.remote.hub_download import fetch_model
+from tests.library.remote.test_hub_download import order
+asyncio.run(fetch_model(order(), Path(sys.argv[1]), Hub(lambda: None), lambda done, checking: None))
+"""
+
+
+def test_killed_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    served.hold_at = 2_000_000
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[3])
+    try:
+        assert served.held.wait(240)
+        (left,) = unfinished_orders(tmp_path)
+        for _ in range(3000):
+            if left.done(tmp_path) >= 1_000_000:
+                break
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    served.hold_at = None
+    served.go_on.set()
+    done = left.done(tmp_path)
+    assert 1_000_000 <= done < len(CONTENT)
+    assert asyncio.run(fetched(hub, tmp_path, left)).read_bytes() == CONTENT
+    assert served.downloads[-1].headers["range"] == f"bytes={done}-"
+    assert [name for name in files_in(tmp_path) if ".gguf" in name] == [f"{REPOSITORY}/{FILE}"]
+
+
+async def test_cut_connections_are_mended(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    served.cut_after = [700_000, 0, 900_000, 1]
+    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+    assert [request.headers.get("range") for request in served.downloads] == [
+        None,
+        "bytes=700000-",
+        "bytes=700000-",
+        "bytes=1600000-",
+        "bytes=1600001-",
+    ]
+
+
+async def test_a_connection_that_stays_cut_is_told_and_nothing_is_lost(
+    hub: Hub, served: FakeHub, tmp_path: Path
+) -> None:
+    served.cut_after = [700_000, 0, 0]
+    with pytest.raises(Unreachable):
+        await fetched(hub, tmp_path)
+    assert order().done(tmp_path) == 700_000
+    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+
+
+async def test_a_connection_that_stalls_is_given_up_and_made_anew(
+    hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.5)
+    served.hold_at = 1_000_000
+    fetching = asyncio.create_task(fetched(hub, tmp_path))
+    await asyncio.to_thread(served.held.wait, 240)
+    served.hold_at = None  # the next connection flows; this one hangs until the end
+    assert (await fetching).read_bytes() == CONTENT
+    assert "range" in served.downloads[-1].headers
+
+
+async def test_a_server_that_ignores_ranges_starts_over(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    served.ignores_ranges = True
+    await interrupted(hub, served, tmp_path)
+    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+
+
+async def test_bytes_damaged_on_disk_are_found_out(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    await interrupted(hub, served, tmp_path)
+    partial = order().partial(tmp_path, order().file.parts[0])
+    content = bytearray(partial.read_bytes())
+    content[1000] ^= 1
+    partial.write_bytes(content)
+    with pytest.raises(DownloadFailed, match="arrived damaged"):
+        await fetched(hub, tmp_path)
+    assert order().done(tmp_path) == 0
+    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("sent", [CONTENT[:-1] + b"!", CONTENT + b"more"])
+async def test_other_bytes_than_promised_are_refused(hub: Hub, served: FakeHub, tmp_path: Path, sent: bytes) -> None:
+    served.repositories[REPOSITORY][FILE] = sent
+    with pytest.raises(DownloadFailed, match="arrived damaged"):
+        await fetched(hub, tmp_path)
+    assert not [name for name in files_in(tmp_path) if name.endswith((".gguf", ".part"))]
+
+
+async def test_a_partial_file_that_is_too_long_is_begun_anew(hub: Hub, tmp_path: Path) -> None:
+    partial = order().partial(tmp_path, order().file.parts[0])
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(CONTENT + b"more")
+    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+
+
+async def test_a_gated_model_needs_a_token_and_the_terms(
+    hub: Hub, served: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    served.gated.add(REPOSITORY)
+    with pytest.raises(AccessNeeded, match="who you are") as caught:
+        await fetched(hub, tmp_path)
+    assert caught.value.page == f"{served.url}/{REPOSITORY}"
+    with_token = Hub(lambda: TOKEN)
+    served.accepted = False
+    with pytest.raises(AccessNeeded, match="Your account may not") as caught:
+        await fetched(with_token, tmp_path)
+    assert TOKEN not in str(caught.value)
+    served.accepted = True
+    assert (await fetched(with_token, tmp_path)).read_bytes() == CONTENT
+    assert TOKEN not in caplog.text
+    assert not any("authorization" in request.headers for request in served.downloads), "the CDN learns no token"
+
+
+async def test_the_terms_withdrawn_on_the_way_keep_what_arrived(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    await interrupted(hub, served, tmp_path)
+    done = order().done(tmp_path)
+    served.gated.add(REPOSITORY)
+    with pytest.raises(AccessNeeded):
+        await fetched(hub, tmp_path)
+    assert order().done(tmp_path) == done
+
+
+async def test_little_disk_space_is_told_before_a_byte_is_fetched(
+    hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, hub_download.SPARE_ROOM + 2_000_000))
+    with pytest.raises(DownloadFailed, match="not enough disk space"):
+        await fetched(hub, tmp_path)
+    assert served.requests == []
+    partial = order().partial(tmp_path, order().file.parts[0])
+    partial.write_bytes(CONTENT[:1_500_000])
+    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT, "what is there already needs no room"
+
+
+def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
+    error = hub_download._disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
+    assert error.title == "The disk is full"
+    assert "is kept" in error.advice
+
+
+async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: Path) -> None:
+    part = HubPart("huge.gguf", hub_download.LARGEST + 1, "0" * 64)
+    huge = Order(REPOSITORY, REVISION, HubFile("huge", "", (part,)))
+    with pytest.raises(DownloadFailed, match="too large") as caught:
+        await fetched(hub, tmp_path, huge)
+    assert f"hf download {REPOSITORY} huge.gguf" in caught.value.advice
+
+
+@pytest.mark.parametrize("path", ["../../x.gguf", "/etc/x.gguf", "a/../../../x.gguf", "C:\\x.gguf", "a\0.gguf"])
+async def test_no_file_name_leads_out_of_the_folder(hub: Hub, tmp_path: Path, path: str) -> None:
+    with pytest.raises(HubError, match="impossible name"):
+        await fetched(hub, tmp_path / "models", order(path))
+    assert files_in(tmp_path) == []
+
+
+async def test_two_do_not_fetch_the_same_model(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    served.hold_at = 100_000
+    first = asyncio.create_task(fetched(hub, tmp_path))
+    await asyncio.to_thread(served.held.wait, 240)
+    with pytest.raises(DownloadFailed, match="being fetched already"):
+        await fetched(hub, tmp_path)
+    served.go_on.set()
+    assert (await first).read_bytes() == CONTENT
+
+
+async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
+    served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
+    wanted = order(*names)
+    hub_download._order_file(wanted, tmp_path).parent.mkdir(parents=True)
+    hub_download._write(wanted, hub_download._order_file(wanted, tmp_path))
+    first, second = wanted.file.parts
+    wanted.target(tmp_path, first).write_bytes(CONTENT)
+    wanted.partial(tmp_path, second).write_bytes(CONTENT)
+    (left,) = unfinished_orders(tmp_path)
+    assert left.done(tmp_path) == left.file.size
+    await fetched(hub, tmp_path, left)
+    assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
+    assert served.requests == [], "all of it was there"
+    hub_download._write(wanted, hub_download._order_file(wanted, tmp_path))  # and once more, right before the end
+    assert list(unfinished_orders(tmp_path)) == []
+    await fetched(hub, tmp_path, wanted)
+    assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
+
+
+async def test_another_version_of_the_file_is_begun_anew(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    await interrupted(hub, served, tmp_path)
+    newer = CONTENT[::-1]
+    served.repositories[REPOSITORY][FILE] = newer
+    assert (await fetched(hub, tmp_path, order(content=newer))).read_bytes() == newer
+    assert "range" not in served.downloads[-1].headers
+
+
+async def test_a_discarded_download_leaves_nothing(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+    await interrupted(hub, served, tmp_path)
+    discard(order(), tmp_path)
+    assert folders_in(tmp_path) == []
+
+
+def test_orders_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
+    for name, text in (("a", ""), ("b", "{"), ("c", '{"repository": "x/y", "revision": "z", "file": {"parts": [1]}}')):
+        (tmp_path / f"{name}.gguf.download").write_text(text)
+    assert list(unfinished_orders(tmp_path)) == []
+    assert list(unfinished_orders(tmp_path / "nowhere")) == []
+
+
+async def test_a_folder_that_cannot_be_made_is_told(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "org").write_text("a file")
+    with pytest.raises(DownloadFailed, match="cannot be stored"):
+        await fetched(hub, tmp_path)

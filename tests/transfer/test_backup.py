@@ -1,0 +1,260 @@
+"""A backup holds what matters and comes back whole, whatever interrupts it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from kvchat.system import migrations
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer import restore
+from kvchat.transfer.backup import BackupFailed, make_backup
+from kvchat.transfer.restore import BadBackup, check_backup, finish_restore, lay_ready
+from tests.transfer.library import everything, open_library, talk
+
+
+@pytest.fixture
+def paths(tmp_path) -> Paths:
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
+    paths.ensure()
+    paths.settings_file.write_text('{"theme": "dark"}', "utf-8")
+    (paths.config / "huggingface-token").write_text("hf_secret", "utf-8")
+    (paths.data / "notes").mkdir()
+    (paths.data / "notes" / "x.txt").write_text("kept", "utf-8")
+    paths.models.mkdir()
+    (paths.models / "big.gguf").write_bytes(b"GGUF" * 1000)
+    return paths
+
+
+def contents(paths: Paths) -> list[object]:
+    database = open_library(paths.data)
+    try:
+        return everything(database)
+    finally:
+        database.close()
+
+
+def add_talk(paths: Paths) -> None:
+    database = open_library(paths.data)
+    talk(database)
+    database.close()
+
+
+@pytest.fixture
+def kept(paths, tmp_path) -> tuple[Path, list[object]]:
+    """A backup, and what it should bring back; the data has gone on since."""
+    add_talk(paths)
+    before = contents(paths)
+    target = tmp_path / "kvchat.zip"
+    assert make_backup(paths, target).conversations == 1
+    add_talk(paths)
+    paths.settings_file.write_text("{}", "utf-8")
+    (paths.data / "notes" / "x.txt").write_text("changed", "utf-8")
+    return target, before
+
+
+def test_a_backup_is_as_large_as_its_file(paths, tmp_path):
+    add_talk(paths)
+    (paths.data / "notes" / "long.txt").write_text("again and again " * 100_000, "utf-8")
+    target = tmp_path / "kvchat.zip"
+    made = make_backup(paths, target)
+    assert made.size == target.stat().st_size == check_backup(target).size
+    assert made.size < made.unpacked / 10
+
+
+def test_a_backup_holds_neither_models_nor_secrets(kept):
+    with zipfile.ZipFile(kept[0]) as archive:
+        assert sorted(archive.namelist()) == [
+            "config/settings.json",
+            "data/conversations.db",
+            "data/notes/x.txt",
+            "manifest.json",
+        ]
+    assert check_backup(kept[0]).conversations == 1
+
+
+def test_it_is_made_while_the_database_is_in_use(paths, tmp_path):
+    database = open_library(paths.data)
+    talk(database)
+    assert make_backup(paths, tmp_path / "b.zip").conversations == 1
+    database.close()
+
+
+def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(migrations, "_PAGES_AT_ONCE", 1)
+    add_talk(paths)
+    database, steps = open_library(paths.data), []
+
+    def progress(done: int, total: int) -> None:
+        steps.append(total)
+        if len(steps) <= 10:
+            talk(database)
+
+    assert make_backup(paths, tmp_path / "b.zip", progress).conversations == 1
+    assert steps.count(0) > 10  # one for each page
+    assert len(database.conversations()) == 11
+    database.close()
+
+
+def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
+    source, before = kept
+    later = contents(paths)
+    lay_ready(paths, source)
+    assert contents(paths) == later  # nothing has changed yet
+    replaced = finish_restore(paths)
+    assert replaced is not None
+    assert contents(paths) == before
+    assert paths.settings_file.read_text("utf-8") == '{"theme": "dark"}'
+    assert (paths.data / "notes" / "x.txt").read_text("utf-8") == "kept"
+    assert (paths.models / "big.gguf").exists()
+    old = open_library(replaced / "data")
+    assert everything(old) == later
+    old.close()
+    assert finish_restore(paths) is None
+
+
+def test_it_waits_while_kvchat_runs(kept, paths):
+    source, before = kept
+    running = open_library(paths.data)
+    lay_ready(paths, source)
+    assert finish_restore(paths) is None
+    talk(running)
+    running.close()
+    assert finish_restore(paths) is not None
+    assert contents(paths) == before
+
+
+@pytest.mark.parametrize("swaps", range(4))
+def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swaps):
+    source, before = kept
+    later = contents(paths)
+    lay_ready(paths, source)
+    swap, done = restore._swap, []
+
+    def until_killed(*places: Path) -> None:
+        if len(done) == swaps:
+            raise KeyboardInterrupt
+        swap(*places)
+        done.append(places)
+
+    monkeypatch.setattr(restore, "_swap", until_killed)
+    if swaps < 3:
+        with pytest.raises(KeyboardInterrupt):
+            finish_restore(paths)
+        monkeypatch.setattr(restore, "_swap", swap)
+    replaced = finish_restore(paths)
+    assert replaced is not None
+    assert contents(paths) == before
+    old = open_library(replaced / "data")
+    assert everything(old) == later
+    old.close()
+
+
+def rewritten(source: Path, target: Path, change: str) -> None:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if change == "flip" and name == "data/conversations.db":
+                content = content[:100] + bytes([content[100] ^ 1]) + content[101:]
+            if change == "lack" and name == "data/notes/x.txt":
+                continue
+            if change == "outside":
+                content = content.replace(b"data/notes/x.txt", b"data/../../x.txt")
+                name = name.replace("data/notes/x.txt", "data/../../x.txt")
+            if change == "newer":
+                content = content.replace(b'"version": 1', b'"version": 2')
+            if change == "no list" and name == "manifest.json":
+                continue
+            new.writestr(name, content)
+
+
+@pytest.mark.parametrize("change", ["flip", "lack", "outside", "newer", "no list"])
+def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
+    later = contents(paths)
+    bad = tmp_path / "bad.zip"
+    rewritten(kept[0], bad, change)
+    with pytest.raises(BadBackup):
+        lay_ready(paths, bad)
+    assert finish_restore(paths) is None
+    assert contents(paths) == later
+    assert not (tmp_path / "x.txt").exists()
+
+
+def with_files(source: Path, target: Path, extra: dict[str, bytes]) -> None:
+    """The backup with more in it, as an earlier kvchat or somebody else may have made it."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        manifest = json.loads(old.read("manifest.json"))
+        for name in manifest["files"]:
+            new.writestr(name, old.read(name))
+        for name, content in extra.items():
+            new.writestr(name, content)
+            manifest["files"][name] = {"size": len(content), "blake3": blake3(content).hexdigest()}
+        new.writestr("manifest.json", json.dumps(manifest))
+
+
+def test_what_an_older_backup_has_of_a_process_is_left_out(kept, paths, tmp_path):
+    old = tmp_path / "old.zip"
+    extra = ("data/app.lock", "data/conversations.db-wal", "data/restore/ready", "config/huggingface-token")
+    with_files(kept[0], old, dict.fromkeys(extra, b"theirs"))
+    (paths.data / "app.lock").write_text("ours", "utf-8")
+    lay_ready(paths, old)
+    assert finish_restore(paths) is not None
+    assert (paths.data / "app.lock").read_text("utf-8") == "ours"
+    assert (paths.config / "huggingface-token").read_text("utf-8") == "hf_secret"
+    assert contents(paths) == kept[1]
+
+
+def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp_path):
+    hostile = tmp_path / "hostile.zip"
+    with zipfile.ZipFile(kept[0]) as old, zipfile.ZipFile(hostile, "w") as new:
+        manifest = json.loads(old.read("manifest.json"))
+        manifest["files"]["data/notes/x.txt"]["size"] = 10**15
+        new.writestr("manifest.json", json.dumps(manifest))
+    with pytest.raises(BadBackup) as told:
+        lay_ready(paths, hostile)
+    assert "it needs 1000000 GB of room" in told.value.detail
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b" " * 20_000_000, b'{"format": "kvchat-backup"}', b"\xff"])
+def test_a_list_that_is_none_is_refused_in_words(paths, tmp_path, content):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.json", content)
+    with pytest.raises(BadBackup) as told:
+        check_backup(tmp_path / "x.zip")
+    assert "it is not a backup of kvchat's" in told.value.detail
+
+
+def test_a_file_that_is_no_zip(paths, tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"nothing of the kind")
+    with pytest.raises(BadBackup, match="cannot be used"):
+        check_backup(tmp_path / "x.zip")
+
+
+def test_a_place_that_cannot_be_written(paths, tmp_path):
+    add_talk(paths)
+    with pytest.raises(BackupFailed):
+        make_backup(paths, tmp_path / "no folder" / "x.zip")
+
+
+def test_settings_on_another_file_system_come_back_too(kept, paths, monkeypatch):
+    """A rename cannot leave a file system: ~/.config may lie on another than ~/.local/share."""
+    real = Path.replace
+
+    def replace(self, target):
+        if self.is_relative_to(paths.config) != Path(target).is_relative_to(paths.config):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+        return real(self, target)
+
+    lay_ready(paths, kept[0])
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(Path, "rename", replace)
+    replaced = finish_restore(paths)
+    assert paths.settings_file.read_text("utf-8") == '{"theme": "dark"}'
+    assert (replaced / "config" / "settings.json").read_text("utf-8") == "{}"
+    assert contents(paths) == kept[1]

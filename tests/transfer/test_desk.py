@@ -1,0 +1,155 @@
+"""Long work goes on beside the chats, and leaves all as it was when it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from kvchat.chat.database import Database
+from kvchat.chat.events import EventBus
+from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.worker import Worker
+from kvchat.errors import KvchatError
+from kvchat.system.paths import resolve_paths
+from kvchat.system.stoppable import Progress
+from kvchat.transfer.backup import make_backup
+from kvchat.transfer.exporting import ExportForm, export_file
+from kvchat.transfer.service import TransferService
+from tests.transfer.library import everything, open_library, talk
+
+WORK = ("export", "import", "back up", "lay ready")
+
+
+@dataclass
+class Bench:
+    """A desk, three chats, and as many in files to take in or lay ready."""
+
+    folder: Path
+    database: Database
+    worker: Worker
+    desk: TransferService
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def work(self, which: str, progress: Progress) -> Awaitable[object]:
+        ids = [conversation.id for conversation in self.database.conversations()]
+        return {
+            "export": lambda: self.desk.export(ids, self.folder / "out" / "chats.json", progress),
+            "import": lambda: self.desk.take_in([self.folder / "theirs.json"], progress),
+            "back up": lambda: self.desk.back_up(self.folder / "out" / "backup.zip", progress),
+            "lay ready": lambda: self.desk.lay_ready(self.folder / "theirs.zip", progress),
+        }[which]()
+
+    def all_there_is(self) -> list[object]:
+        files = sorted(path for path in self.folder.rglob("*") if "conversations.db" not in path.name)
+        return [everything(self.database), [(path, path.is_file() and path.read_bytes()) for path in files]]
+
+    def meanwhile(self, what: Callable[[], Awaitable[object]]) -> None:
+        """On the thread that works: wait for this to be done on the loop."""
+
+        async def do() -> object:
+            return await what()
+
+        asyncio.run_coroutine_threadsafe(do(), self.loop).result(30)
+
+
+@pytest_asyncio.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    theirs = resolve_paths({"KVCHAT_HOME": str(tmp_path / "theirs")})
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
+    for each in (theirs, paths):
+        each.ensure()
+    other = open_library(theirs.data)
+    ids = [talk(other).id for _ in range(3)]
+    export_file(other, ids, ExportForm.JSON, tmp_path / "theirs.json")
+    other.close()
+    make_backup(theirs, tmp_path / "theirs.zip")
+    (tmp_path / "out").mkdir()
+    for name in ("chats.json", "backup.zip"):
+        (tmp_path / "out" / name).write_text("an older one", "utf-8")
+    worker, database = Worker("test"), Database(paths.database)
+    for _ in range(3):
+        talk(database)
+    yield Bench(tmp_path, database, worker, TransferService(paths, database, worker, EventBus()))
+    worker.close()
+    database.close()
+
+
+@pytest.mark.parametrize("which", WORK)
+async def test_the_database_does_what_else_it_is_asked_for_meanwhile(bench: Bench, which: str) -> None:
+    heard: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        heard.append(done)
+        bench.meanwhile(lambda: bench.worker.run(bench.database.create_conversation, "Meanwhile"))
+
+    await bench.work(which, progress)
+    assert len(heard) > 1
+    titles = [conversation.title for conversation in bench.database.conversations()]
+    assert titles.count("Meanwhile") == len(heard)
+
+
+@pytest.mark.parametrize("which", WORK)
+async def test_what_is_cancelled_leaves_all_as_it_was(bench: Bench, which: str) -> None:
+    before, heard = bench.all_there_is(), []
+
+    def progress(done: int, total: int) -> None:
+        heard.append(done)
+        bench.meanwhile(lambda: cancel(task))
+
+    task = asyncio.ensure_future(bench.work(which, progress))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(heard) == 1
+    assert bench.all_there_is() == before
+
+
+async def test_a_chat_that_went_on_while_its_import_was_cancelled_stays(bench: Bench) -> None:
+    before = {conversation.id for conversation in bench.database.conversations()}
+    went_on: list[str] = []
+
+    async def go_on() -> None:
+        went_on.append(next(c.id for c in bench.database.conversations() if c.id not in before))
+        await bench.worker.run(
+            bench.database.append, went_on[0], None, Role.USER, "Do not lose this", MessageState.COMPLETE
+        )
+        await cancel(task)
+
+    def progress(done: int, total: int) -> None:
+        if done == 2:
+            bench.meanwhile(go_on)
+
+    task = asyncio.ensure_future(bench.work("import", progress))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert {conversation.id for conversation in bench.database.conversations()} - before == set(went_on)
+
+
+async def cancel(task: asyncio.Future[object]) -> None:
+    """Cancel, and give the task a turn to hear of it."""
+    task.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_what_the_window_writes_never_takes_the_place_of_something_else(bench: Bench) -> None:
+    out = bench.folder / "out"
+    for which, name in (("export", "chats.json"), ("back up", "backup.zip")):
+        link, behind = out / name, bench.folder / f"behind {name}"
+        link.unlink(missing_ok=True)
+        behind.touch()
+        link.symlink_to(behind)
+        await bench.work(which, lambda done, total: None)
+        assert link.is_symlink()
+        assert behind.stat().st_size > 0
+        link.unlink()
+        os.mkfifo(link)
+        with pytest.raises(KvchatError) as told:
+            await bench.work(which, lambda done, total: None)
+        assert "It is a pipe, not a file." in told.value.detail
+        assert link.is_fifo()

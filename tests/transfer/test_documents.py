@@ -1,0 +1,102 @@
+"""Markdown and HTML to read elsewhere."""
+
+from __future__ import annotations
+
+import zipfile
+from html.parser import HTMLParser
+
+import pytest
+
+from kvchat.chat.messages import MessageState, Role
+from kvchat.transfer.documents import file_name
+from kvchat.transfer.exporting import ExportFailed, ExportForm, export_file
+from tests.transfer.library import open_library, talk
+
+
+def test_one_conversation_as_markdown(tmp_path):
+    database = open_library(tmp_path)
+    made = talk(database)
+    database.set_leaf(made.id, next(m.id for m in all_messages(database) if m.content.startswith("A **plant**")))
+    target = tmp_path / "trees.md"
+    assert export_file(database, [made.id], ExportForm.of(target), target) == 1
+    text = target.read_text("utf-8")
+    assert text.startswith("# Trees 🌳 和 أشجار\n")
+    assert "## You\n\nWhat is a tree?\n\n## Reply\n\n> *Thinking*\n>\n> Hm.\n> Trees.\n\nA **plant**." in text
+    assert text.endswith("```python\nprint(1)\n```\n")  # the block that was cut off is closed
+
+
+def test_all_as_markdown_are_a_zip(tmp_path):
+    database = open_library(tmp_path)
+    ids = [talk(database, "../a/b:c").id, talk(database, "../a/b:c").id]
+    target = tmp_path / "all.zip"
+    assert export_file(database, ids, ExportForm.of(target), target) == 2
+    with zipfile.ZipFile(target) as archive:
+        assert len(set(archive.namelist())) == 2
+        assert all("/" not in name and ":" not in name for name in archive.namelist())
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+
+def test_a_page_runs_and_loads_nothing(tmp_path):
+    database = open_library(tmp_path)
+    made = talk(database, "<script>alert(1)</script>")
+    bad = "<script>x</script> <img src=x onerror=y> ![p](http://a.b/c.png) [l](javascript:alert(1)) [ok](https://a.b)"
+    for role in (Role.USER, Role.ASSISTANT):
+        leaf = database.branch(made.id)[-1]
+        database.append(made.id, leaf.id, role, bad, MessageState.COMPLETE)
+    target = tmp_path / "all.html"
+    export_file(database, [made.id], ExportForm.of(target), target)
+    tags = Tags(target.read_text("utf-8")).seen
+    assert not {"script", "img", "link", "iframe", "object"} & {tag for tag, _ in tags}
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
+    assert {a["href"] for tag, a in tags if tag == "a"} == {"https://a.b"}
+
+
+def test_a_failed_export_leaves_the_old_file(tmp_path):
+    database = open_library(tmp_path)
+    target = tmp_path / "no folder" / "all.json"
+    with pytest.raises(ExportFailed) as failure:
+        export_file(database, [talk(database).id], ExportForm.JSON, target)
+    assert "no folder" in failure.value.detail
+
+
+def test_names_suit_any_system(tmp_path):
+    database = open_library(tmp_path)
+    assert file_name(talk(database, 'a<b>:"/\\|?*\n c. '), ".md").startswith("a b c ")
+    assert file_name(talk(database, "..."), ".md").startswith("Chat ")
+
+
+def all_messages(database):
+    with database.transaction() as db:
+        ids = [row["id"] for row in db.execute("SELECT id FROM messages")]
+    return [database.path(message_id)[-1] for message_id in ids]
+
+
+def test_nothing_is_hidden_in_an_export_to_be_read_and_the_original_stays(tmp_path):
+    database = open_library(tmp_path)
+    hidden = "\U000e0049\u00ad\u2063\u3164"
+    made = database.create_conversation(f"T{hidden}itle", None)
+    text = f"Pro{hidden}se `co{hidden}de`\n\n```\nblo{hidden}ck\n```\n\n    inden{hidden}ted\n\nend{hidden}ing"
+    asked = database.append(made.id, None, Role.USER, f"Que{hidden}stion ❤️", MessageState.COMPLETE)
+    database.append(made.id, asked.id, Role.ASSISTANT, text, MessageState.COMPLETE)
+    database.rename(made.id, f"T{hidden}itle", by_user=True)
+    for name in ("x.md", "x.html", "x.json"):
+        target = tmp_path / name
+        export_file(database, [made.id], ExportForm.of(target), target)
+        written = target.read_text("utf-8")
+        if name == "x.json":
+            assert written.count(hidden) == 7
+            continue
+        assert not set(hidden) & set(written)
+        for seen in ("Question ❤️", "Title", "ending"):
+            assert seen in written
+        for code in ("co", "blo", "inden"):
+            assert f"{code}⟦TAG I⟧⟦SHY⟧⟦U+2063⟧⟦HANGUL FILLER⟧" in written

@@ -1,0 +1,381 @@
+"""Other applications' exports, and files that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.chat.database_file import StorageFailed
+from kvchat.chat.messages import Role
+from kvchat.transfer import archives, importing, pieces
+from kvchat.transfer.foreign import parse_chatgpt
+from kvchat.transfer.importing import import_paths
+from tests.transfer.library import everything, open_library
+
+
+def chatgpt() -> dict[str, Any]:
+    def node(key, parent, role, *parts, **metadata):
+        content = {"content_type": "text", "parts": list(parts)}
+        message = {"id": key, "author": {"role": role}, "create_time": 1700000000.5, "content": content}
+        return {"id": key, "parent": parent, "children": [], "message": message | {"metadata": metadata}}
+
+    thoughts = node("think", "q", "assistant")
+    thoughts["message"]["content"] = {"content_type": "thoughts", "thoughts": [{"summary": "S", "content": "Hm."}]}
+    picture = node("picture", "root", "user")
+    picture["message"]["content"] = {
+        "content_type": "multimodal_text",
+        "parts": [{"content_type": "image_asset_pointer", "asset_pointer": "file-service://x"}, "Which tree?"],
+    }
+    nodes = [
+        {"id": "root", "parent": None, "message": None, "children": []},
+        node("hidden", "root", "system", "secret", is_visually_hidden_from_conversation=True),
+        node("q", "hidden", "user", "What is a tree?"),
+        thoughts,
+        node("tool", "think", "tool", "looked it up"),
+        node("a1", "tool", "assistant", "A plant."),
+        node("a2", "q", "assistant", "A graph."),
+        picture,
+    ]
+    return {
+        "title": "Trees",
+        "create_time": 1700000000.0,
+        "update_time": 1700000009.0,
+        "conversation_id": "c-1",
+        "current_node": "a1",
+        "mapping": {found["id"]: found for found in nodes},
+    }
+
+
+def claude() -> dict[str, Any]:
+    def message(key, sender, text, **more):
+        content = [{"type": "thinking", "thinking": "Hm."}] if sender == "assistant" else []
+        return {
+            "uuid": key,
+            "sender": sender,
+            "text": text,
+            "content": [*content, {"type": "text", "text": text}],
+            "created_at": "2025-05-01T10:00:00.123456Z",
+        } | more
+
+    files = [{"file_name": "notes.txt", "extracted_content": "Oak, elm."}]
+    return {
+        "uuid": "c-2",
+        "name": "Bäume",
+        "created_at": "2025-05-01T10:00:00Z",
+        "updated_at": "2025-05-01T10:05:00+00:00",
+        "chat_messages": [
+            message("1", "human", "Which trees?", attachments=files),
+            message("2", "assistant", "Oak and elm."),
+        ],
+    }
+
+
+def open_webui() -> dict[str, Any]:
+    reasoning = (
+        '<details type="reasoning" done="true" duration="3">\n<summary>Thought for 3 seconds</summary>\n'
+        "&gt; Is 1 &lt; 2?\n&gt; Yes.\n</details>\n"
+    )
+    messages = {
+        "u": {"id": "u", "parentId": None, "childrenIds": ["a", "b"], "role": "user", "content": "1 < 2?"},
+        "a": {"id": "a", "parentId": "u", "childrenIds": [], "role": "assistant", "content": reasoning + "Yes."},
+        "b": {"id": "b", "parentId": "u", "childrenIds": [], "role": "assistant", "content": "Of course."},
+    }
+    return {
+        "id": "c-3",
+        "title": "Numbers",
+        "created_at": 1700000000,
+        "updated_at": 1700000100,
+        "chat": {"history": {"messages": messages, "currentId": "a"}, "models": ["x"]},
+    }
+
+
+def lm_studio() -> dict[str, Any]:
+    def text(words):
+        return [{"type": "text", "text": words}]
+
+    steps = [
+        {"type": "contentBlock", "style": {"type": "thinking"}, "content": text("Hm.")},
+        {"type": "contentBlock", "content": text("An oak.")},
+        {"type": "debugInfoBlock", "debugInfo": "x"},
+    ]
+    return {
+        "name": "Oaks",
+        "createdAt": 1700000000000,
+        "systemPrompt": "Be brief.",
+        "messages": [
+            {
+                "versions": [{"type": "singleStep", "role": "user", "content": text("Which tree?")}],
+                "currentlySelected": 0,
+            },
+            {
+                "versions": [
+                    {"type": "singleStep", "role": "assistant", "content": text("An elm.")},
+                    {"type": "multiStep", "role": "assistant", "steps": steps},
+                ],
+                "currentlySelected": 1,
+            },
+            {"versions": [{"type": "singleStep", "role": "user", "content": text("Why?")}], "currentlySelected": 0},
+        ],
+    }
+
+
+def write(folder: Path, data: Any, name: str = "conversations.json") -> Path:
+    file = folder / name
+    file.write_text(json.dumps(data), "utf-8")
+    return file
+
+
+def said(database, conversation) -> list[tuple[Role, str, str]]:
+    return [(m.role, m.content, m.thinking) for m in database.branch(conversation.id)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "title", "branch", "messages"),
+    [
+        (
+            chatgpt(),
+            "Trees",
+            [
+                (Role.USER, "What is a tree?", ""),
+                (Role.ASSISTANT, "", "Hm."),
+                (Role.ASSISTANT, "A plant.", ""),
+            ],
+            5,
+        ),
+        (
+            claude(),
+            "Bäume",
+            [(Role.USER, "notes.txt:\n\nOak, elm.\n\nWhich trees?", ""), (Role.ASSISTANT, "Oak and elm.", "Hm.")],
+            2,
+        ),
+        (open_webui(), "Numbers", [(Role.USER, "1 < 2?", ""), (Role.ASSISTANT, "Yes.", "Is 1 < 2?\nYes.")], 3),
+        (
+            lm_studio(),
+            "Oaks",
+            [
+                (Role.SYSTEM, "Be brief.", ""),
+                (Role.USER, "Which tree?", ""),
+                (Role.ASSISTANT, "An oak.", "Hm."),
+                (Role.USER, "Why?", ""),
+            ],
+            5,
+        ),
+    ],
+    ids=["ChatGPT", "Claude", "Open WebUI", "LM Studio"],
+)
+def test_exports_of_other_applications(tmp_path, entry, title, branch, messages):
+    database = open_library(tmp_path)
+    file = write(tmp_path, [entry])
+    report = import_paths(database, [file])
+    assert report.problems == ()
+    (conversation,) = database.conversations()
+    assert (conversation.title, conversation.title_by_user) == (title, True)
+    assert conversation.created_at.year in (2023, 2025)
+    assert said(database, conversation) == branch
+    assert len(everything(database)[1]) == messages
+    again = import_paths(database, [file])
+    assert (again.imported, again.known) == ((), 1)
+
+
+def test_an_export_comes_zipped_or_as_a_folder(tmp_path):
+    database = open_library(tmp_path)
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.writestr("user.json", json.dumps({"id": "me"}))
+        archive.writestr("conversations.json", json.dumps([chatgpt(), claude()]))
+    folder = tmp_path / "lm-studio"
+    folder.mkdir()
+    write(folder, lm_studio(), "1700000000000.conversation.json")
+    report = import_paths(database, [tmp_path / "export.zip", folder])
+    assert (len(report.imported), report.problems) == (3, ())
+
+
+def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
+    database = open_library(tmp_path)
+    circle = open_webui()
+    circle["chat"]["history"]["messages"]["u"]["parentId"] = "a"
+    (tmp_path / "cut.json").write_text('[\n{"title": "x",\n', "utf-8")
+    (tmp_path / "latin.json").write_bytes(b'["\xe4"]')
+    (tmp_path / "deep.json").write_text("[" * 100_000, "utf-8")
+    (tmp_path / "cut.zip").write_bytes(b"PK\x03\x04 and no more")
+    paths = [
+        write(tmp_path, [chatgpt(), {"a": 1}, circle, {"title": "Empty\nchat", "mapping": {}}, 7], "mixed.json"),
+        *(tmp_path / name for name in ("cut.json", "latin.json", "deep.json", "cut.zip", "missing.json")),
+        write(tmp_path, {"format": "kvchat-conversations", "version": 99, "conversations": []}, "newer.json"),
+        write(tmp_path, [], "empty.json"),
+    ]
+    report = import_paths(database, paths)
+    assert len(report.imported) == 1
+    assert report.problems == (
+        "mixed.json, chat 2: it is not a chat in any form that kvchat knows",
+        "mixed.json, chat 3 “Numbers”: its messages answer each other in a circle",
+        "mixed.json, chat 4 “Empty chat”: it has no messages",
+        "mixed.json, chat 5: it is not a chat in any form that kvchat knows",
+        "cut.json: line 3, column 1: it is not JSON (Expecting property name enclosed in double quotes)",
+        "latin.json: it is not text in UTF-8",
+        "deep.json: it is nested too deeply",
+        "cut.zip: the zip is damaged (File is not a zip file)",
+        "missing.json: No such file or directory",
+        "newer.json: it was written by a newer kvchat",
+        "empty.json: it holds no chats",
+    )
+
+
+def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
+    database = open_library(tmp_path)
+    before = everything(database)
+
+    def disk_fails(done: int, total: int) -> None:
+        if done == 3:
+            raise StorageFailed("no")
+
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    for data, name in ((chatgpt(), "a.json"), (claude(), "b.json"), (lm_studio(), "c.json")):
+        write(folder, data, name)
+    with pytest.raises(StorageFailed):
+        import_paths(database, [folder], disk_fails)
+    assert everything(database) == before
+    assert len(import_paths(database, [folder]).imported) == 3
+
+
+def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "_STEP", 7)
+    database = open_library(tmp_path)
+    entries = [chatgpt(), claude(), open_webui() | {"title": 'Ä 🌳 \\ " \n'}, 7, 1.5e-3]
+    (tmp_path / "x.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False), "utf-8-sig")
+    report = import_paths(database, [tmp_path / "x.json"])
+    assert len(report.imported) == 3
+    assert [problem.split(":")[0] for problem in report.problems] == ["x.json, chat 4", "x.json, chat 5"]
+
+
+@pytest.mark.parametrize("step", [3, 1_000_000])
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ('\n {"a": tru}]', "line 2, column 8: it is not JSON (Expecting value); the 2 before that are taken in"),
+        (' {"a": 1}\n]\n]', "line 3, column 1: it is not JSON (Extra data); the 3 before that are taken in"),
+        (
+            '\n"abc',
+            "line 2, column 1: it is not JSON (Unterminated string starting at); the 2 before that are taken in",
+        ),
+        ("\n]", "line 2, column 1: it is not JSON (Expecting value); the 2 before that are taken in"),
+    ],
+)
+def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, after, words):
+    monkeypatch.setattr(pieces, "_STEP", step)
+    (tmp_path / "x.json").write_text(f"[{json.dumps(chatgpt())}, {json.dumps(claude())},{after}", "utf-8")
+    report = import_paths(open_library(tmp_path), [tmp_path / "x.json"])
+    assert len(report.imported) == 2
+    assert report.problems[-1] == f"x.json: {words}"
+
+
+@pytest.mark.parametrize(
+    ("bound", "least", "content", "words"),
+    [
+        ("LARGEST_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
+        ("LARGEST_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
+        ("LARGEST_FILE", 10_000, b"[" + b" " * 30_000 + b"]", "it is larger than 10 KB"),
+        ("MOST_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 parts"),
+        ("MOST_PARTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MOST_PARTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MOST_PARTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least, content, words, zipped):
+    monkeypatch.setattr(pieces, "_STEP", 5000)
+    monkeypatch.setattr(pieces, bound, least)
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    if zipped:
+        file = tmp_path / "x.zip"
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("conversations.json", content)
+    report = import_paths(open_library(tmp_path), [file])
+    assert report.imported == ()
+    assert len(report.problems) == 1
+    assert words in report.problems[0]
+
+
+def test_hostile_zips_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "LARGEST_FILE", 1_000_000)
+    monkeypatch.setattr(archives, "MOST_LISTED", 10_000)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.json", b" " * 400_000)
+    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
+        for number in range(300):
+            archive.writestr(f"{number}.json", b"[]")
+    with zipfile.ZipFile(tmp_path / "lzma.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("conversations.json", b"[]")
+    with zipfile.ZipFile(tmp_path / "nested.zip", "w") as archive:
+        archive.write(tmp_path / "bomb.zip", "inner.zip")
+    with zipfile.ZipFile(tmp_path / "named.zip", "w") as archive:
+        archive.writestr("\x1b[2J\n\u202e.json", b"[]")
+    paths = [tmp_path / f"{name}.zip" for name in ("bomb", "many", "lzma", "nested", "named")]
+    assert import_paths(open_library(tmp_path), paths).problems == (
+        "bomb.zip: unpacked it would be larger than 1 MB",
+        "many.zip: the zip is damaged (it lists more files than kvchat looks through)",
+        "lzma.zip: the zip is damaged (it is packed in an unusual way)",
+        "nested.zip: the zip holds no JSON",
+        "named.zip, ␛[2J .json: it holds no chats",
+    )
+
+
+def test_an_import_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "MOST_CHATS", 3)
+    file = write(tmp_path, [chatgpt(), {}, {}, claude(), {}])
+    report = import_paths(open_library(tmp_path), [file])
+    assert len(report.imported) == 1
+    assert report.problems[-1] == (
+        "conversations.json, chat 4 “Bäume”: kvchat takes in 3 chats at once, the rest is left out"
+    )
+
+
+def test_messages_that_hand_their_parent_on_take_no_square_of_time():
+    """100,000 of them in a row, and as many that answer the last one, would take hours."""
+    tall = {f"n{i}": {"parent": f"n{i - 1}" if i else None, "message": None} for i in range(100_000)}
+    said = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
+    wide = {f"m{i}": {"parent": "n99999", "message": said} for i in range(100_000)}
+    row = parse_chatgpt(chatgpt() | {"mapping": tall | wide, "current_node": "m7"}, "x")
+    assert {message["parent_id"] for message in row["messages"]} == {None}
+
+
+def test_reasoning_without_an_end_takes_no_square_of_time(tmp_path):
+    entry = open_webui()
+    opening = '<details type="reasoning"> <summary>'
+    entry["chat"]["history"]["messages"]["a"]["content"] = opening * 100_000
+    assert len(import_paths(open_library(tmp_path), [write(tmp_path, entry)]).imported) == 1
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    os.mkfifo(folder / "a.json")
+    write(folder, chatgpt(), "b.json")
+    report = import_paths(open_library(tmp_path), [folder])
+    assert len(report.imported) == 1
+    assert report.problems == ("a.json: It is a pipe, not a file",)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"messages": [{}] * 100_001}, "it has more than 100,000 messages"),
+        ({"title": "x" * 2000}, ""),
+    ],
+)
+def test_a_chat_has_bounds(tmp_path, change, words):
+    database = open_library(tmp_path)
+    row = {"id": "x", "title": "T", "created_at": 1, "updated_at": 1, "messages": []} | change
+    file = write(tmp_path, {"format": "kvchat-conversations", "version": 1, "conversations": [row]})
+    report = import_paths(database, [file])
+    if words:
+        assert words in report.problems[0]
+    else:
+        assert database.conversations()[0].title == "x" * 1000

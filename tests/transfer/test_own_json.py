@@ -1,0 +1,144 @@
+"""What kvchat exports as JSON it takes in again, equal to the last branch and receipt."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvchat.chat.messages import MessageState, Role
+from kvchat.transfer.exporting import ExportForm, export_file
+from kvchat.transfer.importing import import_paths
+from kvchat.transfer.own_json import write_json
+from kvchat.transfer.rows import BadConversation, conversation_rows, store_rows
+from tests.transfer.library import everything, open_library, talk
+
+
+def exported(database, folder: Path) -> Path:
+    target = folder / "all.json"
+    export_file(database, [c.id for c in database.conversations()], ExportForm.JSON, target)
+    return target
+
+
+def test_an_export_comes_back_equal(tmp_path):
+    here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
+    talk(here)
+    talk(here, "Another", by_user=False)
+    report = import_paths(there, [exported(here, tmp_path)])
+    assert (len(report.imported), report.known, report.problems) == (2, 0, ())
+    assert everything(there) == everything(here)
+
+
+def test_a_second_import_changes_nothing(tmp_path):
+    here = open_library(tmp_path / "here")
+    talk(here)
+    before = everything(here)
+    report = import_paths(here, [exported(here, tmp_path)])
+    assert (report.imported, report.known) == ((), 1)
+    assert everything(here) == before
+
+
+@given(
+    texts=st.lists(
+        st.tuples(st.text(), st.sampled_from([Role.USER, Role.ASSISTANT]), st.integers(0, 20)), min_size=1, max_size=12
+    ),
+    title=st.text(min_size=1),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_tree_comes_back_equal(tmp_path_factory, texts, title):
+    folder = tmp_path_factory.mktemp("library")
+    here, there = open_library(folder / "here"), open_library(folder / "there")
+    made = here.create_conversation(title.encode("utf-8", "replace").decode())
+    ids: list[str | None] = [None]
+    for text, role, parent in texts:
+        content = text.encode("utf-8", "replace").decode()
+        ids.append(here.append(made.id, ids[parent % len(ids)], role, content, MessageState.COMPLETE).id)
+    assert import_paths(there, [exported(here, folder)]).problems == ()
+    assert everything(there) == everything(here)
+    here.close()
+    there.close()
+
+
+def one_row(tmp_path) -> dict:
+    here = open_library(tmp_path / "here")
+    talk(here)
+    file = io.StringIO()
+    write_json(conversation_rows(here), file)
+    return json.loads(file.getvalue())["conversations"][0]
+
+
+def spoil(row: dict, how: str) -> None:
+    first, second = row["messages"][0], row["messages"][1]
+    match how:
+        case "circle":
+            first["parent_id"], second["parent_id"] = second["id"], first["id"]
+        case "missing":
+            second["parent_id"] = "nobody"
+        case "leaf":
+            row["leaf_id"] = "nobody"
+        case "role":
+            first["role"] = "tool"
+        case "state":
+            first["state"] = "streaming"
+        case "receipt":
+            second["receipt"] = {"source": "disk"}
+        case "twice":
+            second["id"] = first["id"]
+        case "time":
+            first["created_at"] = 1e300
+        case "list":
+            row["messages"] = {}
+        case "content":
+            first["content"] = None
+        case "strange":
+            first["colour"] = ["red"]
+        case "large":
+            first["attachments"] = [{"name": "a.txt", "size": 10**30, "hash": "", "text": "a"}]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["circle", "missing", "leaf", "role", "state", "receipt", "twice", "time", "list", "content", "strange", "large"],
+)
+def test_a_bad_conversation_is_refused_whole(tmp_path, how):
+    row = one_row(tmp_path)
+    spoil(row, how)
+    there = open_library(tmp_path / "there")
+    with pytest.raises(BadConversation):
+        store_rows(there, row)
+    assert everything(there) == [[], []]
+
+
+def test_what_a_newer_kvchat_added_is_left_out(tmp_path):
+    row = one_row(tmp_path)
+    row["mood"], row["messages"][0]["mood"] = "good", 3
+    there = open_library(tmp_path / "there")
+    assert store_rows(there, row)
+
+
+def test_what_is_of_one_machine_is_not_taken_from_a_file(tmp_path):
+    row = one_row(tmp_path) | {"model": "//elsewhere/share/model.gguf", "deleted_at": 1, "title_due": 1}
+    there = open_library(tmp_path / "there")
+    assert store_rows(there, row)
+    assert [one.model for one in there.conversations()] == [None]
+
+
+def test_messages_of_another_conversation_are_not_taken_over(tmp_path):
+    row = one_row(tmp_path)
+    here = open_library(tmp_path / "here")
+    before = everything(here)
+    with pytest.raises(BadConversation):
+        store_rows(here, row | {"id": "another"})
+    assert everything(here) == before
+
+
+def test_halves_of_surrogate_pairs_do_not_stop_an_import(tmp_path):
+    row = one_row(tmp_path)
+    row["messages"][0]["content"] = "half \ud83d here"
+    there = open_library(tmp_path / "there")
+    assert store_rows(there, row)
+    assert there.branch(row["id"])[0].content == "half \ufffd here"

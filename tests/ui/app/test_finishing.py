@@ -1,0 +1,71 @@
+"""Quitting while something large is being saved."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.finishing import Unfinished
+from kvchat.ui.app import finishing
+from kvchat.ui.app.finishing import FinishingBox, close_in_sight
+from tests.ui.fake_runtime import FakeRuntime
+
+
+class Slow(FakeRuntime):
+    """It ends when it is told not to wait."""
+
+    left: Unfinished | None = Unfinished(2_100_000_000, 12.3)
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.told = asyncio.Event()
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        return self.left
+
+    def give_up_saving(self) -> None:
+        self.told.set()
+
+    async def close(self) -> None:
+        await self.told.wait()
+
+
+def boxes() -> list[FinishingBox]:
+    return [one for one in QApplication.topLevelWidgets() if isinstance(one, FinishingBox) and one.isVisible()]
+
+
+async def test_it_is_said_how_long_it_takes_and_can_be_left(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finishing, "SHOWN_AFTER_S", 0.01)
+    runtime = Slow(tmp_path)
+    closing = asyncio.create_task(close_in_sight(runtime))
+    while not boxes():  # noqa: ASYNC110 - Qt tells of no such thing
+        await asyncio.sleep(0.01)
+    (box,) = boxes()
+    assert "2.1 GB" in box.words.text()
+    assert "about 12 s" in box.words.text()
+    box.reject()
+    assert box.isVisible()
+    box.leave.click()
+    await closing
+    assert not boxes()
+
+
+async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finishing, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(finishing, "UPDATED_EVERY_S", 0.01)
+    runtime = Slow(tmp_path)
+    runtime.left = None
+    closing = asyncio.create_task(close_in_sight(runtime))
+    await asyncio.sleep(0.1)
+    assert not boxes()
+    runtime.told.set()
+    await closing

@@ -1,0 +1,197 @@
+"""The message being written has the keyboard after everything that is done with the mouse, and gets what is typed."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QInputMethodEvent, QInputMethodQueryEvent
+from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QToolButton, QWidget
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import MessageState, Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.text_page import TextPage
+from tests.ui.controllers.test_message_controller import button
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """A question and a reply with words and code."""
+    runtime.chat.add("Lakes", id="lakes")
+    runtime.chat.write("lakes", Role.USER, "Which lake is deepest?")
+    runtime.chat.write("lakes", Role.ASSISTANT, "This.\n\n```python\nprint(1)\n```\n", receipt=a_receipt())
+    return runtime
+
+
+async def opened(window: MainWindow) -> None:
+    window.activateWindow()
+    await until(lambda: window.isActiveWindow() and len(window.transcript.views) == 2)
+
+
+def focused() -> QWidget | None:
+    return QApplication.focusWidget()
+
+
+def click(qtbot: QtBot, widget: QWidget) -> None:
+    """As a mouse does, which gives the keyboard to what it presses."""
+    qtbot.mouseClick(widget, LEFT)
+
+
+async def at_home(window: MainWindow, qtbot: QtBot) -> None:
+    """The keyboard is in the composer, and one goes on writing."""
+    await until(lambda: focused() is window.composer.editor, f"the composer's turn, now {focused()}")
+    before = window.composer.draft
+    qtbot.keyClicks(focused(), " x")
+    assert window.composer.draft == before + " x"
+    window.composer.set_draft(before)
+
+
+async def test_after_copying_code(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await opened(window)
+    view = window.transcript.findChild(CodeView)
+    assert view is not None
+    click(qtbot, view.copy_button)
+    assert focused() is view.copy_button
+    await at_home(window, qtbot)
+
+
+async def test_after_every_button_of_a_message(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await opened(window)
+    reply = window.transcript.views[furnished.chat.said["lakes"][1].id]
+    for name in ("Copy the reply", "Regenerate the reply"):
+        click(qtbot, button(reply, name))
+        await at_home(window, qtbot)
+
+
+async def test_after_an_edit_given_up_and_after_one_sent(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    question = window.transcript.views[furnished.chat.said["lakes"][0].id]
+    for key in (Qt.Key.Key_Escape, Qt.Key.Key_Return):
+        click(qtbot, button(question, "Edit this message"))
+        assert question.editor is not None
+        await until(lambda: question.editor is not None and question.editor.field.hasFocus())
+        qtbot.keyClicks(question.editor.field, "Two words")
+        assert "Two words" in question.editor.field.toPlainText()
+        qtbot.keyClick(question.editor.field, key)
+        await at_home(window, qtbot)
+
+
+async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await opened(window)
+    window.composer.take("Go on")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.is_answering("lakes"))
+    furnished.chat.say("lakes", "One")
+    await until(lambda: window.composer.button.accessibleName() == "Stop")
+    click(qtbot, window.composer.button)
+    await until(lambda: furnished.chat.said["lakes"][-1].state is MessageState.STOPPED)
+    await at_home(window, qtbot)
+    window.composer.take("Again")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.is_answering("lakes"))
+    furnished.chat.say("lakes", "Two")
+    window.composer.button.setFocus()
+    qtbot.keyClick(window.composer.button, Qt.Key.Key_Space)  # by key: the button is off then
+    await at_home(window, qtbot)
+
+
+async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await opened(window)
+    click(qtbot, window.composer.attach)
+    dialog = window.findChild(QFileDialog)
+    assert dialog is not None
+    dialog.reject()
+    window.activateWindow()  # as a window manager does
+    await at_home(window, qtbot)
+
+
+async def test_after_a_dialog_from_a_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await opened(window)
+    window.header.more.setFocus()
+    sheet = window.keyboard.open_sheet()
+    await until(lambda: focused() is not None and focused().window() is sheet)
+    sheet.close()
+    window.activateWindow()  # as a window manager does
+    await at_home(window, qtbot)
+
+
+async def test_what_is_typed_elsewhere_goes_into_the_message(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    page = window.transcript
+    reply = page.views[furnished.chat.said["lakes"][1].id]
+    places = [page, *reply.texts, window.header.more, window.composer.attach, reply.action_row.findChild(QToolButton)]
+    for i, place in enumerate(places):
+        assert place is not None
+        place.setFocus()
+        assert focused() is place
+        for letter in "ab c":
+            qtbot.keyClicks(focused(), letter)
+        assert window.composer.draft == "ab c" * (i + 1)
+        assert focused() is window.composer.editor
+
+
+async def test_what_an_input_method_writes_goes_into_the_message(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    text = window.transcript.findChild(TextPage)
+    assert text is not None
+    for place in (text, window.header.more):
+        place.setFocus()
+        assert place.testAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
+        asked = QInputMethodQueryEvent(Qt.InputMethodQuery.ImEnabled | Qt.InputMethodQuery.ImCursorRectangle)
+        QApplication.sendEvent(place, asked)
+        assert asked.value(Qt.InputMethodQuery.ImEnabled)
+        rectangle = asked.value(Qt.InputMethodQuery.ImCursorRectangle)
+        corner = window.composer.editor.mapFromGlobal(place.mapToGlobal(rectangle.topLeft()))
+        assert window.composer.editor.rect().contains(corner.toPoint()), "the candidates stand beside the message"
+        QApplication.sendEvent(place, QInputMethodEvent("ni", []))
+        assert focused() is place, "a change of the keyboard would end what is being composed"
+        done = QInputMethodEvent()
+        done.setCommitString("你")
+        QApplication.sendEvent(place, done)
+        assert focused() is window.composer.editor
+    assert window.composer.draft == "你你"
+
+
+async def test_fields_keep_what_is_typed_in_them(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await opened(window)
+    window.find_bar.begin()
+    qtbot.keyClicks(focused(), "lake")
+    assert window.find_bar.field.text() == "lake"
+    window.sidebar.search.focus()
+    qtbot.keyClicks(focused(), "deep")
+    assert not window.composer.draft
+
+
+async def test_space_still_presses_what_tab_has_reached(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    view = window.transcript.findChild(CodeView)
+    assert view is not None
+    view.copy_button.setFocus(Qt.FocusReason.TabFocusReason)
+    qtbot.keyClick(view.copy_button, Qt.Key.Key_Space)
+    assert QApplication.clipboard().text() == "print(1)"
+    assert focused() is view.copy_button, "whoever goes by Tab goes on from there"
+
+
+async def test_nothing_goes_into_a_message_that_is_not_to_be_seen(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    window.show_first_start()
+    place = next(one for one in window.first_start.findChildren(QPushButton) if one.isVisible() and one.isEnabled())
+    place.setFocus()
+    qtbot.keyClicks(place, "abc")
+    assert not window.composer.draft
+    assert focused() is place

@@ -1,0 +1,185 @@
+"""Keys, palette, sheet, zoom and the numbers switch, over the fake runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import QLabel
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Role
+from kvchat.ui.app.keyboard import Keyboard
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.chat.turn_story import Piece
+from kvchat.ui.commands.palette import Palette
+from kvchat.ui.commands.ranking import best, folded
+from kvchat.ui.commands.shortcut_sheet import ShortcutSheet
+from kvchat.ui.commands.shortcuts import SHORTCUTS, shown_keys
+from kvchat.ui.messages.reply_view import ReplyView
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+TITLES = ("Trip to Jeju", "Thesis, chapter 3", "Crème brûlée", "量子力学入门", "The thesis itself")
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    for number, title in enumerate(TITLES):
+        runtime.chat.add(title, id=f"c{number}")
+        runtime.chat.write(f"c{number}", Role.USER, "Why?")
+        runtime.chat.write(f"c{number}", Role.ASSISTANT, "Because.", receipt=a_receipt())
+    return runtime
+
+
+def test_no_key_means_two_things_and_each_is_one_that_qt_knows() -> None:
+    keys = Counter(QKeySequence(key).toString() for one in SHORTCUTS for key in one.keys)
+    assert all(keys), "a name that Qt does not know"
+    assert [key for key, count in keys.items() if count > 1] == []
+    assert len({one.action for one in SHORTCUTS}) == len(SHORTCUTS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("thesis", "Thesis, chapter 3"),
+        ("itself", "The thesis itself"),
+        ("brulee", "Crème brûlée"),
+        ("CREME", "Crème brûlée"),
+        ("力学", "量子力学入门"),
+        ("tj", "Trip to Jeju"),
+        ("jeju trip", "Trip to Jeju"),
+    ],
+)
+def test_titles_are_found_by_a_few_letters(typed: str, first: str) -> None:
+    assert TITLES[best(typed, [folded(title) for title in TITLES], 3)[0]] == first
+
+
+def test_what_fits_nothing_finds_nothing() -> None:
+    assert best("xyzzy", [folded(title) for title in TITLES], 3) == []
+    assert best("  ", [folded(title) for title in TITLES], 3) == [0, 1, 2]
+
+
+async def test_the_palette_switches_chats_and_does_things(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    qtbot.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
+    palette = window.findChild(Palette)
+    assert isinstance(palette, Palette)
+    assert palette.shown[0] != window.header.title.whole  # the open one comes last
+    qtbot.keyClicks(palette.field, "jeju")
+    assert palette.shown == ["Trip to Jeju"]
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert window.controller.current == "c0"
+    palette = window.keyboard.open_palette()
+    qtbot.keyClicks(palette.field, "thesis")
+    qtbot.keyClick(palette.field, Qt.Key.Key_Down)
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert window.controller.current == "c4"
+    palette = window.keyboard.open_palette()
+    qtbot.keyClicks(palette.field, "new chat")
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert window.controller.current is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "among"),
+    [
+        ("theme", "Dark theme"),
+        ("dark", "Dark theme"),
+        ("night", "Dark theme"),
+        ("font", "Larger text"),
+        ("zoom", "Larger text"),
+        ("export", "Export this chat…"),
+        ("markdown", "Export this chat…"),
+        ("model", "Models…"),
+        ("download", "Models…"),
+        ("backup", "Back up…"),
+        ("log", "Engine’s log…"),
+        ("preferences", "Settings…"),
+        ("system prompt", "Chat settings…"),
+        ("trash", "Recently deleted…"),
+        ("exit", "Quit"),
+        ("disk usage", "Storage…"),
+    ],
+)
+async def test_the_palette_finds_what_people_type(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, typed: str, among: str
+) -> None:
+    palette = window.keyboard.open_palette()
+    palette.field.setText(typed)
+    assert among in palette.shown
+    palette.close()
+
+
+async def test_the_palette_changes_the_theme(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    palette = window.keyboard.open_palette()
+    qtbot.keyClicks(palette.field, "dark th")
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    await until(lambda: furnished.settings.theme == "dark")
+
+
+async def test_the_palette_says_when_nothing_fits(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    palette = window.keyboard.open_palette()
+    qtbot.keyClicks(palette.field, "xyzzy")
+    assert palette.nothing.isVisible()
+    qtbot.keyClick(palette.field, Qt.Key.Key_Return)
+    assert palette.isVisible()
+    palette.close()
+
+
+async def test_the_sheet_names_every_key(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window, Qt.Key.Key_F1)
+    sheet = window.findChild(ShortcutSheet)
+    assert isinstance(sheet, ShortcutSheet)
+    words = {label.text() for label in sheet.findChildren(QLabel)}
+    assert {part for one in SHORTCUTS if one.keys for part in (one.words, shown_keys(one))} <= words
+    sheet.close()
+
+
+async def test_up_in_an_empty_field_edits_the_last_question(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await until(lambda: len(window.transcript.views) == 2, "the messages")
+    question = window.transcript.messages[0].id
+    qtbot.keyClicks(window.composer.editor, "x")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Up)
+    assert window.transcript.views[question].editor is None
+    window.composer.set_draft("")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Up)
+    assert window.transcript.views[question].editor is not None
+
+
+async def test_zoom_scales_the_type_and_is_kept(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    keyboard: Keyboard = window.keyboard
+    before = window.composer.editor.font().pointSizeF()
+    keyboard.actions["larger"].trigger()
+    await until(lambda: furnished.settings.zoom == 110, "the larger text")
+    assert window.composer.editor.font().pointSizeF() == pytest.approx(before * 1.1, abs=0.06)
+    for _ in range(20):
+        keyboard.actions["smaller"].trigger()
+        await until(lambda: not window.runner._tasks)
+    assert furnished.settings.zoom == 70
+    keyboard.actions["normal"].trigger()
+    await until(lambda: window.composer.editor.font().pointSizeF() == before, "the size it had")
+
+
+async def test_the_numbers_go_and_come_back(furnished: FakeRuntime, window: MainWindow) -> None:
+    await until(lambda: len(window.transcript.views) == 2, "the messages")
+    reply = window.transcript.messages[1].id
+
+    def receipt() -> object:
+        view = window.transcript.views[reply]
+        return view.receipt if isinstance(view, ReplyView) else None
+
+    window.strip.show_turn((Piece("first token 0.3 s"), Piece("not saved: no room", "warn")), None)
+    assert receipt() is not None
+    window.keyboard.actions["numbers"].trigger()
+    await until(lambda: receipt() is None, "a reply without its receipt")
+    assert window.strip.remarks.text == "not saved: no room"  # what went wrong is no number
+    assert window.strip.context.isHidden()
+    window.keyboard.actions["numbers"].trigger()
+    await until(lambda: receipt() is not None, "the receipt")
+    assert window.strip.remarks.text.startswith("first token")

@@ -1,0 +1,605 @@
+"""The window through its keys, buttons and lists, over the fake runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QLabel, QLineEdit, QMenu, QPlainTextEdit, QPushButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import (
+    FirstToken,
+    Notice,
+    Prefilling,
+    QuestionNotStored,
+    Silent,
+    Speed,
+    TurnFailed,
+    WaitingForChat,
+)
+from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.chat.slot_state import Verdict
+from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
+from kvchat.errors import KvchatError
+from kvchat.library.remote.downloads import Download, DownloadState
+from kvchat.library.remote.hub import HubFile, HubPart
+from kvchat.library.remote.hub_download import Order
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.sidebar.conversation_list import Warmth
+from kvchat.ui.widgets.item_list import ROW
+from kvchat.words.wording import NEVER_KEEP
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Two conversations; `thesis` is the newer one."""
+    for id, title in (("jeju", "Trip to Jeju"), ("thesis", "Thesis, chapter 3")):
+        runtime.chat.add(title, id=id)
+        runtime.chat.write(id, Role.USER, f"About {title}?")
+        runtime.chat.write(id, Role.ASSISTANT, f"All about {title}.", receipt=a_receipt())
+    return runtime
+
+
+def replies(window: MainWindow) -> list[ReplyView]:
+    return [view for view in window.transcript.views.values() if isinstance(view, ReplyView)]
+
+
+def titles(window: MainWindow) -> list[str]:
+    model = window.sidebar.model
+    return [model.index(i).data() for i in range(model.rowCount())]
+
+
+def warmth(window: MainWindow) -> list[Warmth]:
+    model = window.sidebar.model
+    return [model.index(i).data(ROW).warmth for i in range(model.rowCount())]
+
+
+async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
+    """The open conversation stands on the page."""
+    wanted = len(runtime.chat.said[window.controller.current or ""])
+    await until(lambda: len(window.transcript.views) == wanted, "the messages")
+
+
+def dialog(window: MainWindow) -> ConfirmDialog:
+    return next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
+
+
+async def test_shows_the_newest_conversation_and_tells_the_runtime(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    assert titles(window) == ["Thesis, chapter 3", "Trip to Jeju"]
+    assert window.header.title.whole == "Thesis, chapter 3"
+    assert ("select", "thesis") in furnished.chat.calls
+    assert replies(window)[0].text == "All about Thesis, chapter 3."
+
+
+async def test_enter_sends_and_shift_enter_makes_a_line(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    editor = window.composer.editor
+    qtbot.keyClicks(editor, "one")
+    qtbot.keyClick(editor, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClicks(editor, "two")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    await until(lambda: ("send", "thesis", "one\ntwo") in furnished.chat.calls)
+    assert window.composer.draft == ""
+
+
+async def test_send_button_is_off_without_text(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    assert not window.composer.button.isEnabled()
+    qtbot.keyClicks(window.composer.editor, "   ")
+    assert not window.composer.button.isEnabled()
+    qtbot.keyClicks(window.composer.editor, "x")
+    assert window.composer.button.isEnabled()
+    assert window.composer.button.accessibleName() == "Send"
+
+
+async def test_composer_grows_to_eight_lines(runtime: FakeRuntime, window: MainWindow) -> None:
+    editor = window.composer.editor
+    heights = []
+    for lines in (1, 4, 8, 20):
+        window.composer.set_draft("\n".join("x" * lines))
+        heights.append(editor.height())
+    assert heights[0] < heights[1] < heights[2] == heights[3]
+
+
+async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClicks(window.composer.editor, "Hello")
+    qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
+    await until(lambda: titles(window) == ["Hello"])
+    assert runtime.chat.calls[-1] == ("send", window.controller.current, "Hello")
+    assert window.header.title.whole == "Hello"
+
+
+async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
+    window.controller.send("one")
+    window.controller.send("two")
+    await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
+    assert len(runtime.chat.talks) == 1
+
+
+async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    runtime.chat.add("Other", id="other")
+    qtbot.keyClicks(window.composer.editor, "Hello")
+    window.controller.open("other")
+    window.new_conversation()
+    assert window.composer.draft == "Hello"
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: len(runtime.chat.talks) == 2)
+    window.new_conversation()
+    assert window.composer.draft == ""
+
+
+async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.controller.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    assert window.composer.button.accessibleName() == "Stop"
+    furnished.events.publish(Prefilling("thesis", 100, 400, 0))
+    assert window.transcript.tail.pending.text() == "Reading 25 % of 400 tokens…"
+    for piece in ("One ", "two ", "**three**"):
+        furnished.chat.say("thesis", piece)
+    await until(lambda: replies(window)[-1].text == "One two **three**")
+    assert window.transcript.tail.pending.isHidden()
+    qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
+    await until(lambda: replies(window)[-1].message.state is MessageState.STOPPED)
+    assert ("stop", "thesis") in furnished.chat.calls
+    assert window.composer.button.accessibleName() == "Send"
+
+
+async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.controller.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
+    await until(lambda: furnished.chat.busy is None)
+
+
+async def test_enter_keeps_the_text_while_a_reply_runs(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.controller.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    qtbot.keyClicks(window.composer.editor, "next")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    assert window.composer.draft == "next"
+    assert [call for call in furnished.chat.calls if call[0] == "send"] == [("send", "thesis", "go on")]
+
+
+async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
+    window.controller.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    furnished.chat.say("thesis", "first half, ")
+    window.controller.open("jeju")
+    furnished.chat.say("thesis", "second half")
+    await settled(window, furnished)
+    assert window.composer.button.accessibleName() == "Send"
+    assert [reply.text for reply in replies(window)] == ["All about Trip to Jeju."]
+    window.controller.open("thesis")
+    await until(lambda: replies(window) and replies(window)[-1].text == "first half, second half")
+
+
+async def test_click_switches_and_each_conversation_keeps_its_draft(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    qtbot.keyClicks(window.composer.editor, "half a thought")
+    view = window.sidebar.list
+    where = view.visualRect(window.sidebar.model.index(1)).center()
+    qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=where)
+    await until(lambda: window.controller.current == "jeju")
+    await settled(window, furnished)
+    assert replies(window)[0].text == "All about Trip to Jeju."
+    assert window.composer.draft == ""
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Up, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: window.controller.current == "thesis")
+    assert window.composer.draft == "half a thought"
+
+
+async def test_what_is_typed_after_a_click_in_the_list_goes_into_the_message(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.sidebar.list.setFocus()
+    before = window.controller.current
+    qtbot.keyClicks(window.sidebar.list, "Why?")
+    assert window.composer.draft == "Why?"
+    assert window.controller.current == before
+
+
+async def test_words_that_were_not_stored_come_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    assert window.controller.current is not None
+    error = KvchatError("Your chats could not be read or written", "The disk is full.")
+    furnished.events.publish(QuestionNotStored(window.controller.current, "precious", error))
+    assert window.composer.draft == "precious"
+    assert window.notices.on_show
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["still there", "gone on to another"])
+async def test_words_for_a_conversation_that_could_not_begin_come_back(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, elsewhere: bool
+) -> None:
+    runtime.chat.add("Other", id="other")
+    runtime.chat.refuse = KvchatError("Your chats could not be read or written", "The disk is full.")
+    qtbot.keyClicks(window.composer.editor, "precious")
+    async with runtime.chat.disk:
+        qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+        await until(lambda: ("new",) in runtime.chat.calls)
+        if elsewhere:
+            window.controller.open("other")
+    await until(lambda: window.notices.on_show)
+    if elsewhere:
+        assert window.composer.draft == ""
+        window.new_conversation()
+    assert window.composer.draft == "precious"
+    assert not [call for call in runtime.chat.calls if call[0] == "send"]
+
+
+async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    assert window.controller.current is None
+    assert not window.transcript.views
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: window.controller.current == "thesis")
+
+
+async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRuntime, window: MainWindow) -> None:
+    title = "<b>bold</b> & <img src='file:///etc/passwd'> " * 4
+    runtime.chat.add(title, id="html")
+    await until(lambda: titles(window) == [title])
+    window.controller.open("html")
+    window.resize(600, 420)
+    await until(lambda: "&lt;img" in window.header.title.toolTip())
+    assert window.header.title.text().startswith("<b>bold")
+
+
+async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await settled(window, furnished)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F2)
+    editor = window.sidebar.list.findChild(QLineEdit)
+    assert editor is not None
+    editor.selectAll()
+    qtbot.keyClicks(editor, "The lemma")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    await until(lambda: titles(window)[0] == "The lemma")
+    assert window.header.title.whole == "The lemma"
+
+
+async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    before = titles(window)
+    window.controller.open("jeju")
+    window.header.name_by_model.trigger()
+    await until(lambda: titles(window) == [before[0], "Named by the model"])
+    assert window.header.title.whole == "Named by the model"
+
+
+async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
+    assert warmth(window) == [Warmth.COLD, Warmth.COLD]
+    furnished.slot = "thesis"
+    furnished.kept = {"jeju": 136_000_000}
+    window.controller.list.reload_soon()
+    await until(lambda: warmth(window) == [Warmth.HOT, Warmth.DISK])
+    assert window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB"
+    furnished.set_engine(EngineState.STOPPED)
+    await until(lambda: warmth(window)[0] is Warmth.COLD)
+
+
+async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.controller.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
+    furnished.chat.finish("thesis", None)
+    card = window.transcript.tail.failure
+    assert (card.title.text(), card.detail.text(), card.advice.text()) == (
+        "Out of memory",
+        "3.2 GB short.",
+        "Close something.",
+    )
+    await until(lambda: card.isVisible() and not window.transcript.tail.unanswered.isVisible())
+    qtbot.mouseClick(card.retry, Qt.MouseButton.LeftButton)
+    assert ("retry", "thesis") in furnished.chat.calls
+    assert card.isHidden()
+
+
+async def test_an_interrupted_reply_offers_to_try_again(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("thesis", Role.USER, "And?")
+    furnished.chat.write("thesis", Role.ASSISTANT, "Half an ans", state=MessageState.INTERRUPTED)
+    await settled(window, furnished)
+    again = [b for b in replies(window)[-1].findChildren(QPushButton) if b.text() == "Try again"]
+    again[0].click()
+    assert ("retry", "thesis") in furnished.chat.calls
+
+
+async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("thesis", Role.USER, "And?")
+    await until(lambda: window.transcript.tail.unanswered.isVisible())
+    window.transcript.tail.unanswered.button.click()
+    assert ("retry", "thesis") in furnished.chat.calls
+    assert not window.transcript.tail.unanswered.isVisible()
+
+
+async def test_one_card_where_engine_and_turn_fail_alike(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    furnished.chat.write("thesis", Role.USER, "And then?")
+    failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "The model does not fit", "It needs 9 GB.", "Choose another.")
+    furnished.events.publish(TurnFailed("thesis", EngineError(failure.title, failure.detail, failure.advice)))
+    await until(lambda: window.transcript.tail.failure.isVisible())
+    furnished.set_engine(EngineState.FAILED, failure=failure)
+    assert window.engine_card.isVisible()
+    assert not window.transcript.tail.failure.isVisible()
+    await until(window.transcript.tail.unanswered.isVisible)
+    qtbot.mouseClick(window.transcript.tail.unanswered.button, Qt.MouseButton.LeftButton)
+    await until(lambda: ("retry", "thesis") in furnished.chat.calls)
+
+
+async def test_pin_and_never_save_from_the_conversation_s_own_menus(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    furnished.kept["thesis"] = 1000
+    window.header.chat_menu.popup(window.mapToGlobal(window.rect().center()))
+    action = window.header.pin
+    qtbot.mouseClick(
+        window.header.chat_menu, Qt.MouseButton.LeftButton, pos=window.header.chat_menu.actionGeometry(action).center()
+    )
+    await until(lambda: ("pin", "thesis", True) in furnished.calls)
+    await until(lambda: window.sidebar.model.index(0).data(ROW).pinned)
+    assert action.isChecked()
+    jeju = window.sidebar.model.index(1)
+    where = window.sidebar.list.visualRect(jeju).center()
+    window.sidebar.list.customContextMenuRequested.emit(where)
+    menu = next(menu for menu in window.sidebar.list.findChildren(QMenu) if menu.isVisible())
+    never = next(action for action in menu.actions() if action.text() == NEVER_KEEP)
+    assert not never.isChecked()
+    qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(never).center())
+    await until(lambda: ("never_save", "jeju", True) in furnished.calls)
+    await until(lambda: window.sidebar.model.index(1).data(ROW).never_save)
+    spoken = [window.sidebar.model.index(i).data(Qt.ItemDataRole.AccessibleTextRole) for i in range(2)]
+    assert spoken == [
+        "Thesis, chapter 3, remembered: comes back in a moment, always kept",
+        "Trip to Jeju, must be read again, never kept",
+    ]
+
+
+async def test_an_empty_page_has_nothing_to_pin(runtime: FakeRuntime, window: MainWindow) -> None:
+    assert not window.header.pin.isEnabled()
+    assert not window.header.never_save.isEnabled()
+
+
+async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:
+    failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "It is truncated.", "Fetch it again.")
+    furnished.set_engine(EngineState.FAILED, failure=failure)
+    card = window.engine_card
+    assert card.isVisible()
+    assert (card.title.text(), card.detail.text(), card.advice.text()) == (
+        "Not a model",
+        "It is truncated.",
+        "Fetch it again.",
+    )
+    card.restart.click()
+    await until(lambda: ("restart",) in furnished.calls)
+    card.log.click()
+    engine = window.beside.open_engine(log=True)
+    assert "server is listening" in engine.log.text.toPlainText()
+    engine.close()
+    card.model.click()
+    models = window.findChild(ModelsWindow)
+    assert models is not None
+    assert models.isVisible()
+    furnished.set_engine(EngineState.READY)
+    assert card.isHidden()
+
+
+async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, window: MainWindow) -> None:
+    failure = EngineFailure(FailureKind.OUT_OF_MEMORY, "Out of memory", "Killed.", "Close something.")
+    furnished.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
+    assert window.engine_card.title.text() == "Out of memory"
+    assert "attempt 2" in window.engine_card.detail.text()
+    furnished.set_engine(EngineState.LOADING)
+    assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
+    furnished.set_engine(EngineState.LOADING, checking=True)
+    assert window.engine_card.title.text() == "Checking whether chats can be remembered here…"
+    assert not window.engine_card.restart.isVisible()
+
+
+async def test_errors_and_notices_go_through_one_door(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
+    window.header.requested.emit("restart-engine")
+    await until(lambda: len(window.notices.on_show) == 1)
+    assert window.notices.on_show[0].words == ("Cannot restart", "No model. Choose one.")
+    furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
+    furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
+    assert len(window.notices.on_show) == 2
+    window.notices.on_show[0].close_button.click()
+    assert [notice.words[0] for notice in window.notices.on_show] == ["Disk nearly full"]
+
+
+async def test_a_bug_becomes_a_report_to_copy(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.refuse = ZeroDivisionError("by zero")  # type: ignore[assignment]
+    window.header.requested.emit("restart-engine")
+    await until(lambda: window.notices.report is not None)
+    report = window.notices.report
+    assert report is not None
+    assert "ZeroDivisionError: by zero" in report.text.toPlainText()
+    report.close()
+
+
+async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await settled(window, furnished)
+    receipt = replies(window)[0].receipt
+    assert receipt is not None
+    assert receipt.text == "0.3 s · remembered"
+    assert "read 12 new tokens, remembered 5,906 from disk" in receipt.line.toolTip()
+    qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
+    await until(lambda: receipt.details is not None and receipt.details.isVisible())
+    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details open"
+    receipt.line.setFocus()
+    qtbot.keyClick(receipt.line, Qt.Key.Key_Space)
+    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details folded"
+    assert receipt.details is not None
+    assert receipt.details.isHidden()
+
+
+async def test_a_hollow_restore_looks_like_a_fault(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("thesis", Role.ASSISTANT, "x", receipt=a_receipt(hollow=True, cached_tokens=0))
+    await until(lambda: len(replies(window)) == 2)
+    receipt = replies(window)[-1].receipt
+    assert receipt is not None
+    assert receipt.text.startswith("⚠ ")
+    assert receipt.line.property("tone") == "warn"
+
+
+async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    strip = window.strip
+    assert strip.state.text() == "ready"
+    assert strip.model.whole == "SmolLM2-135M-Instruct"
+    assert strip.context.text() == "context 32K"
+    assert "trained for" in strip.context.toolTip()
+    furnished.events.publish(Prefilling("thesis", 2959, 5918, 0))
+    assert strip.remarks.text == "reading 50 % of 5,918 tokens"
+    assert strip.progress.isVisible()
+    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
+    assert strip.remarks.text == "still loaded · first word after 0.31 s"
+    assert not strip.progress.isVisible()
+    furnished.events.publish(Prefilling("jeju", 1, 2, 0))
+    assert strip.remarks.text == "still loaded · first word after 0.31 s"
+
+
+async def test_an_engine_of_which_nothing_is_heard_is_not_called_ready(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await settled(window, furnished)
+    furnished.events.publish(Silent("thesis", 12.4))
+    assert (window.strip.state.text(), window.strip.remarks.text) == ("silent", "no word for 12 s")
+    furnished.events.publish(Silent("thesis", 0.0))
+    assert window.strip.state.text() == "ready"
+
+
+async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
+    furnished.events.publish(Speed("thesis", 41.3, 6000))
+    strip = window.strip
+    assert strip.model.isVisible()
+    assert strip.context.isVisible()
+    window.resize(420, 600)
+    both = ["still loaded", "first word after 0.31 s"]
+    await until(lambda: [piece.text for piece in strip.remarks.fitting(strip.remarks.width())] == both)
+    window.resize(1100, 600)
+    await until(lambda: strip.width() == 1100)
+    assert strip.model.isVisible()
+
+
+async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
+    for i in range(100):
+        furnished.chat.said["jeju"].append(furnished.chat.write("thesis", Role.USER, f"Question {i}"))
+    window.controller.open("jeju")
+    bar = window.transcript.verticalScrollBar()
+    await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
+    assert "All about Thesis, chapter 3." not in [reply.text for reply in replies(window)]
+    assert furnished.chat.said["jeju"][-1].id in window.transcript.views
+
+
+async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: FakeRuntime, window: MainWindow) -> None:
+    for i in range(30):
+        furnished.chat.write("thesis", Role.USER, f"Question {i}")
+    bar = window.transcript.verticalScrollBar()
+    await until(lambda: len(window.transcript.views) == 32 and bar.value() == bar.maximum() > 0)
+    bar.setValue(0)
+    before = bar.maximum()
+    furnished.chat.write(
+        "thesis", Role.ASSISTANT, "\n\n".join("More." for _ in range(30)), receipt=a_receipt(Source.HOT)
+    )
+    await until(lambda: bar.maximum() > before)
+    assert bar.value() == 0
+
+
+async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+    window.resize(700, 500)
+    window.close()
+    again = MainWindow(furnished, look)
+    assert (again.width(), again.height()) == (700, 500)
+    assert (furnished.paths.config / "window.ini").exists()
+    again.deleteLater()
+
+
+async def test_closing_without_a_tray_quits(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    with qtbot.waitSignal(window.quit_requested, timeout=0, raising=True):
+        window.close()
+
+
+@pytest.mark.parametrize("way", ["close", "quit"])
+async def test_quitting_in_the_middle_of_something_asks(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, way: str
+) -> None:
+    heard: list[bool] = []
+    window.quit_requested.connect(lambda: heard.append(True))
+    leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
+    window.controller.send("go on")
+    await until(lambda: furnished.chat.busy == "thesis")
+    window.keeping.going_on.append("Importing…")
+    order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
+    waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
+    furnished.models.downloads._known[waiting.path] = waiting
+    leave()
+    leave()
+    question = dialog(window)
+    words = " ".join(label.text() for label in question.findChildren(QLabel))
+    assert all(part in words for part in ("“Thesis, chapter 3”", "1 model is being downloaded", "Importing"))
+    assert (heard, window.isVisible()) == ([], True)
+    qtbot.keyClick(question, Qt.Key.Key_Return)  # staying is the default
+    assert heard == []
+    window.keeping.going_on.clear()
+    furnished.models.downloads._known.clear()
+    leave()
+    dialog(window).yes.click()
+    assert heard == [True]
+    furnished.chat.finish("thesis", None)
+    leave()
+    assert heard == [True, True]
+
+
+async def test_every_control_has_a_name(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    controls = [*window.findChildren(QAbstractButton), *window.findChildren(QPlainTextEdit)]
+    nameless = [c for c in controls if not (c.accessibleName() or (isinstance(c, QAbstractButton) and c.text()))]
+    assert not nameless
+
+
+async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    window.transcript.show_failure(KvchatError("Title", "Many words. " * 20, "Some advice. " * 10))
+    card = window.transcript.tail.failure
+    await until(lambda: card.isVisible() and card.height() > 0)
+    tail = window.transcript.tail
+    await until(lambda: tail.height() == tail.layout().totalHeightForWidth(tail.width()) > 0)
+
+
+async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    furnished.chat.ahead = "jeju"
+    window.controller.send("What about chapter 4?")
+    await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
+    furnished.events.publish(WaitingForChat("thesis", "jeju"))
+    pending, first = window.transcript.tail.pending, window.transcript.tail.first
+    assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply."
+    furnished.events.publish(Prefilling("jeju", 400, 1000, 0))
+    assert pending.text() == "Waiting for “Trip to Jeju”: reading 40 %."
+    assert first.isVisible()
+    first.click()
+    assert "Trip to Jeju" in dialog(window).findChildren(QLabel)[1].text()
+    dialog(window).yes.click()
+    assert ("go_first", "thesis") in furnished.chat.calls
+    furnished.chat.ahead = None
+    furnished.events.publish(Prefilling("thesis", 1, 10, 0))
+    assert first.isHidden()
+    assert pending.text().startswith("Reading")

@@ -1,0 +1,201 @@
+"""The window around the page: the sidebar that can be hidden, titles written anew, menus, narrow and full screen."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Role
+from kvchat.errors import KvchatError
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.presets.chat_settings import ChatSettings
+from kvchat.ui.presets.preset_dialog import PresetDialog
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Chats a to d; d is the newest, and open."""
+    for id in "abcd":
+        runtime.chat.add(f"Chat {id}", id=id)
+        runtime.chat.write(id, Role.USER, f"Hello {id}")
+    return runtime
+
+
+def listed(window: MainWindow) -> list[str]:
+    return [chat.title for chat in window.sidebar.model.rows]
+
+
+@pytest.mark.parametrize("change", ["more", "fewer", "order", "same"])
+async def test_a_list_that_changes_leaves_a_title_to_be_typed(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, change: str
+) -> None:
+    view = window.sidebar.list
+    where = view.visualRect(window.sidebar.model.index_of("d")).center()
+    for click in (qtbot.mouseClick, qtbot.mouseDClick):  # a double click alone is only the second half
+        click(view.viewport(), LEFT, pos=where)
+    editor = view.findChild(QLineEdit)
+    assert editor is not None
+    qtbot.keyClicks(editor, "Half a ti")
+    match change:
+        case "more":
+            furnished.chat.add("New")
+        case "fewer":
+            await furnished.chat.organiser.delete(["b", "c"])
+        case "order":
+            await furnished.chat.organiser.keep_on_top(["a"], True)
+        case _:
+            furnished.slot = "d"
+    await window.controller.list.reload()
+    assert view.findChild(QLineEdit) is editor
+    assert editor.text() == "Half a ti"
+    qtbot.keyClicks(editor, "tle")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.talks["d"].title == "Half a title")
+    assert window.controller.current == "d"
+
+
+async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    runtime.chat.add("Only", id="only")
+    await until(lambda: listed(window) == ["Only"])
+    window.controller.open("only")
+    window.sidebar.begin_rename()
+    editor = window.sidebar.list.findChild(QLineEdit)
+    assert editor is not None
+    qtbot.keyClicks(editor, "Other")
+    await window.controller.list.reload()
+    assert editor.text() == "Other"
+
+
+async def test_a_double_click_on_the_title_renames(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    header = window.header
+    await until(lambda: header.title.whole == "Chat d")
+    qtbot.mouseDClick(header.title, LEFT)
+    qtbot.keyClicks(header.field, "Lemma")
+    await window.controller.list.reload()
+    qtbot.keyClick(header.field, Qt.Key.Key_Return)
+    await until(lambda: header.title.whole == "Lemma")
+    assert header.title.isVisible()
+    assert window.composer.editor.hasFocus()
+    qtbot.mouseDClick(header.title, LEFT)
+    qtbot.keyClicks(header.field, "Thrown away")
+    qtbot.keyClick(header.field, Qt.Key.Key_Escape)
+    assert header.title.isVisible()
+    assert furnished.chat.talks["d"].title == "Lemma"
+
+
+async def test_the_sidebar_can_be_hidden_and_is_so_next_time(
+    furnished: FakeRuntime, window: MainWindow, look: Look, qtbot: QtBot
+) -> None:
+    qtbot.mouseClick(window.sidebar.hide_button, LEFT)
+    assert window.sidebar.isHidden()
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F2)  # the list cannot be edited, the title can
+    assert window.header.field.isVisible()
+    qtbot.keyClick(window.header.field, Qt.Key.Key_Escape)
+    window.close()
+    again = MainWindow(furnished, look)
+    assert again.sidebar.isHidden()
+    again.deleteLater()
+    window.show()
+    qtbot.mouseClick(window.header.sidebar, LEFT)
+    assert window.sidebar.isVisible()
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_B, CTRL)
+    assert window.sidebar.isHidden()
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F, CTRL | Qt.KeyboardModifier.ShiftModifier)
+    assert window.sidebar.isVisible()
+    assert window.sidebar.search.field.hasFocus()
+
+
+async def test_a_narrow_window_shows_the_sidebar_or_the_page(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.resize(400, 600)
+    assert window.width() == 400
+    await until(lambda: window.centralWidget().minimumSizeHint().width() <= 400)
+    assert (window.sidebar.isVisible(), window.composer.isVisible()) == (False, True)
+    qtbot.mouseClick(window.header.sidebar, LEFT)
+    assert (window.sidebar.isVisible(), window.composer.isVisible()) == (True, False)
+    view = window.sidebar.list
+    qtbot.mouseClick(view.viewport(), LEFT, pos=view.visualRect(window.sidebar.model.index_of("b")).center())
+    assert (window.sidebar.isVisible(), window.composer.isVisible()) == (False, True)
+    assert window.controller.current == "b"
+    window.resize(900, 600)
+    assert window.sidebar.isVisible()
+
+
+async def test_f11_fills_the_screen_and_gives_it_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F11)
+    assert window.isFullScreen()
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_F11)
+    assert not window.isFullScreen()
+
+
+async def test_the_menus_part_this_chat_from_kvchat(furnished: FakeRuntime, window: MainWindow) -> None:
+    def words(menu: QMenu) -> set[str]:
+        return {action.text().partition("\t")[0] for action in menu.actions() if action.text()}
+
+    chat, app = words(window.header.chat_menu), words(window.header.menu)
+    assert {"Rename", "Delete this chat", "Chat settings…", "Export this chat…"} <= chat
+    assert {"Settings…", "Models…", "Quit"} <= app
+    assert not chat & app
+
+
+@pytest.mark.parametrize("name", ["chat", "more"])
+async def test_a_menu_s_button_rests_when_the_menu_has_gone(
+    furnished: FakeRuntime, window: MainWindow, name: str
+) -> None:
+    button = getattr(window.header, name)
+    QTest.mouseMove(window, QPoint(1, 1))
+    button.setAttribute(Qt.WidgetAttribute.WA_UnderMouse)  # as Qt has it when the pointer came
+    button.menu().popup(window.mapToGlobal(window.rect().center()))
+    button.menu().close()
+    assert not button.underMouse()
+
+
+async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime, window: MainWindow) -> None:
+    await until(lambda: window.transcript.isVisible() and window.transcript.height() > 0)
+    before = window.transcript.geometry()
+    for number in range(5):
+        window.notices.tell(f"Notice {number}", "and more")
+    window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
+    await until(lambda: window.notices.height() >= window.notices.heightForWidth(window.notices.width()) > 0)
+    assert window.transcript.geometry() == before
+    assert [notice.words[0] for notice in window.notices.on_show] == ["Notice 3", "Notice 4", "Cannot restart"]
+    page = window.notices.mapToGlobal(window.notices.rect().bottomLeft()).y()
+    assert page < window.composer.mapToGlobal(QPoint(0, 0)).y()
+    assert page > window.transcript.mapToGlobal(window.transcript.rect().center()).y()
+    for notice in window.notices.on_show:
+        notice.close_button.click()
+    await until(window.notices.isHidden)
+
+
+async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    window.open_chat_settings()
+    settings = window.findChild(ChatSettings)
+    assert isinstance(settings, ChatSettings)
+    await until(settings.save.isEnabled)
+    settings.keep.click()
+    dialog = settings.findChild(PresetDialog)
+    assert isinstance(dialog, PresetDialog)
+    await until(dialog.save.isEnabled)
+    assert QApplication.activeModalWidget() is dialog
+    dialog.form.numbers["temperature"].setText("3")
+    qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
+    assert dialog.form.refusal.text() == "Temperature must be from 0 to 2."
+    dialog.form.numbers["temperature"].setText("1")
+    qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
+    await until(lambda: not dialog.isVisible())
+    assert [preset.name for preset in furnished.chat.options.stored] == ["New preset"]
+    settings.close()

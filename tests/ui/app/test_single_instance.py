@@ -1,0 +1,68 @@
+"""One kvchat for one data folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from kvchat.ui.app.single_instance import SingleInstance
+from tests.ui.waiting import until
+
+SECOND_START = """
+import sys
+from pathlib import Path
+from PySide6.QtCore import QCoreApplication
+from kvchat.ui.app.single_instance import SingleInstance
+app = QCoreApplication([])
+sys.exit(0 if SingleInstance(Path(sys.argv[1])).claim() else 3)
+"""
+
+
+def start_again(folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SECOND_START, str(folder)])
+
+
+async def test_a_second_start_raises_the_first(tmp_path: Path) -> None:
+    first = SingleInstance(tmp_path)
+    assert first.claim()
+    raised: list[bool] = []
+    first.raise_requested.connect(lambda: raised.append(True))
+    second = start_again(tmp_path)
+    await until(lambda: second.poll() is not None, "the second start to end")
+    assert second.returncode == 3
+    await until(lambda: raised)
+    first.release()
+
+
+async def test_another_folder_is_another_kvchat(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    instances = []
+    for folder in folders:
+        folder.mkdir()
+        instances.append(SingleInstance(folder))
+    assert all(instance.claim() for instance in instances)
+    for instance in instances:
+        instance.release()
+
+
+async def test_the_folder_is_free_after_release(tmp_path: Path) -> None:
+    first = SingleInstance(tmp_path)
+    assert first.claim()
+    first.release()
+    second = start_again(tmp_path)
+    await until(lambda: second.poll() is not None)
+    assert second.returncode == 0
+
+
+async def test_where_the_lock_cannot_be_made_the_window_opens_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "app.lock").mkdir()
+    first = SingleInstance(tmp_path)
+    assert first.claim()
+    raised: list[bool] = []
+    first.raise_requested.connect(lambda: raised.append(True))
+    second = start_again(tmp_path)
+    await until(lambda: second.poll() is not None, "the second start to end")
+    assert second.returncode == 3
+    await until(lambda: raised)
+    first.release()

@@ -1,0 +1,155 @@
+"""Every window at 100, 150 and 200 % text, with long titles in several scripts: no word is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from PySide6.QtCore import QSize
+from PySide6.QtWidgets import QLabel, QPushButton, QWidget
+
+from kvchat.chat.context import ContextUse
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.messages import Role
+from kvchat.chat.presets import Preset
+from kvchat.errors import KvchatError
+from kvchat.ui.app import window_place
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs import panel
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.presets.chat_settings import ChatSettings
+from kvchat.ui.transcript.links import LinkDialog
+from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does not end where it should, & more"
+
+
+@pytest.fixture(params=[100, 150, 200])
+def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    for module in (panel, window_place):
+        monkeypatch.setattr(module, "room_on_screen", lambda: QSize(1900, 1300))
+    runtime = FakeRuntime(tmp_path, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
+    runtime.settings = replace(runtime.settings, zoom=request.param)
+    runtime.started = runtime.settings
+    for id in ("a", "b"):
+        runtime.chat.add(f"{TITLE} {id}", id=id)
+        runtime.chat.write(id, Role.USER, "Why?")
+        runtime.chat.write(id, Role.ASSISTANT, "Because. " * 40, receipt=a_receipt())
+        runtime.kept[id] = 1_136_000_000
+    runtime.chat.options.stored = [Preset("A preset with a name that is rather long 量子 🍜", "x", id="p1")]
+    runtime.chat.context.now = ContextUse(5_906, 0, 2_048, 32_768)
+    return runtime
+
+
+@pytest_asyncio.fixture
+async def wide(furnished: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
+    look.follow(furnished.settings)
+    window = MainWindow(furnished, look)
+    window.show()
+    await window.start()
+    await until(lambda: len(window.transcript.views) == 2)
+    yield window
+    await window.finish()
+    window.close()
+    window.deleteLater()
+
+
+def cut_off(window: QWidget) -> Iterator[str]:
+    """The words that have not the room they need, each with where it stands."""
+    window.ensurePolished()
+    for label in window.findChildren(QLabel):
+        if not label.isVisible() or not label.text() or isinstance(label, ElidedLabel):
+            continue
+        room = label.contentsRect()
+        if label.text().startswith("<"):  # rich text
+            fits = room.width() >= label.sizeHint().width()
+        elif label.wordWrap():
+            fits = label.height() >= label.heightForWidth(label.width())
+        else:
+            fits = room.width() >= label.fontMetrics().horizontalAdvance(label.text()) - 2
+        if not fits or label.height() < label.fontMetrics().height() - 1:
+            yield f"{type(label.parent()).__name__}: {label.text()[:50]!r} {label.size()}"
+    for button in window.findChildren(QPushButton):
+        seen = button.isVisible() and button.text() and not isinstance(button, ElidedButton)
+        if seen and button.width() < button.minimumSizeHint().width():
+            yield f"{type(button.parent()).__name__}: [{button.text()}] {button.size()}"
+
+
+async def whole(window: QWidget, name: str) -> None:
+    """Wait until nothing is cut off: layouts take a moment."""
+    try:
+        await until(lambda: not list(cut_off(window)), seconds=20)
+    except AssertionError:
+        pytest.fail(f"{name}: " + "\n".join(cut_off(window)))
+
+
+async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow) -> None:
+    wide.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20, "Some advice."))
+    wide.notices.offer("Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json")
+    wide.composer.add_attachment(document_of_text("long.txt", "A line of words.\n" * 10_000))
+    await until(wide.context_card.isVisible)
+    await whole(wide, "the main window")
+    assert wide.sidebar.new_button.iconSize().width() == 18 * furnished.settings.zoom // 100
+    assert wide.header.more.iconSize().width() == 16 * furnished.settings.zoom // 100
+    assert wide.composer.button.iconSize().width() == 20 * furnished.settings.zoom // 100
+    wide.show_first_start()
+    await whole(wide, "the first start")
+
+
+async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
+    settings = wide.beside.open_settings()
+    for page in settings.pages:
+        settings.show_page(page.name)
+        await whole(settings, page.name)
+        row = settings.list.visualItemRect(settings.list.currentItem())
+        assert settings.list.fontMetrics().horizontalAdvance(page.name) + 20 <= row.width()
+    for entry in (settings.storage.quota, settings.storage.age):
+        words = entry.field.placeholderText()
+        assert entry.field.fontMetrics().horizontalAdvance(words) + 16 <= entry.field.width()
+    dialog = settings.presets.open(furnished.chat.options.stored[0])
+    assert dialog is not None
+    await until(dialog.save.isEnabled)
+    await whole(dialog, "a preset")
+    dialog.close()
+    settings.close()
+    wide.open_chat_settings()
+    chat = wide.findChild(ChatSettings)
+    assert isinstance(chat, ChatSettings)
+    await until(chat.save.isEnabled)
+    await whole(chat, "chat settings")
+    chat.close()
+
+
+async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> None:
+    models = wide.beside.open_models()
+    await whole(models, "models")
+    models.tabs.button(1).click()
+    await until(lambda: models.hub.list.rows)
+    await whole(models, "models to be had")
+    token = models.open_token()
+    await until(token.place.text)
+    await whole(token, "the access token")
+    token.close()
+    await furnished.chat.organiser.delete(["a"])
+    engine = wide.beside.open_engine()
+    question = confirm(wide, "Delete every save point?", "Your chats stay. " * 12, "Delete all", lambda: None)
+    link = LinkDialog(wide, "https://example.org/" + "a-long-path/" * 12)
+    link.open()
+    for window in (
+        engine,
+        wide.beside.open_engine(log=True),
+        wide.beside.open_deleted(),
+        wide.beside.open_disk_panel(),
+        wide.keyboard.open_sheet(),
+        question,
+        link,
+        wide.keyboard.open_palette(),
+    ):
+        await whole(window, type(window).__name__)
+        window.close()

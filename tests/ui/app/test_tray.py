@@ -1,0 +1,109 @@
+"""The tray's icon, menu and manners. The icon itself is drawn by the desktop; its menu is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtWidgets import QSystemTrayIcon
+from pytestqt.qtbot import QtBot
+
+from kvchat.engine.speaking.status import EngineState
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.tray import Tray, mark_state
+from kvchat.ui.base.logo import LogoState
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+
+@pytest.fixture
+def tray(runtime: FakeRuntime, window: MainWindow) -> Iterator[Tray]:
+    tray = Tray(runtime, window)
+    yield tray
+    tray.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "busy", "mark"),
+    [
+        (EngineState.STOPPED, False, LogoState.STOPPED),
+        (EngineState.STOPPING, False, LogoState.STOPPED),
+        (EngineState.STARTING, False, LogoState.LOADING),
+        (EngineState.LOADING, True, LogoState.LOADING),
+        (EngineState.READY, False, LogoState.READY),
+        (EngineState.READY, True, LogoState.BUSY),
+        (EngineState.FAILED, False, LogoState.FAILED),
+    ],
+)
+def test_marks(state: EngineState, busy: bool, mark: LogoState) -> None:
+    assert mark_state(state, busy) is mark
+
+
+async def test_tooltip_and_menu_follow_the_engine(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+    assert tray.icon.toolTip() == "kvchat · ready · SmolLM2-135M-Instruct"
+    assert [a.isEnabled() for a in (tray.start, tray.stop, tray.restart)] == [False, True, True]
+    runtime.set_engine(EngineState.STOPPED)
+    assert "stopped" in tray.icon.toolTip()
+    assert [a.isEnabled() for a in (tray.start, tray.stop, tray.restart)] == [True, False, False]
+    runtime.set_engine(EngineState.FAILED)
+    assert [a.isEnabled() for a in (tray.start, tray.stop, tray.restart)] == [True, False, True]
+
+
+async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow, tray: Tray, qtbot: QtBot) -> None:
+    tray.restart.trigger()
+    await until(lambda: ("restart",) in runtime.calls)
+    tray.stop.trigger()
+    await until(lambda: ("stop",) in runtime.calls)
+    with qtbot.waitSignal(window.quit_requested, timeout=0):
+        tray.quit.trigger()
+
+
+async def test_toggle_hides_and_shows(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+    assert tray.toggle.text() == "Hide"
+    tray.icon.activated.emit(QSystemTrayIcon.ActivationReason.Trigger)
+    assert not window.isVisible()
+    assert tray.toggle.text() == "Show"
+    tray.toggle.trigger()
+    assert window.isVisible()
+
+
+async def test_closing_goes_to_the_tray_where_there_is_one(
+    runtime: FakeRuntime, window: MainWindow, tray: Tray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", staticmethod(lambda: True))
+    heard: list[str] = []
+    window.hidden_first_time.connect(lambda: heard.append("told"))
+    window.quit_requested.connect(lambda: heard.append("quit"))
+    for _ in range(2):
+        window.show()
+        window.close()
+        assert not window.isVisible()
+    assert heard == ["told"]
+    monkeypatch.undo()
+    window.show()
+    window.close()
+    assert heard == ["told", "quit"]
+
+
+async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+    window.controller.send("Hello")
+    await until(lambda: runtime.chat.busy is not None)
+    conversation = runtime.chat.busy or ""
+    runtime.chat.say(conversation, "Hi")
+    assert tray.mark is LogoState.BUSY
+    runtime.chat.finish(conversation, None)
+    assert tray.mark is LogoState.READY
+
+
+async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
+    for number in range(7):
+        runtime.chat.add(f"R&D, chapter {number} " + "and more " * 9, id=f"c{number}")
+    await until(lambda: [action.data() for action in tray.recent] == ["c6", "c5", "c4", "c3", "c2"])
+    assert tray.recent[0].text().startswith("R&&D, chapter 6")
+    assert tray.recent[0].text().endswith("…")
+    window.hide()
+    tray.recent[2].trigger()
+    assert (window.isVisible(), window.controller.current) == (True, "c4")
+    window.hide()
+    tray.new.trigger()
+    assert (window.isVisible(), window.controller.current) == (True, None)

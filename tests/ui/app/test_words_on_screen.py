@@ -1,0 +1,212 @@
+"""The window speaks plain words: the field's terms and kvchat's own coinages stay in the details, for experts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QComboBox,
+    QLabel,
+    QLineEdit,
+    QMenu,
+    QPlainTextEdit,
+    QWidget,
+)
+
+import kvchat
+from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished, Restored, Restoring, Saved, SaveSkipped, Saving
+from kvchat.chat.messages import Role, Source
+from kvchat.chat.presets import Preset
+from kvchat.chat.rates import BreakEven
+from kvchat.chat.slot_state import Verdict
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.kvstore.savepoint import ConversationUsage
+from kvchat.library.memory.bar import COMPUTER, MemoryBar
+from kvchat.settings import GB
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.messages.receipt_view import ReceiptView
+from kvchat.words.wording import IN_PLAIN_WORDS
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+COINAGES = ("hollow", "settle", "fingerprint", "turn boundary", "cache", "tok/s", "offload", "context checkpoint")
+# Where a term may stand: beneath the plain word, for those who know the field, and in another sense.
+ALLOWED = (
+    "In the field’s terms: the type of the KV cache.",
+    "--slot-save-path",
+    "Restore from a backup",
+    "Restore the backup",
+    "Restore cancelled",
+    "(--swa-full)",
+    "(q8_0)",
+)
+SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|WHERE|FROM|JOIN|AND|GROUP|SET|ORDER|DROP|ALTER|VALUES)\b")
+IN_DETAILS = (  # of a receipt, and in what names a finding to itself
+    "hot: it was in the engine’s slot",
+    "warm: restored from memory",
+    "restored from disk, proved by the engine’s own count",
+    "cold: read from the beginning",
+    "  Loading (restore)",
+    "  Reading (prefill)",
+    "hollow restore: ",
+    "hollow restore: the engine accepted ",
+    " with a projector",
+)
+
+
+def forms(term: str) -> str:
+    """The term and what grammar makes of it, as a pattern."""
+    stem = re.escape(term.removesuffix("e"))
+    return rf"\b{stem}{re.escape(term[-1])}?(?:e?s|e?d|ing|e)?\b" if term[-1].isalpha() else re.escape(term)
+
+
+TERM = re.compile("|".join(map(forms, (*IN_PLAIN_WORDS, *COINAGES))), re.IGNORECASE)
+
+
+def terms_in(text: str) -> list[str]:
+    if text == "Restore":  # what was deleted
+        return []
+    for words in ALLOWED:
+        text = text.replace(words, "")
+    text = re.sub(r"\S*/\S*", "", text)  # paths are named as they are
+    return TERM.findall(text)
+
+
+@pytest.mark.parametrize("text", ["Pinned", "pruning", "restored", "a KV cache", "save points", "warm", "settled"])
+def test_a_term_is_known_in_all_its_forms(text: str) -> None:
+    assert terms_in(text)
+
+
+@pytest.mark.parametrize("text", ["photos", "a spin", "restful", "disk", "saved", "Restore from a backup…"])
+def test_plain_words_are_let_through(text: str) -> None:
+    assert not terms_in(text)
+
+
+def literals(path: Path) -> Iterator[str]:
+    """The texts of a module that somebody may read: what has a space or a capital, and documents nothing."""
+    tree = ast.parse(path.read_text("utf-8"))
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and isinstance(node.body[0], ast.Expr)
+    }
+    typed = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "also"}
+    documentation |= typed  # by somebody who looks for something, in whatever words
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
+            continue
+        if " " in node.value.strip() or node.value[:1].isupper():
+            yield node.value
+
+
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((Path(kvchat.__file__).parent / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", modules("ui"), ids=lambda path: path.stem)
+def test_no_term_is_written_into_the_window(path: Path) -> None:
+    assert [text for text in literals(path) if terms_in(text)] == []
+
+
+@pytest.mark.parametrize("path", modules("chat", "rooms", "keeping"), ids=lambda path: path.stem)
+def test_nor_into_what_the_window_is_told(path: Path) -> None:
+    told = [text for text in literals(path) if not SQL.search(text)]
+    assert [text for text in told if terms_in(text) and text not in IN_DETAILS] == []
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Everything there is to say something about."""
+    for id, title, points in (
+        ("thesis", "Thesis, chapter 3", 4),
+        ("jeju", "Trip to Jeju", 0),
+        ("tax", "Tax letter", 2),
+    ):
+        runtime.chat.add(title, id=id)
+        used = datetime.now(UTC) - timedelta(hours=3)
+        runtime.keep(ConversationUsage(id, points * 9_000_000, points, used, points * 8_000_000, 9_000_000, 40.0))
+    runtime.keep(replace(runtime.usage_of("tax"), pinned=True))
+    runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
+    runtime.pays = BreakEven(1032, 4.2, 1e-5)
+    runtime.set_aside = 12_000_000
+    runtime.finding = Finding(Strategy.SETTLE, proved=False)
+    runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
+    for source in Source:
+        runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")
+        runtime.chat.write("thesis", Role.ASSISTANT, "Baikal.", receipt=a_receipt(source, queue_wait_ms=4000.0))
+    runtime.chat.options.stored.append(Preset("Terse", "Be brief.", id="p"))
+    return runtime
+
+
+async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: MainWindow) -> None:
+    window.controller.open("thesis")
+    await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
+    told: list[str] = []
+    for event in (
+        Restoring("thesis", 136_000_000, 5906),
+        Restored("thesis", 136_000_000, 5906, 21.0),
+        Prefilling("thesis", 5910, 5918, 5906),
+        FirstToken("thesis", 310.0, 5906, 5918, Verdict(Source.DISK, hollow=False, miss_reason=None)),
+        ReplyFinished("thesis", "m", a_receipt()),
+        Saving("thesis"),
+        Saved("thesis", 137_000_000, 6100, 310.0),
+        SaveSkipped("thesis", "the disk is nearly full"),
+    ):
+        furnished.events.publish(event)
+        told += texts(window)
+    for receipt in window.findChildren(ReceiptView):
+        assert receipt.details is None
+    settings, storage = window.beside.open_settings(), window.beside.open_disk_panel()
+    await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model))
+    for page in settings.pages:
+        settings.show_page(page.name)
+    window.beside.open_engine()
+    models = window.beside.open_models()
+    window.open_chat_settings()
+    dialog = settings.presets.open(Preset("Terse", "Be brief."))
+    sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
+    window.show_first_start()
+    for menu in window.findChildren(QMenu):
+        menu.aboutToShow.emit()
+    for top in (window, settings, storage, models, dialog, sheet, palette):
+        told += texts(top)
+    assert {"Storage", "Speed and token counts", "Creativity and style", "Memory of chats"} <= set(told)
+    assert any(text.startswith("remembered: 136 MB in 21 ms") for text in told), "the strip was read"
+    assert sorted({text for text in told if terms_in(text)}) == []
+    for top in (sheet, palette, dialog):
+        top.close()
+
+
+def texts(top: QWidget) -> list[str]:
+    """Every word a window shows, tells in a tooltip or has a screen reader say."""
+    found: list[str] = []
+    for widget in (top, *top.findChildren(QWidget)):
+        found += [widget.windowTitle(), widget.toolTip(), widget.accessibleName(), widget.accessibleDescription()]
+        found += [action.text() for action in widget.actions()] + [action.toolTip() for action in widget.actions()]
+        match widget:
+            case QLabel() | QAbstractButton():
+                found.append(widget.text())
+            case QLineEdit() | QPlainTextEdit():
+                found.append(widget.placeholderText())
+            case QComboBox():
+                found += [widget.itemText(place) for place in range(widget.count())]
+            case QAbstractItemView() if widget.model() is not None:
+                found += _rows(widget)
+    return [text for text in found if text]
+
+
+def _rows(view: QAbstractItemView) -> list[str]:
+    roles = (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole)
+    model = view.model()
+    places = [model.index(row, 0) for row in range(model.rowCount())]
+    return [str(model.data(place, role) or "") for place in places for role in roles]

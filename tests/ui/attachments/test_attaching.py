@@ -1,0 +1,248 @@
+"""Files onto the composer by button, drop and paste, and on the page afterwards."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPointF, QSize, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.context import ContextUse
+from kvchat.chat.documents import document_of_file, document_of_text
+from kvchat.chat.events import QuestionNotStored
+from kvchat.chat.messages import Attachment
+from kvchat.engine_host.vision import CannotSee
+from kvchat.errors import KvchatError
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.attachments.chips import short_name
+from kvchat.ui.attachments.document_view import AttachmentView
+from kvchat.ui.attachments.picture_tile import PictureView
+from kvchat.ui.chat.composer import LONG_PASTE
+from kvchat.ui.messages.user_view import UserView
+from tests.pictures import png
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+
+def names(window: MainWindow) -> list[str]:
+    return [attachment.name for attachment in window.composer.chips.attachments]
+
+
+async def test_files_are_attached_counted_sent_and_shown(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    runtime.chat.context.now = ContextUse(0, 0, 2048, 32_768)
+    file = tmp_path / "notes.md"
+    file.write_text("word " * 400)
+    pasted = QMimeData()
+    pasted.setUrls([QUrl.fromLocalFile(str(file)), QUrl.fromLocalFile(str(file))])
+    window.composer.editor.insertFromMimeData(pasted)
+    await until(lambda: names(window) == ["notes.md"])
+    chip = window.composer.chips.chips[0]
+    await until(lambda: chip.count.text() == "500 tokens")
+    await until(lambda: "in this message" in window.context_meter.words.text())
+    window.composer.editor.setPlainText("What is in it?")
+    window.composer.button.click()
+    await until(lambda: window.transcript.views)
+    view = next(iter(window.transcript.views.values()))
+    assert isinstance(view, UserView)
+    assert view.chips is not None
+    assert [a.name for a in view.chips.attachments] == ["notes.md"]
+    assert not names(window)
+    view.chips.chips[0].name.click()
+    shown = window.findChild(AttachmentView)
+    assert shown is not None
+    assert shown.text.toPlainText() == file.read_text()
+    shown.close()
+
+
+async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: MainWindow, tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(bytes(range(256)))
+    (tmp_path / "broken.png").write_bytes(png()[:40])
+    window.composer.files_given.emit([tmp_path / "program", tmp_path / "broken.png"])
+    await until(lambda: len(window.notices.on_show) == 2)
+    told = " ".join(word for notice in window.notices.on_show for word in notice.words)
+    assert "“program” cannot be attached" in told
+    assert "“broken.png” cannot be attached" in told
+    assert not names(window)
+
+
+async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow, tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(png(width=80, height=60))
+    window.composer.files_given.emit([tmp_path / "red.png"])
+    await until(lambda: names(window) == ["red.png"])
+    pasted = QMimeData()
+    image = QImage(30, 20, QImage.Format.Format_RGB32)
+    image.fill(0xFF00FF00)
+    pasted.setImageData(image)
+    window.composer.editor.insertFromMimeData(pasted)
+    await until(lambda: names(window) == ["red.png", "Pasted picture.png"])
+    await until(lambda: "tokens" in window.composer.chips.chips[1].count.text())
+    window.composer.button.click()
+    await until(lambda: window.transcript.views)
+    view = next(iter(window.transcript.views.values()))
+    assert isinstance(view, UserView)
+    assert view.chips is not None
+    assert [a.name for a in view.chips.attachments] == ["red.png", "Pasted picture.png"]
+    view.chips.chips[0].name.click()
+    shown = window.findChild(PictureView)
+    assert shown is not None
+    assert shown.picture.pixmap().deviceIndependentSize().toSize() == QSize(80, 60)
+    shown.close()
+
+
+async def test_a_model_without_sight_refuses_pictures(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise CannotSee("Llama")
+
+    monkeypatch.setattr(runtime.chat.context, "check_vision", refuse)
+    (tmp_path / "red.png").write_bytes(png())
+    window.composer.files_given.emit([tmp_path / "red.png"])
+    await until(lambda: len(window.notices.on_show) == 1)
+    assert "Llama cannot see pictures" in window.notices.on_show[0].words
+    assert not names(window)
+
+
+async def test_files_dropped_on_the_page_are_attached(window: MainWindow, tmp_path: Path, qapp: QApplication) -> None:
+    file = tmp_path / "river.py"
+    file.write_text("print('heron')")
+    dragged = QMimeData()
+    dragged.setUrls([QUrl.fromLocalFile(str(file))])
+    page, place = window.transcript.parentWidget(), QPointF(20, 20)
+    assert page is not None
+    page = page.parentWidget()
+    assert page is not None
+    how = (Qt.DropAction.CopyAction, dragged, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    entering = QDragEnterEvent(place.toPoint(), *how)
+    qapp.sendEvent(page, entering)
+    assert entering.isAccepted()
+    qapp.sendEvent(page, QDropEvent(place, *how))
+    await until(lambda: names(window) == ["river.py"])
+
+
+async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
+    composer = window.composer
+    composer.editor.setPlainText("Before. ")
+    composer.editor.moveCursor(composer.editor.textCursor().MoveOperation.End)
+    pasted = QMimeData()
+    pasted.setText("line\n" * LONG_PASTE)
+    composer.editor.insertFromMimeData(pasted)
+    assert composer.offer.isVisible()
+    composer.offer.click()
+    await until(lambda: names(window) == ["Pasted text.txt"])
+    assert composer.draft == "Before."
+    assert not composer.offer.isVisible()
+
+
+async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
+    runtime: FakeRuntime, window: MainWindow
+) -> None:
+    document = document_of_text("notes.md", "words")
+    first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
+    window.controller.open(first)
+    window.composer.add_attachment(document)
+    window.controller.open(second)
+    assert not names(window)
+    window.controller.open(first)
+    assert names(window) == ["notes.md"]
+    window.composer.set_attachments(())
+    runtime.events.publish(QuestionNotStored(first, "Why?", KvchatError("Too long"), (document,)))
+    assert names(window) == ["notes.md"]
+    assert window.composer.draft == "Why?"
+
+
+async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_it(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
+) -> None:
+    first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
+    disk = slow_disk(monkeypatch)
+    (tmp_path / "notes.md").write_text("words")
+    window.controller.open(first)
+    window.composer.files_given.emit([tmp_path / "notes.md"])
+    assert "Reading notes.md…" in window.composer.reading.text()
+    assert window.composer.reading.isVisible()
+    window.controller.open(second)
+    assert not window.composer.reading.isVisible()
+    disk.set()
+    await until(lambda: window.controller.drafts.attached_to(first))
+    assert not names(window), "another chat is open"
+    window.controller.open(first)
+    assert names(window) == ["notes.md"]
+
+    disk.clear()
+    (tmp_path / "more.md").write_text("more words")
+    window.composer.files_given.emit([tmp_path / "more.md"])
+    qtbot.keyClicks(window.composer.editor, "What is in them?")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    assert window.composer.draft == "What is in them?"
+    assert "is sent when" in window.composer.reading.text()
+    disk.set()
+    await until(lambda: runtime.chat.said[first])
+    assert [a.name for a in runtime.chat.said[first][0].attachments] == ["notes.md", "more.md"]
+    assert not window.composer.draft
+
+
+async def test_what_could_not_be_read_is_not_sent_without_it(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
+) -> None:
+    first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
+    disk = slow_disk(monkeypatch)
+    (tmp_path / "bin.dat").write_bytes(bytes(range(256)))
+    window.controller.open(first)
+    window.composer.files_given.emit([tmp_path / "bin.dat"])
+    qtbot.keyClicks(window.composer.editor, "What is it?")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    disk.set()
+    await until(lambda: window.notices.on_show)
+    assert "“bin.dat” cannot be attached" in window.notices.on_show[0].words[0]
+    assert window.composer.draft == "What is it?"
+    assert not runtime.chat.said[first]
+    window.controller.open(second)
+    assert not window.notices.on_show, "it is of the other chat"
+    assert not window.composer.reading.isVisible()
+    disk.clear()
+    window.composer.files_given.emit([tmp_path / "bin.dat"])
+    window.controller.open(first)
+    disk.set()
+    await until(lambda: not window.attaching._reading)
+    assert not window.notices.on_show
+    window.controller.open(second)
+    assert len(window.notices.on_show) == 1, "told where it was to be attached"
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Files are read when the event is set."""
+    disk = threading.Event()
+
+    def read(path: Path) -> Attachment:
+        assert disk.wait(60)
+        return document_of_file(path.name, path.read_bytes())
+
+    monkeypatch.setattr("kvchat.ui.controllers.attachments._read", read)
+    return disk
+
+
+async def test_two_paths_typed_into_the_dialog_attach_two(window: MainWindow, tmp_path: Path, qtbot: QtBot) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("the same words")
+    window.composer.attach.click()
+    dialog = window.findChild(QFileDialog)
+    assert dialog is not None
+    field = dialog.findChild(QLineEdit)
+    assert field is not None
+    field.setText(f'"{tmp_path}/a.txt" "{tmp_path}/b.txt"')
+    dialog.filesSelected.emit([str(tmp_path / "b.txt")])  # Qt tells one of those it selects while one types
+    dialog.reject()
+    await until(lambda: sorted(names(window)) == ["a.txt", "b.txt"])
+
+
+def test_a_long_name_keeps_its_ending() -> None:
+    short = short_name("a" * 200 + ".csv")
+    assert len(short) < 40
+    assert short.endswith(".csv")

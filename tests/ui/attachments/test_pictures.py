@@ -1,0 +1,85 @@
+"""Pictures made ready to be sent: bounded, upright, drawn anew; what is none is refused."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from random import Random
+
+import pytest
+from PySide6.QtCore import QBuffer, QIODevice, QSize, Qt
+from PySide6.QtGui import QColor, QImage
+from PySide6.QtWidgets import QApplication
+
+from kvchat.chat.pictures import CannotAttach, kind_of, picture_of, pixels
+from kvchat.ui.attachments.picture_tile import HEIGHT, WIDEST, PictureTile, tile_size
+from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
+from kvchat.ui.base.theme import Look
+from tests.pictures import png
+from tests.ui.waiting import until
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
+BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 60_000, 60_000, 8, 2, 0, 0, 0) + bytes(20)
+
+
+def encoded(image: QImage, kind: str) -> bytes:
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    assert image.save(buffer, kind)  # type: ignore[call-overload]
+    return bytes(buffer.data().data())
+
+
+def test_the_same_picture_is_the_same_whatever_its_file_says_beside_it(qapp: QApplication) -> None:
+    plain = prepared("a.png", png())
+    with_more = prepared("b.png", png() + b"and whatever somebody has appended")
+    assert plain.data == with_more.data
+    assert kind_of(plain.data) == "PNG"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+def test_every_kind_becomes_what_engines_read(qapp: QApplication, kind: str) -> None:
+    image = QImage(50, 40, QImage.Format.Format_RGB32)
+    image.fill(QColor("teal"))
+    made = prepared("picture", encoded(image, kind))
+    assert pixels(made.data) == (50, 40)
+
+
+def test_a_large_picture_is_made_smaller_and_a_noisy_one_a_jpeg(qapp: QApplication) -> None:
+    large = QImage(4000, 1000, QImage.Format.Format_ARGB32)
+    large.fill(Qt.GlobalColor.transparent)
+    assert pixels(prepared("wide.png", encoded(large, "PNG")).data) == (LONGEST_SIDE, 384)
+    noise = QImage(Random(0).randbytes(2_400_000), 1000, 800, 3000, QImage.Format.Format_RGB888)
+    assert kind_of(of_image("noise", noise).data) == "JPEG"
+
+
+@pytest.mark.parametrize("data", [SVG, BOMB, png()[:60], b"", b"GIF89a"])
+def test_what_is_no_picture_is_refused(qapp: QApplication, data: bytes) -> None:
+    assert decoded(data, QSize(10, 10)) is None
+    with pytest.raises(CannotAttach):
+        prepared("x", data)
+
+
+def test_a_tile_keeps_the_pictures_shape_within_bounds() -> None:
+    assert tile_size(QSize(600, 30)) == QSize(WIDEST, 7)
+    assert tile_size(QSize(30, 60)) == QSize(HEIGHT // 2, HEIGHT)
+    assert tile_size(QSize(1, 5000)) == QSize(4, HEIGHT)
+
+
+async def test_a_tile_shows_the_picture_when_it_is_decoded(look: Look) -> None:
+    tile = PictureTile(look, picture_of("red.png", png(width=40, height=20)), removable=True)
+    assert tile.name.icon().isNull()
+    await until(lambda: not tile.name.icon().isNull())
+    assert tile.name.icon().pixmap(tile.name.iconSize()).toImage().pixelColor(5, 5) == QColor("red")
+    damaged = PictureTile(look, replace(tile.attachment, data=png()[:50]), removable=False)
+    await until(lambda: not damaged.name.icon().isNull())
+
+
+def test_a_turned_photo_is_upright(qapp: QApplication) -> None:
+    turned = encoded(QImage(40, 20, QImage.Format.Format_RGB32), "JPEG")
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: by a quarter
+    photo = turned[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + turned[2:]
+    assert shape(photo) == QSize(20, 40)
+    assert pixels(prepared("photo.jpg", photo).data) == (20, 40)
+    small = decoded(photo, QSize(10, 10))
+    assert small is not None
+    assert small.size() == QSize(5, 10)

@@ -1,0 +1,41 @@
+"""The mark: drawn in every state, readable on any panel, and the same in assets/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QApplication
+
+from kvchat.ui.base.colors import contrast
+from kvchat.ui.base.icons import app_icon, mark_icon
+from kvchat.ui.base.logo import GREY, RED, TEAL, LogoState, asset_files
+
+ASSETS = Path(__file__).parents[3] / "assets"
+
+
+def test_assets_are_what_the_code_draws() -> None:
+    for name, svg in asset_files().items():
+        assert (ASSETS / name).read_text("utf-8") == svg
+
+
+@pytest.mark.parametrize("colour", [TEAL, GREY, RED])
+@pytest.mark.parametrize("panel", ["#ffffff", "#f2f2f2", "#1e1e1e", "#000000"])
+def test_marks_stand_out_from_any_panel(colour: str, panel: str) -> None:
+    assert contrast(colour, panel) >= 3
+
+
+@pytest.mark.parametrize("size", [16, 22])
+def test_states_differ_in_shape_not_only_in_colour(qapp: QApplication, size: int) -> None:
+    shapes = set()
+    for state in LogoState:
+        image = mark_icon(state).pixmap(QSize(size, size)).toImage().convertToFormat(QImage.Format.Format_Alpha8)
+        shapes.add(bytes(image.constBits()))
+    assert len(shapes) == len(LogoState)
+
+
+def test_the_app_icon_is_drawn(qapp: QApplication) -> None:
+    image = app_icon().pixmap(QSize(64, 64)).toImage()
+    assert image.pixelColor(32, 4).name() == TEAL

@@ -1,0 +1,144 @@
+"""The meter under the composer and the choice above it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.context import ContextUse
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.events import TurnFailed
+from kvchat.chat.messages import Role
+from kvchat.chat.prompt import ConversationTooLong
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.widgets.item_list import ROW
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+
+def furnish(runtime: FakeRuntime, use: ContextUse) -> str:
+    chat = runtime.chat.add("Thesis")
+    for turn in range(3):
+        runtime.chat.write(chat.id, Role.USER, f"Question {turn}?")
+        runtime.chat.write(chat.id, Role.ASSISTANT, f"Answer {turn}.", receipt=a_receipt())
+    runtime.chat.context.now = use
+    return chat.id
+
+
+async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, window: MainWindow) -> None:
+    furnish(runtime, ContextUse(5906, 0, 2048, 32_768))
+    window.controller.open(window.controller.list.ids[0] if window.controller.list.ids else "c1")
+    await until(lambda: "5.9K of 32K tokens used" in window.context_meter.words.text())
+    assert "2K kept for the reply" in window.context_meter.words.text()
+    assert window.context_card.isHidden()
+    window.composer.editor.setPlainText("word " * 1000)
+    await until(lambda: "in this message" in window.context_meter.words.text())
+
+
+async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
+    chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
+    window.controller.open(chat)
+    card = window.context_card
+    await until(card.larger.isVisible)
+    assert card.larger.text() == "Larger context (64K)"
+    assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
+    card.larger.click()
+    await until(lambda: ("raise_context", 65_536) in runtime.calls)
+    card.drop.click()
+    await until(lambda: ("drop_middle", chat) in runtime.chat.calls)
+    await until(lambda: any("4 messages were left out" in n.words[0] for n in window.notices.on_show))
+    card.summarise.click()
+    await until(card.stop.isVisible)
+    runtime.chat.context.summary.set()
+    await until(lambda: any("4 messages were summed up" in n.words[0] for n in window.notices.on_show))
+    card.later.click()
+    assert card.isHidden()
+
+
+async def test_no_larger_context_is_offered_than_fits(runtime: FakeRuntime, window: MainWindow) -> None:
+    runtime.larger = None
+    window.controller.open(furnish(runtime, ContextUse(31_500, 0, 2048, 32_768)))
+    await until(window.context_card.isVisible)
+    assert window.context_card.larger.isHidden()
+
+
+async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
+    runtime.larger = None
+    chat = runtime.chat.add("Long")
+    runtime.chat.write(chat.id, Role.USER, "Question?")
+    runtime.chat.context.now = ContextUse(40_000, 0, 2048, 32_768)
+    window.controller.open(chat.id)
+    await until(window.context_card.isVisible)
+    assert window.context_card.drop.isHidden()
+    assert "a model with a larger context" in window.context_card.advice.text()
+
+
+async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
+    chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
+    window.controller.open(chat)
+    await until(window.context_card.isVisible)
+    window.context_card.summarise.click()
+    await until(lambda: ("summarise", chat) in runtime.chat.calls)
+    window.context_card.stop.click()
+    await until(window.context_card.summarise.isVisible)
+    assert not window.notices.on_show
+
+
+async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: FakeRuntime, window: MainWindow) -> None:
+    chat = furnish(runtime, ContextUse(33_000, 0, 2048, 32_768))
+    runtime.chat.write(chat, Role.USER, "And now?")
+    window.controller.open(chat)
+    await until(window.context_card.isVisible)
+    window.context_card.drop.click()
+    await until(lambda: ("retry", chat) in runtime.chat.calls)
+
+
+async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
+    chat = furnish(runtime, ContextUse(31_000, 0, 2048, 32_768))
+    window.controller.open(chat)
+    window.controller.send("One more?")
+    await until(lambda: runtime.chat.busy == chat)
+    await window.controller.list.reload()
+    assert window.sidebar.model.index(0).data(ROW).busy
+    runtime.chat.context.now = None  # counted again only later
+    runtime.events.publish(TurnFailed(chat, ConversationTooLong(33_000, 32_768)))
+    runtime.chat.finish(chat, None)
+    await until(lambda: not window.sidebar.model.index(0).data(ROW).busy)
+    await until(window.context_card.isVisible)
+    assert window.context_card.title.text() == "This does not fit the context"
+    await until(window.context_card.larger.isVisible)
+    assert window.context_card.drop.isVisible()
+    assert window.transcript.tail.failure.isHidden()
+    assert window.transcript.tail.unanswered.isHidden()
+    window.resize(400, 700)
+    await until(lambda: window.centralWidget().minimumSizeHint().width() <= 400, "the buttons on several lines")
+    card = window.context_card
+    assert all(card.rect().contains(b.mapTo(card, b.rect().bottomRight())) for b in (card.larger, card.later))
+
+
+async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    chat = furnish(runtime, ContextUse(5_000, 0, 2048, 32_768))
+    window.controller.open(chat)
+    window.composer.add_attachment(document_of_text("long.txt", "A line of words.\n" * 10_000))
+    qtbot.keyClicks(window.composer.editor, "What is in it?")
+    card = window.context_card
+    await until(lambda: card.isVisible() and card.part.isVisible())
+    assert card.title.text() == "This does not fit the context"
+    assert not window.composer.button.isEnabled()
+    card.later.click()
+    assert card.isHidden()
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    assert card.isVisible(), "what can be done is said again"
+    assert window.composer.draft == "What is in it?"
+    assert not [call for call in runtime.chat.calls if call[0] == "send"]
+    card.part.click()
+    await until(lambda: window.composer.button.isEnabled())
+    (part,) = window.composer.chips.attachments
+    assert part.name == "Beginning of long.txt"
+    assert 50_000 < len(part.text) < 170_000
+    assert part.text.endswith("A line of words.")
+    await until(card.isHidden)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: ("send", chat, "What is in it?") in runtime.chat.calls)

@@ -1,0 +1,191 @@
+"""The strip's words for each event."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.events import (
+    FirstToken,
+    MakingRoom,
+    Prefilling,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    RestoreFailed,
+    Restoring,
+    Saved,
+    SaveSkipped,
+    Saving,
+    Silent,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+    WaitingForEngine,
+)
+from kvchat.chat.messages import Source
+from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_line
+from kvchat.chat.slot_state import Verdict
+from kvchat.errors import KvchatError
+from kvchat.ui.chat.turn_story import Piece, TurnStory
+from tests.ui.fake_runtime import a_receipt
+
+FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
+HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason="hollow restore")
+A_RESTORE = (Restoring("c", 136_000_000, 5906), Restored("c", 136_000_000, 5906, 21.4))
+
+
+def told(*events: TurnEvent) -> TurnStory:
+    story = TurnStory()
+    for event in events:
+        story.tell(event)
+    return story
+
+
+def words(story: TurnStory) -> list[str]:
+    return [piece.text for piece in story.pieces]
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (WaitingForEngine("c"), Piece("waiting for the engine", "live")),
+        (Restoring("c", 136_000_000, 5906), Piece("loading 136 MB…", "live", 2)),
+        (Restored("c", 136_000_000, 5906, 21.4), Piece("loaded 136 MB in 21 ms", "", 2)),
+        (RestoreFailed("c", "the hash differs"), Piece("not loaded: the hash differs", "warn")),
+        (Prefilling("c", 1480, 5918, 0), Piece("reading 25 % of 5,918 tokens", "live")),
+        (FirstToken("c", 34_600, 0, 5918), Piece("first word after 34.6 s")),
+        (Speed("c", 41.3, 6000), Piece("41 tokens/s", "live", 0)),
+        (Speed("c", 4.26, 6000), Piece("4.3 tokens/s", "live", 0)),
+        (Saving("c"), Piece("keeping…", "live", 1)),
+        (Saved("c", 137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s", "", 1)),
+        (SaveSkipped("c", "the disk is nearly full"), Piece("not kept: the disk is nearly full", "warn")),
+        (TurnFailed("c", KvchatError("No")), Piece("failed", "bad")),
+    ],
+)
+def test_each_event_in_words(event: TurnEvent, expected: Piece) -> None:
+    assert told(event).pieces == (expected,)
+
+
+def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
+    before = told(*A_RESTORE)
+    assert before.pieces[0].tone == ""
+    assert "remembered" not in before.pieces[0].text
+    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918, FROM_DISK))
+    assert after.pieces[0] == Piece("remembered: 136 MB in 21 ms", "good", 2)
+
+
+def test_a_hollow_restore_is_a_fault() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918, HOLLOW))
+    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
+
+
+def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918, FROM_DISK))
+    assert story.pieces[0] == Piece("remembered in part: 136 MB in 21 ms", "", 2)
+
+
+def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
+    story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000, FROM_DISK))
+    assert story.pieces[0].tone == "good"
+
+
+def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
+    hollow = RestoreFailed("c", "hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
+    story = told(*A_RESTORE, hollow)
+    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
+    story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
+    assert story.pieces[0].tone == "warn"
+
+
+@pytest.mark.parametrize("cached", [5906, 1200, 100])
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        *(Verdict(source, hollow=False, miss_reason=None) for source in Source),
+        Verdict(Source.HOT, hollow=False, miss_reason=NOTHING_TO_MISS),
+        Verdict(Source.COLD, hollow=False, miss_reason=NOTHING_TO_MISS),
+        Verdict(Source.COLD, hollow=False, miss_reason="its file was damaged"),
+        HOLLOW,
+    ],
+)
+@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed("c", "its file was damaged"),)])
+def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
+    before: tuple[TurnEvent, ...], verdict: Verdict, cached: int
+) -> None:
+    receipt = a_receipt(
+        verdict.source, cached_tokens=cached, ttft_ms=310, hollow=verdict.hollow, miss_reason=verdict.miss_reason
+    )
+    story = told(*before, FirstToken("c", 310, cached, 5918, verdict))
+    live = words(story)
+    story.tell(ReplyFinished("c", "m", receipt))
+    assert words(story) == live, "nothing is taken back"
+    assert live[0].partition(":")[0] == receipt_line(receipt).text.partition(" · ")[2].partition(":")[0]
+    assert live[1] == "first word after 0.31 s"
+
+
+def test_the_first_reply_is_not_said_to_be_read_again() -> None:
+    receipt = a_receipt(Source.COLD, miss_reason=NOTHING_TO_MISS)
+    assert words(told(ReplyFinished("c", "m", receipt))) == ["first reply"]
+
+
+def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
+    story = told(Prefilling("c", 2959, 5918, 0))
+    assert story.fraction == 0.5
+    assert story.pending == "Reading 50 % of 5,918 tokens…"
+    story.tell(FirstToken("c", 310, 0, 5918))
+    assert story.fraction is None
+    assert story.pending == ""
+    assert words(story) == ["first word after 0.31 s"]
+
+
+def test_a_whole_turn_and_then_the_next() -> None:
+    story = told(
+        *A_RESTORE,
+        Prefilling("c", 5906, 5918, 5906),
+        FirstToken("c", 310, 5906, 5918, FROM_DISK),
+        ReplyDelta("c", "m", "x", ""),
+        Speed("c", 41.3, 6000),
+        ReplyFinished("c", "m", None),
+        Saving("c"),
+        Saved("c", 137_000_000, 6100, 310),
+    )
+    assert words(story) == [
+        "remembered: 136 MB in 21 ms",
+        "first word after 0.31 s",
+        "41 tokens/s",
+        "kept 137 MB in 0.31 s",
+    ]
+    assert all(piece.tone != "live" for piece in story.pieces)
+    story.tell(Prefilling("c", 1, 10, 0))
+    assert words(story) == ["reading 10 % of 10 tokens"]
+
+
+def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
+    story = told(*A_RESTORE)
+    story.begin()
+    assert words(story) == ["loaded 136 MB in 21 ms"]
+    assert story.pending == "One moment…"
+
+
+def test_send_forgets_the_turn_before() -> None:
+    story = told(Saved("c", 137_000_000, 6100, 310))
+    story.begin()
+    assert words(story) == []
+
+
+def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
+    story = told(MakingRoom("c", 20_000))
+    assert words(story) == ["making room for a longer chat"]
+    assert story.pending == "Making room for a longer chat…"
+    story.tell(MakingRoom("c", 20_000, done=True))
+    assert words(story) == []
+
+
+def test_silence_is_told_as_long_as_it_lasts() -> None:
+    story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), Silent("c", 12.4))
+    assert Piece("no word for 12 s", "warn") in story.pieces
+    assert story.silent
+    assert "41 tokens/s" not in words(story), "nothing comes so fast now"
+    story.tell(Silent("c", 0))
+    assert not story.silent
+    assert "no word for 12 s" not in words(story)

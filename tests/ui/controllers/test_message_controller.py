@@ -1,0 +1,219 @@
+"""What can be done with a message on the page, by real clicks and keys over the fake runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.events import ReplyDelta, ReplyFinished
+from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.controllers.chat import MOST_TALKS
+from kvchat.ui.messages.message_view import MessageView
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Two turns; the last reply was stopped and is the second of three."""
+    chat = runtime.chat
+    chat.add("Lakes", id="lakes")
+    for number, text in enumerate(("Which lake is deepest?", "And the largest?")):
+        chat.write("lakes", Role.USER, text)
+        state = MessageState.STOPPED if number else MessageState.COMPLETE
+        chat.write("lakes", Role.ASSISTANT, f"Reply {number}.", state=state, receipt=a_receipt())
+    last = chat.said["lakes"][-1]
+    ids = ("before", last.id, "after")
+    chat.said["lakes"][-1] = replace(last, siblings=ids)
+    for id in ids:
+        chat.branches[id] = [*chat.said["lakes"][:-1], replace(last, id=id, content=f"Reply {id}.", siblings=ids)]
+    return runtime
+
+
+async def views(window: MainWindow, count: int = 4) -> list[MessageView]:
+    """The views on the page, from above."""
+    page = window.transcript
+    await until(lambda: len(page.messages) == len(page.views) == count, f"{count} messages")
+    return [page.views[message.id] for message in page.messages]
+
+
+def button(within: QWidget, name: str) -> QAbstractButton:
+    found = [one for one in within.findChildren(QAbstractButton) if one.accessibleName() == name]
+    return next(one for one in found if one.isVisible())
+
+
+def said(runtime: FakeRuntime) -> list[Message]:
+    return runtime.chat.said["lakes"]
+
+
+async def test_a_question_is_written_anew_in_its_place(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    question = (await views(window))[0]
+    qtbot.mouseClick(button(question, "Edit this message"), LEFT)
+    assert question.editor is not None
+    field = question.editor.field
+    assert field.hasFocus()
+    qtbot.keyClick(field, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClicks(field, "In metres.")
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    await views(window, 1)
+    assert furnished.chat.calls[-1] == ("edit", question.message.id, "Which lake is deepest?\nIn metres.")
+    furnished.chat.say("lakes", "Deep.")
+    await views(window, 2)
+
+
+async def test_escape_gives_an_edit_up_and_stops_nothing(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await views(window)
+    qtbot.keyClick(window, Qt.Key.Key_E, Qt.KeyboardModifier.ControlModifier)
+    question = (await views(window))[2]
+    assert question.editor is not None
+    height = question.height()
+    qtbot.keyClicks(question.editor.field, "x")
+    qtbot.keyClick(question.editor.field, Qt.Key.Key_Escape)
+    assert question.editor is None
+    assert question.height() < height
+    assert button(question, "Edit this message").isVisible()
+    assert ("stop", "lakes") not in furnished.chat.calls
+
+
+async def test_an_edit_that_was_begun_is_there_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    question = (await views(window))[0]
+    qtbot.mouseClick(button(question, "Edit this message"), LEFT)
+    assert question.editor is not None
+    qtbot.keyClicks(question.editor.field, " And why?")
+    other = furnished.chat.add("Other").id
+    window.controller.open(other)
+    await until(lambda: not window.transcript.views)
+    window.controller.open("lakes")
+    question = (await views(window))[0]
+    assert question.editor is not None
+    assert question.editor.field.toPlainText() == "Which lake is deepest? And why?"
+    qtbot.keyClick(question.editor.field, Qt.Key.Key_Escape)
+    window.controller.open(other)
+    window.controller.open("lakes")
+    assert (await views(window))[0].editor is None, "it was given up"
+
+
+async def test_a_reply_is_written_anew(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    reply = (await views(window))[1]
+    qtbot.mouseClick(button(reply, "Edit the reply"), LEFT)
+    assert reply.editor is not None
+    field = reply.editor.field
+    qtbot.keyClick(field, Qt.Key.Key_Return)  # a reply has lines
+    qtbot.keyClicks(field, "Baikal.")
+    qtbot.keyClick(field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: furnished.chat.calls[-1] == ("edit reply", reply.message.id, "Reply 0.\nBaikal."))
+    assert [message.content for message in said(furnished)][-1] == "Reply 0.\nBaikal."
+
+
+async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    first, last = (await views(window))[1::2]
+    assert not [one for one in first.findChildren(QPushButton) if one.text() == "Continue" and one.isVisible()]
+    qtbot.mouseClick(button(last, "Continue this reply"), LEFT)
+    assert furnished.chat.calls[-1] == ("go on", last.message.id)
+    qtbot.mouseClick(button(first, "Regenerate the reply"), LEFT)
+    assert furnished.chat.calls[-1] == ("go on", last.message.id), "one reply at a time"
+    assert window.notices.on_show[0].words[0] == "The last message is still being answered"
+    window.controller.stop()
+    qtbot.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
+    assert furnished.chat.calls[-1] == ("regenerate", last.message.id)
+
+
+async def test_branches_are_gone_through_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    reply = (await views(window))[3]
+    assert [one.isEnabled() for one in reply.action_row.pager] == [True, True]
+    qtbot.mouseClick(button(reply, "Next branch"), LEFT)
+    await until(lambda: "after" in window.transcript.views)
+    shown = (await views(window))[3]
+    assert [one.isEnabled() for one in shown.action_row.pager] == [True, False]
+    back = shown.action_row.pager[0]
+    back.setFocus()
+    qtbot.keyClick(back, Qt.Key.Key_Space)
+    await until(lambda: reply.message.id in window.transcript.views)
+    back = (await views(window))[3].action_row.pager[0]
+    assert back.hasFocus()
+    qtbot.keyClick(back, Qt.Key.Key_Space)
+    await until(lambda: "before" in window.transcript.views)
+    assert (await views(window))[3].action_row.pager[1].hasFocus(), "there is nothing before it"
+
+
+async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    before = list(said(furnished))
+    qtbot.mouseClick(button((await views(window))[1], "Delete the reply and what follows"), LEFT)
+    await views(window, 1)
+    await until(lambda: window.notices.on_show, "the offer to undo")
+    notice = window.notices.on_show[0]
+    assert notice.words[0] == "Deleted the message and 2 that followed it"
+    qtbot.mouseClick(button(notice, "Undo"), LEFT)
+    await views(window)
+    assert said(furnished) == before
+    assert not window.notices.on_show
+
+
+async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    """Else who pulls the plug between the two loses them."""
+    kept = runtime.chat.drafts.kept
+    qtbot.keyClicks(window.composer.editor, "precious")
+    await until(lambda: kept.get("") == "precious")
+    async with runtime.chat.disk:
+        qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+        await until(lambda: ("new",) in runtime.chat.calls)
+        assert window.composer.draft == ""
+        await window.controller.drafts.keep()
+        assert kept[""] == "precious"
+    await until(lambda: runtime.chat.drafts.kept[""] == "")
+
+
+async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
+    runtime: FakeRuntime, window: MainWindow
+) -> None:
+    for number in range(3 * MOST_TALKS):
+        id = runtime.chat.add(f"Chat {number}").id
+        runtime.events.publish(ReplyDelta(id, f"reply {number}", "many words", "many thoughts"))
+        if number:
+            runtime.events.publish(ReplyFinished(id, f"reply {number}", None))
+    talks = window.controller._talks
+    assert len(talks) <= MOST_TALKS + 2
+    assert [talk.live_text for talk in talks.values() if talk.live_text] == ["many words"]
+
+
+async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+    window = MainWindow(furnished, look)
+    await window.start()
+    qtbot.keyClicks(window.composer.editor, "Unsent words")
+    note = document_of_text("lake.txt", "Deep.")
+    window.composer.add_attachment(note)
+    window.new_conversation()
+    assert window.composer.chips.attachments == ()
+    qtbot.keyClicks(window.composer.editor, "Another beginning")
+    await window.finish()
+    window.deleteLater()
+    assert furnished.chat.drafts.kept == {"lakes": "Unsent words", "": "Another beginning"}
+    again = MainWindow(furnished, look)
+    await again.start()
+    assert again.composer.draft == "Unsent words"
+    assert again.composer.chips.attachments == (note,)
+    again.new_conversation()
+    assert again.composer.draft == "Another beginning"
+    qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.drafts.kept[""] == "", "what was sent is no draft")
+    again.controller.open("lakes")
+    assert again.composer.chips.attachments == (note,)
+    qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.drafts.kept_attached == {"lakes": ()}, "nor what was sent with it")
+    await again.finish()
+    again.deleteLater()

@@ -1,0 +1,99 @@
+"""Each conversation's model in the window: named, changed, and chosen anew where its file is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import TurnFailed
+from kvchat.engine_host.choice import ModelMissing
+from kvchat.errors import KvchatError
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.local.files import Source
+from kvchat.library.local.finder import FoundModel
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.models.models_window import ModelsWindow
+from tests.library.gguf_files import write_gguf
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+GONE = "/models/Lost & Found-7B.gguf"
+
+
+@pytest.fixture
+def runtime(runtime: FakeRuntime) -> FakeRuntime:
+    for title, model in (("One", "/models/Other-1B.gguf"), ("Two", GONE)):
+        talk = runtime.chat.add(title)
+        runtime.chat.talks[talk.id] = replace(talk, model=model)
+    return runtime
+
+
+async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRuntime, window: MainWindow) -> None:
+    assert window.header.model.toolTip() == "Lost & Found-7B"
+    window.controller.open("c1")
+    assert window.header.model.toolTip() == "Other-1B"
+    window.new_conversation()
+    assert window.header.model.toolTip() == "SmolLM2-135M-Instruct"
+
+
+async def test_choosing_a_model_is_for_the_open_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
+    window.controller.open("c1")
+    await window.models.use(Path("/models/Third-3B.gguf"))
+    await until(lambda: window.header.model.toolTip() == "Third-3B")
+    assert [call for call in runtime.chat.calls if call[0] == "use_model"] == [
+        ("use_model", "c1", "/models/Third-3B.gguf")
+    ]
+
+
+async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.controller.send("Hello")
+    await until(lambda: ("send", "c2", "Hello") in runtime.chat.calls)
+    runtime.events.publish(TurnFailed("c2", ModelMissing(GONE)))
+    runtime.chat.finish("c2", None)
+    card = window.transcript.tail.failure
+    await until(lambda: not card.isHidden())
+    shown = [button.accessibleName() for button in (card.retry, card.use_current, card.locate, card.model)]
+    assert [button.isHidden() for button in (card.retry, card.use_current, card.locate, card.model)] == [
+        True,
+        False,
+        False,
+        False,
+    ], shown
+    assert card.use_current.accessibleName() == "Use SmolLM2-135M-Instruct"
+    card.use_current.click()
+    await until(lambda: ("retry", "c2") in runtime.chat.calls)
+    assert ("use_model", "c2", "/models/SmolLM2-135M-Instruct.gguf") in runtime.chat.calls
+    assert card.isHidden()
+
+
+async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    facts = read_facts(write_gguf(tmp_path / "any.gguf"))
+    runtime.models.there = [
+        FoundModel(Path("/models/R&D-7B.gguf"), "R&D-7B", Source.CHOSEN, 9, facts),
+        FoundModel(Path("/models/broken.gguf"), "Broken", Source.CHOSEN, 9, None),
+        FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
+    ]
+    chat = runtime.chat.add("Rivers")
+    window.controller.open(chat.id)
+    menu = window.header.model_menu
+    menu.aboutToShow.emit()
+    await until(lambda: len(menu.actions()) == 4)
+    words = [action.text() for action in menu.actions()]
+    assert words == ["SmolLM2\tin use", "R&&D-7B\tfits", "", "More models…"]
+    assert [action.isChecked() for action in menu.actions()[:2]] == [True, False]
+    menu.actions()[1].trigger()
+    await until(lambda: ("use_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
+    await until(lambda: ("use_model", chat.id, "/models/R&D-7B.gguf") in runtime.chat.calls)
+    assert window.header.model.toolTip() == "R&D-7B"
+    runtime.refuse = KvchatError("This is no model", "It is truncated.")
+    menu.aboutToShow.emit()
+    next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
+    await until(lambda: [notice.words[0] for notice in window.notices.on_show] == ["This is no model"])
+    menu.actions()[-1].trigger()
+    models = window.findChild(ModelsWindow)
+    assert isinstance(models, ModelsWindow)
+    assert models.isVisible()
+    models.close()

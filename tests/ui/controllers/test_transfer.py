@@ -1,0 +1,220 @@
+"""Export, import, backup and restore from the menus, over a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QDesktopServices, QGuiApplication
+from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.database import Database
+from kvchat.chat.worker import Worker
+from kvchat.system.stoppable import Progress
+from kvchat.transfer.backup import BackupFacts
+from kvchat.transfer.importing import ImportReport
+from kvchat.transfer.restore import finish_restore
+from kvchat.transfer.service import TransferService
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.controllers import transfer as keep_bridge
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.dialogs.import_report import ImportReportDialog
+from kvchat.ui.sidebar.arrangement import Arrangement
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-05-01T10:00:00Z"}
+
+
+@pytest.fixture
+def kept(runtime: FakeRuntime) -> Iterator[FakeRuntime]:
+    """Two chats, in a real database as well."""
+    database, worker = Database(runtime.paths.database), Worker("test")
+    for title in ("Trip to Jeju", "Thesis: chapter 3/4"):
+        conversation = database.create_conversation(title)
+        runtime.chat.add(title, id=conversation.id)
+    runtime.keeping = TransferService(runtime.paths, database, worker, runtime.events)
+    yield runtime
+    worker.close()
+    database.close()
+
+
+def choose(window: MainWindow, words: str) -> None:
+    """Click an entry of the header's menus."""
+    menus = [window.header.chat_menu, window.header.menu, *window.header.menu.findChildren(QMenu)]
+    next(action for menu in menus for action in menu.actions() if action.text() == words).trigger()
+
+
+def pick(window: MainWindow, *paths: Path) -> QFileDialog:
+    """Choose files in the dialog that is open."""
+    dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
+    if len(paths) == 1:
+        dialog.fileSelected.emit(str(paths[0]))
+    dialog.filesSelected.emit([str(path) for path in paths])
+    dialog.close()
+    return dialog
+
+
+def notices(window: MainWindow) -> list[str]:
+    return [notice.words[0] for notice in window.notices.on_show]
+
+
+def dialogs(window: MainWindow) -> list[QProgressDialog]:
+    return [dialog for dialog in window.findChildren(QProgressDialog) if dialog.isVisible()]
+
+
+async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(window, "Export this chat…")
+    dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
+    assert Path(dialog.selectedFiles()[0]).name == "Thesis chapter 3 4.json"
+    pick(window, tmp_path / "one.md")
+    await until(lambda: notices(window) == ["Exported 1 chat"])
+    opened: list[str] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toLocalFile()))
+    next(b for b in window.notices.findChildren(QPushButton) if b.text() == "Open folder").click()
+    assert opened == [str(tmp_path)]
+    assert "Thesis: chapter 3/4" in (tmp_path / "one.md").read_text("utf-8")
+
+
+async def test_all_chats_go_out_and_come_in_again(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    choose(window, "Export all chats…")
+    pick(window, tmp_path / "all.json")
+    await until(lambda: notices(window) == ["Exported 2 chats"])
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "all.json")
+    await until(lambda: "Imported 0 chats" in notices(window))
+    assert window.notices.on_show[-1].words[1] == "2 chats were here already."
+
+
+async def test_imported_chats_are_shown_whatever_was_looked_at(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
+    window.sidebar.arrange(Arrangement(archive=True))
+    window.sidebar.search.field.setText("Jeju")
+    if window.sidebar.isVisible():
+        window.place.toggle_sidebar()
+    take_in = kept.keeping.take_in
+
+    async def and_tell(paths: list[Path], tell: Progress) -> ImportReport:
+        report = await take_in(paths, tell)
+        for number, id in enumerate(report.imported):
+            kept.chat.add(f"Chat {number}", id=id)
+        return report
+
+    kept.keeping.take_in = and_tell  # type: ignore[method-assign,assignment]
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "theirs.json")
+    await until(lambda: "Imported 3 chats" in notices(window))
+    await until(lambda: len(window.sidebar.chosen) == 3)
+    assert {kept.chat.talks[id].title for id in window.sidebar.chosen} == {"Chat 0", "Chat 1", "Chat 2"}
+    assert window.controller.current in window.sidebar.chosen
+    assert window.sidebar.list.isVisible()
+    assert window.sidebar.arrangement == Arrangement()
+
+
+async def test_what_cannot_be_imported_is_told_line_by_line(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+) -> None:
+    (tmp_path / "a.json").write_text("{", "utf-8")
+    (tmp_path / "b.json").write_text(json.dumps([{"no": "chat"}]), "utf-8")
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "a.json", tmp_path / "b.json")
+    await until(lambda: window.findChildren(ImportReportDialog), "the report")
+    report = window.findChild(ImportReportDialog)
+    assert isinstance(report, ImportReportDialog)
+    qtbot.mouseClick(report.copy, Qt.MouseButton.LeftButton)
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["a.json", "b.json"]
+    report.close()
+
+
+async def test_a_backup_is_made_checked_and_laid_ready(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+) -> None:
+    restarts: list[bool] = []
+    window.keeping.restart_requested.connect(lambda: restarts.append(True))
+    choose(window, "Back up…")
+    pick(window, tmp_path / "backup.zip")
+    await until(lambda: any(words.startswith("Backed up 2 chats") for words in notices(window)))
+    for expected in ("Restore the backup of", "Restart kvchat to finish?"):
+        if not expected.startswith("Restart"):
+            choose(window, "Restore from a backup…")
+            pick(window, tmp_path / "backup.zip")
+        await until(
+            lambda expected=expected: any(
+                d.isVisible() and d.accessibleName().startswith(expected) for d in window.findChildren(ConfirmDialog)
+            ),
+            expected,
+        )
+        question = next(d for d in window.findChildren(ConfirmDialog) if d.accessibleName().startswith(expected))
+        qtbot.mouseClick(question.yes, Qt.MouseButton.LeftButton)
+    assert restarts == [True]
+    assert (kept.paths.data / "restore" / "ready").exists()
+
+
+async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep_bridge, "_PATIENCE_MS", 0)
+    theirs = [{"uuid": str(n), "name": f"Chat {n}", "chat_messages": [CLAUDE]} for n in range(3)]
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs), "utf-8")
+    held, go = threading.Event(), threading.Event()
+
+    def hold(done: int, total: int) -> None:
+        held.set()
+        assert go.wait(30)
+
+    monkeypatch.setattr(keep_bridge._Progress, "tell", lambda self, done, total: hold(done, total))
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "theirs.json")
+    await until(lambda: held.is_set() and dialogs(window), "the progress")
+    qtbot.mouseClick(dialogs(window)[0].findChild(QPushButton), Qt.MouseButton.LeftButton)
+    for _ in range(10):  # until the thread has been asked to stop
+        await asyncio.sleep(0)
+    go.set()
+    await until(lambda: notices(window) == ["Import cancelled"])
+    with closing(Database(kept.paths.database)) as database:
+        assert len(database.conversations()) == 2
+    assert not dialogs(window)
+
+
+async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_bridge, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(keep_bridge, "_PAUSE_S", 0)
+    end = asyncio.Event()
+
+    async def back_up(target: Path, tell: Progress) -> BackupFacts:
+        tell(1234, 0)
+        tell(1, 4)
+        await end.wait()
+        return BackupFacts(datetime.now(UTC), 2, 4)
+
+    monkeypatch.setattr(kept.keeping, "back_up", back_up)
+    choose(window, "Back up…")
+    pick(window, Path("backup.zip"))
+    await until(lambda: dialogs(window) and dialogs(window)[0].value() > 0, "the progress")
+    dialog = dialogs(window)[0]
+    assert (dialog.labelText(), dialog.value() / dialog.maximum()) == ("Backing up… 1,234 chats", 0.25)
+    end.set()
+    await until(lambda: not dialogs(window))
+    assert [words.partition(",")[0] for words in notices(window)] == ["Backed up 2 chats"]
+
+
+async def test_a_file_that_is_no_backup_is_refused(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    (tmp_path / "no.zip").write_text("no", "utf-8")
+    choose(window, "Restore from a backup…")
+    pick(window, tmp_path / "no.zip")
+    await until(lambda: notices(window) == ["This backup cannot be used"])
+    assert finish_restore(kept.paths) is None

@@ -1,0 +1,134 @@
+"""The window beside `kvchat ask`: it follows what the other writes, and waits for it before it answers itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest_asyncio
+from PySide6.QtGui import QTextCursor
+
+from kvchat.chat.messages import Role
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import load_settings
+from kvchat.system.paths import resolve_paths
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.reply_view import ReplyView
+from tests.chat.test_two_writers import Asking, home, prompts
+from tests.e2e.home import Home
+from tests.engine_fixtures import FakeEngine
+from tests.ui.waiting import until
+
+__all__ = ["home"]  # the fixture
+
+LONG = "\n\n".join(f"Paragraph {number} of many." for number in range(40))
+
+
+class Open:
+    """The real window over a real kvchat."""
+
+    def __init__(self, runtime: Runtime, window: MainWindow) -> None:
+        self.runtime, self.window = runtime, window
+
+    def send(self, text: str) -> None:
+        self.window.composer.set_draft(text)
+        self.window.composer.button.click()
+
+    def shown(self) -> list[str]:
+        """What the page says, message by message."""
+        views = self.window.transcript.views
+        return [
+            view.text.strip() if isinstance(view, ReplyView) else message.content
+            for message in self.window.transcript.messages
+            if (view := views.get(message.id)) is not None
+        ]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        await until(condition)
+        assert self.window.notices.report is None
+
+    def titles(self) -> list[str]:
+        return list(self.window.controller.list.titles.values())
+
+
+@pytest_asyncio.fixture
+async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
+    paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
+    runtime = await open_runtime(paths, load_settings(paths.settings_file))
+    window = MainWindow(runtime, look)
+    window.show()
+    await window.start()
+    await runtime.begin()
+    yield Open(runtime, window)
+    await window.finish()
+    await runtime.close()
+    window.close()
+    window.deleteLater()
+
+
+async def test_the_window_follows_another_kvchat_and_waits_for_it(
+    opened: Open, home: Home, fake_engine: FakeEngine
+) -> None:
+    opened.send("Zero")
+    await opened.until(lambda: opened.shown() == ["Zero", "You said: Zero"])
+    await opened.runtime.chat.idle()
+    fake_engine.set(FAKE_HOLD_DURING="stream", FAKE_REPLY=LONG)
+    other = Asking(home, "One")
+    await opened.until(lambda: opened.shown()[2:3] == ["One"])
+    opened.send("Two")
+    await opened.until(lambda: "another kvchat" in opened.window.transcript.tail.pending.text())
+    fake_engine.set(FAKE_HOLD_DURING=None, FAKE_TOKEN_DELAY=0.05)
+    await opened.until(lambda: "Paragraph 3" in opened.shown()[3])  # as it comes
+    fake_engine.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=None)
+    await opened.until(lambda: opened.shown()[4:] == ["Two", "You said: Two"])
+    assert opened.shown()[3] == LONG
+    assert await asyncio.to_thread(other.ends)
+    assert prompts(fake_engine)["Two"][-3:] == ["One", LONG, "Two"]
+    new = Asking(home, "--new", "Something else")
+    await opened.until(lambda: "Something else" in opened.titles())
+    await asyncio.to_thread(new.ends)
+
+
+async def test_stop_ends_the_waiting_and_the_words_stay(opened: Open, home: Home, fake_engine: FakeEngine) -> None:
+    opened.send("Zero")
+    await opened.until(lambda: len(opened.shown()) == 2)
+    await opened.runtime.chat.idle()
+    fake_engine.set(FAKE_HOLD_DURING="stream")
+    other = Asking(home, "One")
+    await opened.until(lambda: opened.shown()[2:3] == ["One"])
+    opened.send("Two")
+    tail = opened.window.transcript.tail
+    await opened.until(lambda: "another kvchat" in tail.pending.text())
+    opened.window.composer.button.click()
+    await opened.until(lambda: tail.unanswered.isVisibleTo(tail))
+    fake_engine.set(FAKE_HOLD_DURING=None)
+    await asyncio.to_thread(other.ends)
+    await opened.until(lambda: opened.shown()[3:] == ["You said: One", "Two"])
+    opened.window.transcript.retry_requested.emit()
+    await opened.until(lambda: opened.shown()[4:] == ["Two", "You said: Two"])
+
+
+async def test_what_another_writes_moves_neither_the_page_nor_an_edit(
+    opened: Open, home: Home, fake_engine: FakeEngine
+) -> None:
+    fake_engine.set(FAKE_REPLY=LONG)
+    opened.send("Zero")
+    await opened.until(lambda: opened.shown() == ["Zero", LONG])
+    await opened.runtime.chat.idle()
+    page = opened.window.transcript
+    bar = page.verticalScrollBar()
+    await opened.until(lambda: bar.maximum() > 0)
+    question = next(message for message in page.messages if message.role is Role.USER)
+    page.edit(question.id)
+    editor = page.views[question.id].editor
+    assert editor is not None
+    editor.field.moveCursor(QTextCursor.MoveOperation.End)
+    editor.field.insertPlainText(" and more")
+    bar.setValue(0)
+    other = Asking(home, "One")
+    await asyncio.to_thread(other.ends)
+    await opened.until(lambda: len(page.messages) == 4)
+    assert bar.value() == 0
+    assert page.views[question.id].editor is editor
+    assert editor.field.toPlainText() == "Zero and more"

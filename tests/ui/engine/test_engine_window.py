@@ -1,0 +1,114 @@
+"""The engine window over the fake runtime: numbers, and a log to follow, search and copy."""
+
+from __future__ import annotations
+
+import pytest_asyncio
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import Prefilling, Speed
+from kvchat.engine.speaking import vitals
+from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
+from kvchat.engine.speaking.vitals import SlotState, Vitals
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.engine.engine_window import EngineWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+LOG = [f"0.00.000.{number:03} I line {number}" for number in range(200)]
+TROUBLE = ["0.00.300.000 W a warning", "0.00.300.001 E an error", "and more of it"]
+
+
+@pytest_asyncio.fixture
+async def engine(runtime: FakeRuntime, window: MainWindow) -> EngineWindow:
+    runtime.log = [*LOG, *TROUBLE]
+    runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
+    return window.beside.open_engine()
+
+
+async def test_numbers_that_are_looked_up(engine: EngineWindow) -> None:
+    await until(lambda: engine.live.value("process") == "4711")
+    assert "ready" in engine.live.value("state")
+    assert "/usr/bin/llama-server" in engine.live.value("state")
+    assert engine.live.value("context") == "512 of 2K tokens"
+    assert engine.live.used.value() / engine.live.used.maximum() == 0.25
+    assert (engine.live.value("memory"), engine.live.value("graphics")) == ("2 GB", "–")
+    assert engine.live.value("decode").startswith("41 tokens/s")
+    assert engine.live.value("now") == "idle"
+
+
+async def test_what_happens_is_followed_while_the_window_is_on_show(engine: EngineWindow, runtime: FakeRuntime) -> None:
+    await until(lambda: engine.live.value("now") == "idle")
+    runtime.events.publish(Prefilling("a", 1000, 2000, 0))
+    assert engine.live.value("now") == "reading, 1,000 of 2,000 tokens"
+    runtime.events.publish(Speed("a", 40.4, 100))
+    assert engine.live.value("now") == "writing, 40 tokens/s"
+    engine.close()
+    runtime.events.publish(Speed("a", 99.0, 100))
+    assert engine.live.value("now") == "writing, 40 tokens/s"
+
+
+async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: FakeRuntime) -> None:
+    failure = EngineFailure(FailureKind.HANGS, "The engine hung", "It did not answer.", "")
+    runtime.vitals = None
+    runtime.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
+    assert engine.live.value("state").startswith("starting, restarted 2 times\nThe engine hung. It did not answer.")
+    await until(lambda: engine.live.value("memory") == "–")
+    assert not engine.live.used.isVisible()
+
+
+async def test_the_log_by_level(engine: EngineWindow, qtbot: QtBot) -> None:
+    engine.tabs.setCurrentWidget(engine.log)
+    assert engine.log.text.toPlainText().endswith("and more of it")
+    for index, lines in ((1, TROUBLE), (2, TROUBLE[1:]), (0, [*LOG, *TROUBLE])):
+        engine.log.level.setCurrentIndex(index)
+        engine.log.level.activated.emit(index)
+        assert engine.log.text.toPlainText().splitlines() == lines
+
+
+async def test_the_log_is_followed_until_the_reader_scrolls_up(
+    engine: EngineWindow, runtime: FakeRuntime, qtbot: QtBot
+) -> None:
+    engine.show_page(engine.log)
+    log, bar = engine.log, engine.log.text.verticalScrollBar()
+    await until(lambda: bar.maximum() > 0)
+    runtime.log = [*runtime.log, "0.00.400.000 I newer"]
+    engine.refresh()
+    assert bar.value() == bar.maximum()
+    log.text.setFocus()
+    qtbot.keyClick(log.text, Qt.Key.Key_Home, Qt.KeyboardModifier.ControlModifier)
+    assert not log.follow.isChecked()
+    log.text.selectAll()
+    runtime.log = [*runtime.log, "0.00.500.000 I newest"]
+    engine.refresh()
+    assert bar.value() == 0
+    assert log.text.textCursor().hasSelection()  # what was being copied is still marked
+    log.follow.click()
+    assert bar.value() == bar.maximum()
+
+
+async def test_search_marks_counts_and_walks(engine: EngineWindow, qtbot: QtBot) -> None:
+    engine.show_page(engine.log)
+    qtbot.keyClick(engine, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier)
+    await until(engine.log.search.hasFocus)
+    qtbot.keyClicks(engine.log.search, "line 19")
+    assert engine.log.found.text() == "11 found"
+    assert len(engine.log.text.extraSelections()) == 11
+    rows = []
+    for _ in range(12):
+        qtbot.keyClick(engine.log.search, Qt.Key.Key_Return)
+        rows.append(engine.log.text.textCursor().blockNumber())
+    assert len(set(rows)) == 11
+    assert rows[0] == rows[-1]
+    engine.log.search.setText("nowhere")
+    assert engine.log.found.text() == "0 found"
+
+
+async def test_what_is_shown_is_copied(engine: EngineWindow) -> None:
+    engine.log.level.setCurrentIndex(2)
+    engine.log.level.activated.emit(2)
+    engine.log.copy.click()
+    assert QGuiApplication.clipboard().text().splitlines() == TROUBLE[1:]
+    engine.diagnostics.click()
+    await until(lambda: QGuiApplication.clipboard().text() == "kvchat diagnostics")

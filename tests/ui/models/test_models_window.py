@@ -1,0 +1,313 @@
+"""The models window: what is on this computer, what Hugging Face has, downloads and the token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit
+from pytestqt.qtbot import QtBot
+
+from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
+from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.local.finder import FoundModel, UnreadableFolder
+from kvchat.library.local.folders import Source
+from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.remote.downloads import DownloadState
+from kvchat.settings import GB
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.models.downloads_view import DownloadView
+from kvchat.ui.models.models_window import ModelsWindow
+from tests.library import fake_hub
+from tests.library.fake_hub import TOKEN, FakeHub
+from tests.library.gguf_files import LLAMA, write_gguf
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+REPOSITORY = "org/Thing-7B-GGUF"
+LARGE = LLAMA | {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
+
+
+@pytest.fixture(autouse=True)
+def without_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keyring: None) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    content = write_gguf(tmp_path / "thing.gguf", weights=500_000).read_bytes()
+    with fake_hub.serving() as hub:
+        hub.repositories[REPOSITORY] = {f"Thing-7B-{kind}.gguf": content for kind in ("Q4_K_M", "Q8_0")}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
+
+
+def a_model(folder: Path, name: str, size: int, source: Source = Source.LM_STUDIO) -> FoundModel:
+    facts = read_facts(write_gguf(folder / f"{name}.gguf", LARGE))
+    weights = replace(facts.weights, layers=(size // 32,) * 32)
+    facts = replace(facts, size=size, weights=weights, quantisation="Q4_K_M")
+    return FoundModel(folder / f"{name}.gguf", f"{name}-Q4_K_M", source, size, facts)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> FakeRuntime:
+    runtime = FakeRuntime(tmp_path / "kvchat")
+    runtime.models.there = [
+        a_model(tmp_path, "Zebra-70B", 40 * GB),
+        a_model(tmp_path, "Apple-8B", 5 * GB),
+        FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None, NotAModel("The model file is not whole")),
+    ]
+    return runtime
+
+
+@pytest_asyncio.fixture
+async def models(window: MainWindow) -> ModelsWindow:
+    return window.beside.open_models()
+
+
+def titles(models: ModelsWindow) -> list[str]:
+    return [row.title for row in models.here.list.rows]
+
+
+def chips(models: ModelsWindow) -> list[str]:
+    return [row.chip for row in models.here.list.rows]
+
+
+def only_download(models: ModelsWindow) -> DownloadView:
+    (view,) = models.downloads.views.values()
+    return view
+
+
+async def test_models_on_this_computer_and_whether_they_fit(
+    runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path
+) -> None:
+    await until(lambda: len(titles(models)) == 3)
+    assert titles(models) == ["Apple-8B", "Zebra-70B", "Half"]
+    assert chips(models) == ["fits", "does not fit", "unusable"]
+    assert models.here.list.rows[0].words == "Q4_K_M · 5 GB · 4K context · LM Studio"
+    assert models.here.list.rows[2].words == "The model file is not whole."
+    assert models.here.status.text() == "3 models"
+
+
+async def test_the_filter_narrows_the_list(models: ModelsWindow, qtbot: QtBot) -> None:
+    await until(lambda: titles(models))
+    qtbot.keyClicks(models.here.filter, "lm studio zeb")
+    assert titles(models) == ["Zebra-70B"]
+
+
+async def test_a_model_is_used_by_enter_and_the_window_closes(
+    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    await until(lambda: titles(models))
+    assert not models.here.use.isEnabled()
+    qtbot.keyClick(models.here.list, Qt.Key.Key_Down)
+    assert models.here.use.isEnabled()
+    assert "8B" in models.here.list.current.title  # type: ignore[union-attr]
+    qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
+    await until(lambda: not models.isVisible())
+    assert ("use_model", tmp_path / "Apple-8B.gguf") in runtime.calls
+    models.show()
+    await until(lambda: "in use" in chips(models))
+
+
+async def test_what_cannot_be_used_says_why_and_is_not_used(
+    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
+) -> None:
+    await until(lambda: titles(models))
+    models.here.list.select(models.here.list.rows[2].value)
+    assert not models.here.use.isEnabled()
+    qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
+    assert not [call for call in runtime.calls if call[0] == "use_model"]
+
+
+async def test_a_model_that_is_refused_is_told_here(runtime: FakeRuntime, models: ModelsWindow) -> None:
+    await until(lambda: titles(models))
+    runtime.refuse = NotAModel("This is an embedding model")
+    models.here.list.taken.emit(models.here.list.rows[0])
+    await until(lambda: models.notices.on_show)
+    assert models.isVisible()
+
+
+async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path) -> None:
+    await until(lambda: titles(models))
+    runtime.models.there = []
+    runtime.models.locked = (UnreadableFolder(Path("/locked"), "Permission denied"),)
+    models.here.add_folder(str(tmp_path))
+    await until(lambda: not titles(models))
+    assert runtime.settings.model_folders == (str(tmp_path),)
+    assert models.here.status.text() == "/locked cannot be read."
+    assert models.here.none.isVisible()
+    menu = models.here.open_folders()
+    stop = next(action for action in menu.actions() if action.text().startswith("Stop looking in"))
+    stop.trigger()
+    menu.close()
+    await until(lambda: runtime.settings.model_folders == ())
+
+
+async def test_suggestions_suit_the_memory_and_ask_nobody(
+    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+) -> None:
+    qtbot.mouseClick(models.tabs.button(1), LEFT)
+    await until(lambda: models.hub.list.rows)
+    assert "without a large GPU" in models.hub.heading.text()
+    assert {row.chip for row in models.hub.list.rows} <= {"fits", "tight"}
+    assert served.requests == []
+
+
+async def test_searched_listed_downloaded_and_used(
+    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+) -> None:
+    qtbot.mouseClick(models.tabs.button(1), LEFT)
+    qtbot.keyClicks(models.hub.field, "thing")
+    qtbot.keyClick(models.hub.field, Qt.Key.Key_Return)
+    await until(lambda: models.hub.heading.text() == "Found for “thing”")
+    assert [row.title for row in models.hub.list.rows] == [REPOSITORY]
+    models.hub.list.select(models.hub.list.rows[0].value)
+    qtbot.mouseClick(models.hub.take, LEFT)
+    await until(lambda: models.hub.heading.text() == REPOSITORY)
+    assert models.hub.take.text() == "Download"
+    assert models.hub.list.current is not None
+    assert models.hub.list.current.title == "Thing-7B-Q4_K_M", "the usual one is chosen"
+    served.hold_at = 1_000_000
+    qtbot.mouseClick(models.hub.take, LEFT)
+    await until(lambda: models.downloads.views and only_download(models).download.done > 0)  # type: ignore[union-attr]
+    view = only_download(models)
+    qtbot.mouseClick(view.pause, LEFT)
+    await until(lambda: view.download.state is DownloadState.PAUSED)  # type: ignore[union-attr]
+    assert "paused" in view.words.text()
+    served.go_on.set()
+    qtbot.mouseClick(view.resume, LEFT)
+    await until(lambda: view.use.isVisible())
+    assert "complete" in view.words.text()
+    qtbot.mouseClick(view.use, LEFT)
+    path = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
+    await until(lambda: ("use_model", path) in runtime.calls)
+    qtbot.mouseClick(models.hub.back, LEFT)
+    assert models.hub.heading.text() == "Found for “thing”"
+    models.open_repository(REPOSITORY)
+    await until(lambda: [row.chip for row in models.hub.list.rows] == ["on this computer", "fits"])
+    await runtime.models.close()
+
+
+async def test_no_network_is_told_in_the_window(
+    models: ModelsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    qtbot.mouseClick(models.tabs.button(1), LEFT)
+    qtbot.keyClicks(models.hub.field, "thing")
+    qtbot.mouseClick(models.hub.search, LEFT)
+    await until(lambda: models.notices.on_show)
+    assert models.notices.on_show[0].words[0] == "Hugging Face cannot be reached"
+    assert "rrno" not in models.notices.on_show[0].words[1]
+    assert models.hub.heading.text() != "Searching…"
+
+
+async def test_a_gated_model_asks_for_a_token_and_comes_with_it(
+    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+) -> None:
+    served.gated.add(REPOSITORY)
+    models.open_repository(REPOSITORY)
+    await until(lambda: models.hub.take.text() == "Download")
+    qtbot.mouseClick(models.hub.take, LEFT)
+    await until(lambda: models.downloads.views and only_download(models).token.isVisible())
+    view = only_download(models)
+    assert "accepted its terms" in view.words.text()
+    qtbot.mouseClick(view.token, LEFT)
+    dialog = models.open_token()
+    await until(lambda: dialog.place.text() == "No token is kept.")
+    assert dialog.field.echoMode() is QLineEdit.EchoMode.Password
+    qtbot.keyClicks(dialog.field, "no token")
+    qtbot.keyClick(dialog.field, Qt.Key.Key_Return)
+    await until(lambda: dialog.notices.on_show)
+    dialog.field.clear()
+    qtbot.keyClicks(dialog.field, TOKEN)
+    qtbot.mouseClick(dialog.save, LEFT)
+    await until(lambda: "only you may read" in dialog.place.text())
+    assert dialog.field.text() == ""
+    dialog.close()
+    qtbot.mouseClick(view.again, LEFT)
+    await until(lambda: view.use.isVisible())
+    await runtime.models.close()
+
+
+async def test_an_unfinished_download_can_be_removed(
+    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+) -> None:
+    served.gated.add(REPOSITORY)
+    models.open_repository(REPOSITORY)
+    await until(lambda: models.hub.take.text() == "Download")
+    qtbot.mouseClick(models.hub.take, LEFT)
+    await until(lambda: models.downloads.views and only_download(models).again.isVisible())
+    qtbot.mouseClick(only_download(models).remove, LEFT)
+    await until(lambda: not models.downloads.views)
+    assert not models.downloads.isVisible()
+    await runtime.models.close()
+
+
+async def test_a_missing_model_offers_choices(
+    runtime: FakeRuntime, window: MainWindow, served: FakeHub, qtbot: QtBot
+) -> None:
+    gone = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
+    runtime.settings = replace(runtime.settings, model_path=str(gone))
+    runtime.missing = True
+    failure = EngineFailure(FailureKind.BAD_MODEL, "The model file is missing", str(gone), "Choose it again.")
+    runtime.set_engine(EngineState.FAILED, failure=failure)
+    card = window.engine_card
+    assert [button.isVisible() for button in (card.locate, card.fetch, card.model, card.restart)] == [True] * 3 + [
+        False
+    ]
+    qtbot.mouseClick(card.locate, LEFT)
+    dialog = window.findChild(QFileDialog)
+    assert dialog is not None
+    dialog.fileSelected.emit("/found/Thing.gguf")
+    dialog.close()
+    await until(lambda: ("use_model", Path("/found/Thing.gguf")) in runtime.calls)
+    runtime.settings = replace(runtime.settings, model_path=str(gone))
+    runtime.set_engine(EngineState.FAILED, failure=failure)
+    qtbot.mouseClick(card.fetch, LEFT)
+    models = window.beside.open_models()
+    await until(lambda: models.hub.heading.text() == REPOSITORY)
+    runtime.settings = replace(runtime.settings, model_path="/elsewhere/x.gguf")
+    runtime.set_engine(EngineState.FAILED, failure=failure)
+    assert not card.fetch.isVisible()
+
+
+async def test_every_control_has_a_name(models: ModelsWindow) -> None:
+    await until(lambda: titles(models))
+    for kind in (QAbstractButton, QLineEdit):
+        for control in models.findChildren(kind):
+            assert control.accessibleName() or isinstance(control.parent(), QLineEdit), control
+
+
+async def test_a_gpu_is_judged_by_its_own_memory(runtime: FakeRuntime, models: ModelsWindow) -> None:
+    await until(lambda: titles(models))
+    runtime.memory = MemoryFacts(64 * GB)
+    models.here.look()
+    await until(lambda: chips(models)[:2] == ["fits", "fits"])
+
+
+async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    asked: list[bool] = []
+    window.first_start.starter_requested.connect(lambda: asked.append(True))
+    runtime.models.there = []
+    models = window.beside.open_models()
+    await until(models.here.none.isVisible)
+    assert models.here.use.isHidden()
+    qtbot.mouseClick(models.here.none.more, LEFT)
+    assert models.hub.isVisible()
+    models.tabs.button(0).click()
+    qtbot.mouseClick(models.here.none.folder, LEFT)
+    dialog = models.findChild(QFileDialog)
+    assert isinstance(dialog, QFileDialog)
+    dialog.close()
+    qtbot.mouseClick(models.here.none.starter, LEFT)
+    assert asked == [True]
+    assert not models.isVisible()
+    assert window.first_start.is_fetching

@@ -1,0 +1,227 @@
+"""Chat settings and presets: filled in, judged in place, taken over, and nothing spoiled silently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.messages import Role
+from kvchat.chat.options import ChatOptions, Manner
+from kvchat.chat.presets import Preset
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.gguf.template_options import TemplateOption, TemplateWord, known_options
+from kvchat.library.local.files import Source
+from kvchat.library.local.finder import FoundModel
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.presets.chat_settings import ChatSettings, Subject
+from kvchat.ui.presets.preset_dialog import PresetDialog
+from kvchat.ui.settings.presets import PresetsPage
+from tests.library.gguf_files import write_gguf
+from tests.ui.fake_runtime import FakeModel, FakeRuntime
+from tests.ui.waiting import until
+
+POET = Preset("Poet", "Speak in rhymes.", None, ChatOptions(Sampling(temperature=1.2)))
+
+
+class ThinkingModel(FakeModel):
+    """Its template has options."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(runtime)
+        self.asked: list[str | None] = []
+
+    async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
+        self.asked.append(model)
+        return known_options([TemplateWord("enable_thinking"), TemplateWord("reasoning_effort")])
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> FakeRuntime:
+    runtime = FakeRuntime(tmp_path)
+    runtime.model = ThinkingModel(runtime)
+    runtime.chat.add("Rivers")
+    return runtime
+
+
+@pytest.fixture
+async def panel(runtime: FakeRuntime, look: Look, window: MainWindow) -> ChatSettings:
+    return ChatSettings(runtime, look, window.runner, window)
+
+
+async def opened(panel: ChatSettings, conversation_id: str | None = "c1") -> None:
+    panel.show_subject(Subject(conversation_id, "Rivers", None))
+    await until(panel.save.isEnabled)
+
+
+async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, panel: ChatSettings) -> None:
+    await opened(panel)
+    form = panel.form
+    assert form.numbers["temperature"].placeholderText() == "0.8"
+    form.system.setPlainText("Be brief.")
+    form.numbers["temperature"].setText("0,3")
+    form.numbers["top_k"].setText("20")
+    form.stop.setText("END, FIN")
+    form._template["enable_thinking"].setCurrentIndex(2)
+    panel.save.click()
+    await until(lambda: not panel.isVisible())
+    requested = ChatOptions(Sampling(temperature=0.3, top_k=20, stop=("END", "FIN")), (("enable_thinking", False),))
+    assert runtime.chat.options.manners["c1"].options == requested
+    assert runtime.chat.options.systems["c1"] == "Be brief."
+    await opened(panel)
+    assert form.read().options == requested
+    form.reset.click()
+    assert form.read().options == ChatOptions(template=requested.template)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("temperature", "9", "Temperature must be from 0 to 2."),
+        ("top_k", "1.5", "Top-k: “1.5” is not such a number"),
+        ("seed", "x", "Seed: “x” is not such a number"),
+    ],
+)
+async def test_nonsense_is_refused_in_place(panel: ChatSettings, field: str, text: str, words: str) -> None:
+    await opened(panel)
+    panel.form.numbers[field].setText(text)
+    panel.save.click()
+    assert words in panel.form.refusal.text()
+    assert panel.isVisible()
+
+
+async def test_a_bad_schema_is_told(panel: ChatSettings) -> None:
+    await opened(panel)
+    panel.form.format.setCurrentIndex(1)
+    panel.form.format_text.setPlainText("{oops")
+    panel.save.click()
+    assert "not JSON" in panel.form.refusal.text()
+
+
+async def test_template_options_are_fixed_in_a_chat_that_has_begun(runtime: FakeRuntime, panel: ChatSettings) -> None:
+    runtime.chat.write("c1", Role.USER, "Hello")
+    await opened(panel)
+    assert [box.isEnabled() for box in panel.form._template.values()] == [False, False]
+    assert not panel.form._fixed.isHidden()
+
+
+async def test_another_system_prompt_asks_where_something_was_said(runtime: FakeRuntime, panel: ChatSettings) -> None:
+    runtime.chat.write("c1", Role.USER, "Hello")
+    await opened(panel)
+    panel.form.system.setPlainText("Be brief.")
+    panel.save.click()
+    (dialog,) = panel.findChildren(ConfirmDialog)
+    assert runtime.chat.options.systems == {}
+    dialog.yes.click()
+    await until(lambda: runtime.chat.options.systems == {"c1": "Be brief."})
+
+
+async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettings) -> None:
+    await runtime.chat.options.store_preset(POET)
+    await opened(panel)
+    panel.preset.setCurrentIndex(1)
+    panel.preset.activated.emit(1)
+    assert panel.form.system.toPlainText() == "Speak in rhymes."
+    assert panel.form.numbers["temperature"].text() == "1.2"
+    assert runtime.chat.options.manners.get("c1", Manner()) == Manner()  # not before Save
+
+
+async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:
+    window.new_conversation()
+    window.header.requested.emit("chat-settings")
+    (panel,) = window.findChildren(ChatSettings)
+    await until(panel.save.isEnabled)
+    panel.form.system.setPlainText("Be brief.")
+    panel.save.click()
+    await until(lambda: window.controller.current == "c2")
+    assert runtime.chat.options.systems["c2"] == "Be brief."
+
+
+@pytest.fixture
+def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
+    """Two models that can be used and one that cannot."""
+    facts = read_facts(write_gguf(tmp_path / "any.gguf"))
+    runtime.models.there = [
+        FoundModel(Path("/models/qwen.gguf"), "Qwen", Source.CHOSEN, 9, facts),
+        FoundModel(Path("/models/half.gguf"), "Half", Source.CHOSEN, 9, None),
+        FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
+    ]
+    return runtime
+
+
+async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSettings) -> None:
+    await opened(panel)
+    await until(lambda: panel.model.count() == 2)
+    assert [panel.model.itemText(i) for i in range(2)] == ["SmolLM2-135M-Instruct", "Qwen"]
+    panel.save.click()
+    await until(lambda: not panel.isVisible())
+    assert not [call for call in models.chat.calls if call[0] == "use_model"], "nothing was chosen"
+    await opened(panel)
+    await until(lambda: panel.model.count() == 2)
+    panel.form.numbers["top_k"].setText("7")
+    panel.form._template["enable_thinking"].setCurrentIndex(2)
+    panel.model.setCurrentIndex(1)
+    panel.model.activated.emit(1)
+    await until(lambda: models.model.asked[-1] == "/models/qwen.gguf")  # type: ignore[attr-defined]
+    assert panel.form.read().options == ChatOptions(Sampling(top_k=7), (("enable_thinking", False),))
+    panel.save.click()
+    await until(lambda: not panel.isVisible())
+    assert models.chat.talks["c1"].model == "/models/qwen.gguf"
+
+
+async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettings) -> None:
+    models.settings = replace(models.settings, engine_url="http://127.0.0.1:8080")
+    await opened(panel)
+    assert not panel.model.isEnabled()
+    assert panel.model.path is None
+
+
+async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettings) -> None:
+    await opened(panel)
+    panel.form.numbers["top_k"].setText("x")
+    panel.keep.click()
+    assert "not such a number" in panel.form.refusal.text()
+    assert not panel.findChildren(PresetDialog)
+    panel.form.numbers["top_k"].setText("7")
+    panel.form.system.setPlainText("Speak in rhymes.")
+    panel.model.choose("/models/qwen.gguf")
+    panel.keep.click()
+    (dialog,) = panel.findChildren(PresetDialog)
+    await until(dialog.save.isEnabled)
+    assert dialog.with_model.currentText() == "Always answered by qwen"
+    dialog.name.setText("Poet")
+    dialog.save.click()
+    await until(lambda: panel.preset.count() == 2)
+    (kept,) = await runtime.chat.options.presets()
+    assert kept.name == panel.preset.itemText(1) == "Poet"
+    assert (kept.system, kept.model) == ("Speak in rhymes.", "/models/qwen.gguf")
+    assert kept.options == ChatOptions(Sampling(top_k=7))
+
+
+async def test_presets_are_made_changed_and_deleted(runtime: FakeRuntime, window: MainWindow) -> None:
+    settings = window.beside.open_settings(PresetsPage.name)
+    page, presets = settings.presets, runtime.chat.options
+    dialog = page.open(Preset("Poet"))
+    assert dialog is not None
+    await until(dialog.save.isEnabled)
+    dialog.form.system.setPlainText("Speak in rhymes.")
+    dialog.save.click()
+    await until(lambda: page.list.count() == 1)
+    page.default.click()
+    await until(lambda: page.list.item(0).text() == "Poet (default)")
+    page.duplicate.click()
+    await until(lambda: page.list.count() == 2)
+    assert [(preset.name, preset.system) for preset in await presets.presets()] == [
+        ("Poet", "Speak in rhymes."),
+        ("Poet copy", "Speak in rhymes."),
+    ]
+    page.list.setCurrentRow(1)
+    page.delete.click()
+    (sure,) = page.findChildren(ConfirmDialog)
+    sure.yes.click()
+    await until(lambda: page.list.count() == 1)
+    settings.close()

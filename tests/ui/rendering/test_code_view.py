@@ -1,0 +1,170 @@
+"""Code blocks: the copy button copies, the colours are the theme's, what grows is not made again."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from PySide6.QtCore import QCoreApplication, Qt
+from PySide6.QtGui import QGuiApplication
+from pytestqt.qtbot import QtBot
+
+from kvchat.ui.base.colors import DARK
+from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.highlight import LineColours, Span
+from kvchat.ui.rendering.page_style import PageStyle
+from tests.ui.waiting import LONG_MS
+
+SOURCE = '\n\ndef f():  # why\n    """Two\n    lines."""\n    return \'x\' + 1\n\n'
+
+
+@pytest.fixture
+def view(look: Look, qtbot: QtBot) -> CodeView:
+    view = CodeView(PageStyle(look, Formulas()), "python")
+    qtbot.addWidget(view)
+    view.resize(400, 300)
+    view.show()
+    return view
+
+
+def coloured(colours: LineColours, text: str) -> set[tuple[str, str]]:
+    lines = text.split("\n")
+    return {(lines[i][at : at + n], colour) for i, spans in enumerate(colours.spans) for at, n, colour in spans}
+
+
+def colours_on(view: CodeView) -> list[list[tuple[int, int, str]]]:
+    block, lines = view.body.document().begin(), []
+    while block.isValid():
+        spans = [(f.start, f.length, f.format.foreground().color().name()) for f in block.layout().formats()]
+        lines.append(spans)
+        block = block.next()
+    return lines
+
+
+def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> None:
+    view.show_code("def f():\n    return '🍅\u202e'", ended=True)
+    qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
+    assert QGuiApplication.clipboard().text() == "def f():\n    return '🍅\u202e'"
+    assert "⟦RLO⟧" in view.body.toPlainText()
+    assert view.copy_button.text() == "Copied"
+    qtbot.waitUntil(lambda: view.copy_button.text() == "Copy", timeout=LONG_MS)
+
+
+def test_colours_are_the_themes() -> None:
+    colours = LineColours("python", DARK)
+    colours.spans = colours.whole(SOURCE)
+    assert len(colours.spans) == len(SOURCE.split("\n"))
+    found = coloured(colours, SOURCE)
+    assert {("def", DARK.code_keyword), ("# why", DARK.code_comment), ("f", DARK.code_name)} <= found
+    assert {('"""Two', DARK.code_string), ('    lines."""', DARK.code_string), ("1", DARK.code_number)} <= found
+
+
+@pytest.mark.parametrize("step", [1, 7, 40])
+def test_colours_of_code_that_grew_are_those_of_the_whole(step: int) -> None:
+    source = SOURCE * 60
+    growing, whole = LineColours("python", DARK), LineColours("python", DARK)
+    for end in range(0, len(source) + step, step):
+        growing.grow(source[:end])
+    assert growing.spans == whole.whole(source)
+
+
+def test_only_the_end_of_growing_code_is_coloured_again() -> None:
+    source = "x = 1\n" * 2_000
+    colours = LineColours("python", DARK)
+    for end in range(0, len(source), 600):
+        changed = colours.grow(source[:end])
+    assert len(changed) < 200
+
+
+def test_long_code_is_read_in_stretches_and_coloured_alike() -> None:
+    source = SOURCE * 1_000
+    lines = LineColours("python", DARK).whole(source)
+    assert len(lines) == source.count("\n") + 1
+    each = SOURCE.count("\n")
+    assert all(lines[i] == lines[i % each] for i in range(len(lines) - 1))
+
+
+@pytest.mark.parametrize("text", ["a " * 200_000, "a a a a a a a a\n" * 25_000], ids=["one line", "lines"])
+def test_code_that_takes_long_to_read_stays_plain(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java's lexer would take hours for this."""
+    monkeypatch.setattr("kvchat.ui.rendering.highlight._WHOLE_S", 0.5)
+    colours = LineColours("java", DARK)
+    assert colours.grow(text[:4_000])
+    assert not colours.grow(text[:5_000]), "it was slow already"
+    assert len(colours.whole(text)) < text.count("\n") + 2
+
+
+def test_colours_are_found_beside_the_window(view: CodeView, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    found_by = []
+    whole = LineColours.whole
+
+    def watched(self: LineColours, text: str) -> list[list[Span]]:
+        found_by.append(threading.current_thread())
+        return whole(self, text)
+
+    monkeypatch.setattr(LineColours, "whole", watched)
+    view.show_code("x = 1\n" * 200, ended=True)
+    qtbot.waitUntil(lambda: all(colours_on(view)[:200]), timeout=LONG_MS)
+    assert found_by
+    assert threading.main_thread() not in found_by
+
+
+def test_an_unknown_language_is_plain() -> None:
+    colours = LineColours("no-such-language", DARK)
+    assert colours.whole("x <- 1") == []
+    assert colours.grow("x <- 1") == range(0)
+
+
+def test_code_grows_without_being_made_again(view: CodeView, qtbot: QtBot) -> None:
+    source = "".join(f"x_{i} = 'text'\n" for i in range(100))
+    view.show_code(source[:1000], ended=False)
+    replaced: list[int] = []
+    view.body.document().contentsChange.connect(lambda at, gone, come: replaced.append(gone) if at == 0 else None)
+    for end in range(1000, len(source), 50):
+        view.show_code(source[:end], ended=False)
+    view.show_code(source, ended=True)
+    assert view.body.toPlainText() == source
+    assert not replaced
+    qtbot.waitUntil(lambda: all(colours_on(view)[:100]), timeout=LONG_MS)
+
+
+def test_colours_never_cut_an_emoji_in_two(view: CodeView, qtbot: QtBot) -> None:
+    view.show_code("🍅 = '🍅'  # 🍅", ended=True)
+    qtbot.waitUntil(lambda: len(colours_on(view)[0]) > 1, timeout=LONG_MS)
+    text = view.body.toPlainText().encode("utf-16-le")
+    pieces = [text[2 * start : 2 * (start + length)].decode("utf-16-le") for start, length, _ in colours_on(view)[0]]
+    assert "".join(pieces).count("🍅") >= 2
+    assert pieces[-1] == "# 🍅"
+
+
+def test_long_code_comes_in_pieces(view: CodeView, qtbot: QtBot) -> None:
+    source = "\n".join(f"line_{i} = {i}" for i in range(3_000))
+    view.show_code(source, ended=True)
+    assert view.body.busy
+    qtbot.waitUntil(lambda: not view.body.busy, timeout=LONG_MS)
+    assert view.body.toPlainText() == source
+
+
+def test_a_megabyte_line_is_shown_in_part_and_copied_whole(view: CodeView, qtbot: QtBot) -> None:
+    view.show_code("x" * 1_000_000, ended=True)
+    assert len(view.body.toPlainText()) < 3_000
+    assert "998,000 more characters" in view.body.toPlainText()
+    qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
+    assert len(QGuiApplication.clipboard().text()) == 1_000_000
+
+
+@pytest.mark.parametrize("language", ["", "no-such-language", "python"])
+@pytest.mark.parametrize("text", ["plain block", "plain\nblock\n"])
+def test_code_of_any_language_is_seen(language: str, text: str, look: Look, qtbot: QtBot) -> None:
+    view = CodeView(PageStyle(look, Formulas()), language)
+    qtbot.addWidget(view)
+    view.resize(400, view.heightForWidth(400))
+    view.show()
+    view.show_code(text, ended=True)
+    view.resize(400, view.heightForWidth(400))
+    QCoreApplication.processEvents()  # the colours follow when there is time
+    picture = view.body.grab().toImage()
+    tones = {picture.pixel(x, y) for x in range(picture.width()) for y in range(picture.height())}
+    assert len(tones) > 10, "no letter is drawn"

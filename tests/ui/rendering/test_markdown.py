@@ -1,0 +1,164 @@
+"""Markdown from a model is not to be trusted: it may look well, and do nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from PySide6.QtCore import QUrl
+from PySide6.QtGui import QTextDocument
+from pytestqt.qtbot import QtBot
+
+from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.blocks import Code, Prose, Wide
+from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.markdown import is_web_link, plain_blocks
+from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import TextPage
+from kvchat.words.safe_text import calm, spelled_out
+from tests.ui.reading import blocks, prose
+
+RLO, ZWSP, ESC = "\u202e", "\u200b", "\x1b"
+
+
+def test_cuts_at_top_level_code() -> None:
+    first, code, last = blocks("a\n\n```Py title=x\nx = 1\n```\n\nb")
+    assert (first, last) == (Prose("<p>a</p>", "a\n"), Prose("<p>b</p>", "b\n"))
+    assert isinstance(code, Code)
+    assert (code.language, code.text) == ("py", "x = 1")
+
+
+def test_an_open_fence_is_code_already() -> None:
+    assert isinstance(blocks("```\nx")[-1], Code)
+
+
+def test_code_in_an_item_is_code_and_the_text_behind_it_has_no_second_bullet() -> None:
+    before, code, after = blocks("- a\n\n  ```py\n  x < 1\n  ```\n\n  b")
+    assert isinstance(code, Code)
+    assert (code.language, code.text, code.indent) == ("py", "x < 1", 1)
+    assert isinstance(before, Prose)
+    assert before.list_tag == "<ul>"
+    assert isinstance(after, Prose)
+    assert "none" in after.list_tag
+
+
+def test_items_are_numbered_on() -> None:
+    tags = [block.list_tag for block in blocks("4. a\n4. b\n4. c") if isinstance(block, Prose)]
+    assert tags == ['<ol start="4">', '<ol start="5">', '<ol start="6">']
+
+
+def test_tables_quotes_tasks_and_notes() -> None:
+    table = blocks("|a|b|\n|-|-:|\n|1|2|")[0]
+    assert isinstance(table, Wide)
+    assert table.columns == 2
+    assert "text-align:right" in table.html
+    assert "border-left" in prose("> a")
+    assert "<s>a</s>" in prose("~~a~~")
+    assert "☐ a" in prose("- [ ] a")
+    assert "☑ a" in prose("- [x] a")
+    assert "<sup" in prose("a[^1]\n\n[^1]: b").split("</p>")[0]
+
+
+def test_empty_text_has_no_blocks() -> None:
+    assert blocks("") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "a <img src='http://evil.example/x.png'> b",
+        "<iframe src=x></iframe>",
+        "<style>body{}</style>",
+        "<a href='file:///etc/passwd'>x</a>",
+        "- <img src=x>",
+        "|<img src=x>|\n|-|",
+        "$<img src=x>$",
+        "$$\n<img src=x>\n",
+        "<!--math:0-->",
+        "[^<img src=x>]: a",
+    ],
+)
+def test_raw_html_stays_text(text: str) -> None:
+    html = prose(text)
+    for tag in ("<script", "<img", "<iframe", "<style", "<a "):
+        assert tag not in html
+
+
+@pytest.mark.parametrize(
+    "url", ["http://evil.example/x.png", "file:///etc/passwd", "data:image/png;base64,AAAA", "x.png", "math:0"]
+)
+def test_images_become_their_description(url: str) -> None:
+    html = prose(f"![a picture]({url})")
+    assert "<img" not in html
+    assert "a picture" in html
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "javascript:alert(1)", "/etc/passwd", "data:text/html,x", "vbscript:x", "smb://host/share"],
+)
+def test_other_links_than_web_links_are_text(url: str) -> None:
+    assert "href" not in prose(f"[click]({url})")
+    assert not is_web_link(url)
+
+
+def test_web_links_are_links() -> None:
+    assert '<a href="https://example.org/a?b=1&amp;c=2">x</a>' in prose("[x](https://example.org/a?b=1&c=2)")
+    assert is_web_link("mailto:a@example.org")
+
+
+def test_nested_links_and_styles_close_properly() -> None:
+    assert prose("[**a**](file:///x) [b](https://b.example)").count("</a>") == 1
+
+
+def test_hidden_characters_do_nothing_in_prose_and_are_seen_in_code() -> None:
+    text = f"a{RLO}b{ZWSP}c {ESC}[31mred"
+    assert prose(text) == "<p>abc ␛[31mred</p>"
+    assert "<code>a⟦RLO⟧b⟦ZWSP⟧c ␛[31mred</code>" in prose(f"`{text}`")
+    assert spelled_out(text) == "a⟦RLO⟧b⟦ZWSP⟧c ␛[31mred"
+    assert calm("می‌خواهم 👩‍👧 שלום\u200f!") == "می‌خواهم 👩‍👧 שלום\u200f!"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">" * 10_000 + " x",
+        "> " * 10_000 + "x",
+        "\n".join("  " * i + "- x" for i in range(300)),
+        "x" * 1_000_000,
+        "word " * 200_000,
+        "- " + "x " * 200_000,
+        "[x" * 10_000,
+        "*a " * 10_000,
+        "![x" * 2_000,
+        "$x" * 20_000,
+        "\\(" * 20_000,
+        "$" * 20_000,
+        "|a" * 5_000 + "|\n" + "|-" * 5_000 + "|",
+    ],
+    ids=lambda text: text[:8],
+)
+def test_monstrous_text_is_read_in_pieces(text: str) -> None:
+    started = time.process_time()
+    assert sum(text.count("x") for text in (getattr(block, "html", "") for block in blocks(text))) >= min(
+        text.count("x"), 1
+    )
+    assert time.process_time() - started < 20  # a second here; the point is that it ends
+
+
+def test_text_that_is_shown_as_it_was_written_comes_in_pieces() -> None:
+    text = "\n".join(f"line {i}" for i in range(3_000))
+    pieces = plain_blocks(text)
+    assert "".join(piece.source for piece in pieces) == text
+    assert max(len(piece.source) for piece in pieces) <= 3_000
+    assert plain_blocks("")[0].source == ""
+
+
+def test_a_page_loads_nothing(look: Look, qtbot: QtBot) -> None:
+    page = TextPage(PageStyle(look, Formulas()), "Reply")
+    qtbot.addWidget(page)
+    for url in ("http://evil.example/x.png", "file:///etc/passwd", "/etc/passwd"):
+        assert not page.document().resource(QTextDocument.ResourceType.ImageResource.value, QUrl(url))
+    page.anchorClicked.emit(QUrl("file:///etc/passwd"))
+    assert page.source() == QUrl()

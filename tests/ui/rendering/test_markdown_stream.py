@@ -1,0 +1,140 @@
+"""A reply that grows looks in the end like one that was read at once, and what is settled stays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
+from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from tests.ui.reading import MARKDOWN, blocks
+
+PIECES = (
+    *("a", "b *c*", "\n", "\n\n", "- ", "* ", "+", "1. ", "2) ", "  ", "    ", "\t", "> ", "# ", "#", "=", "---", "`"),
+    *("```", "```py\n", "~~~", "|a|b|", "|-|-|", "$$", "$x$", "\\[", "\\]", "\\begin{align}", "\\end{align}", "<b>"),
+    *("[r]", "[r]: http://x.y", "[^1]", "[^1]: n", "- [ ] "),
+)
+
+
+def look_of(read: list[Block]) -> list[tuple[object, ...]]:
+    """What of blocks is to be seen."""
+    return [
+        ("code", block.language, block.text, block.indent)
+        if isinstance(block, Code)
+        else (type(block), block.html, block.formulas, getattr(block, "list_tag", ""))
+        for block in read
+    ]
+
+
+def grown(text: str, step: int) -> MarkdownStream:
+    stream = MarkdownStream(MARKDOWN)
+    for i in range(0, len(text), step):
+        stream.feed(text[i : i + step])
+        while stream.step():
+            pass
+    return stream
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join), st.integers(1, 7))
+def test_grown_and_read_at_once_look_the_same(text: str, step: int) -> None:
+    stream = grown(text, step)
+    stream.finish()
+    stream.step()
+    assert not stream.open
+    assert look_of(stream.settled) == look_of(blocks(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "longest"),
+    [
+        ("\n\n".join(f"Paragraph {i} with words. " * 5 for i in range(200)), 400),
+        ("\n".join(f"{i}. Item {i}" for i in range(500)), 100),
+        ("\n\n".join(f"- Item {i}\n  - a\n  - b" for i in range(200)), 100),
+        ("word " * 10_000, 4_100),
+        ("x" * 40_000, 4_100),
+        ("| a | b |\n|---|---|\n" + "".join(f"| row {i} | words |\n" for i in range(250)), 2_000),
+    ],
+    ids=["paragraphs", "list", "nested list", "one paragraph", "one word", "table"],
+)
+def test_only_the_last_block_is_read_again(text: str, longest: int) -> None:
+    """However long the text is, what is read at each step has a bound, or a long reply would stall the window."""
+    stream = grown(text, 20)
+    unsettled = len(text) - sum(len(block.source) for block in stream.settled)
+    assert sum(len(block.source) for block in stream.open) < longest
+    assert unsettled < longest + len(stream.settled) * 2
+
+
+@pytest.mark.parametrize("behind", ["", "\n\nThe end.\n", "\n# The end\n", "\n\n|x|y|\n|-|-|\n|1|2|\n"])
+@pytest.mark.parametrize("rows", [60, 61, 121, 250])
+def test_a_long_table_grows_in_pieces_under_the_same_head_and_is_joined_unless_it_is_huge(
+    rows: int, behind: str
+) -> None:
+    text = "| a | b |\n|---|---|\n" + "\n".join(f"| r{i} | word |" for i in range(rows)) + behind
+    stream = grown(text, 37)
+    assert rows_of(stream)[0] <= 61
+    stream.finish()
+    while stream.step():
+        pass
+    assert look_of(stream.settled) == look_of(blocks(text))
+    assert rows_of(stream) == ([60, 60, 60, 60, 10] if rows == 250 else [rows])
+
+
+def rows_of(stream: MarkdownStream) -> list[int]:
+    tables = [block for block in (*stream.settled, *stream.open) if isinstance(block, Wide) and "| a |" in block.source]
+    assert all(block.source.startswith("| a | b |\n|---|---|\n| r") for block in tables)
+    return [block.html.count("word") for block in tables]
+
+
+def test_settled_blocks_are_never_made_again() -> None:
+    stream = grown("one\n\ntwo\n\nthree\n\n", 1)
+    before = list(stream.settled)
+    stream.feed("four\n\nfive\n\n")
+    stream.step()
+    assert all(old is new for old, new in zip(before, stream.settled, strict=False))
+    assert stream.revision == 0
+
+
+def test_a_definition_that_comes_late_is_used() -> None:
+    stream = grown("See [here][r] and this[^n].\n\nMore.\n\n", 1)
+    first = stream.settled[0]
+    assert isinstance(first, Prose)
+    assert "href" not in first.html
+    stream.feed("[r]: https://example.org\n[^n]: A note.\n\nThe end.\n\n.")
+    stream.step()
+    again = stream.settled[0]
+    assert isinstance(again, Prose)
+    assert 'href="https://example.org"' in again.html
+    assert "<sup" in again.html
+    assert stream.revision > 0
+
+
+def test_a_definition_that_is_not_whole_is_not_used() -> None:
+    stream = grown("[r]\n\n[r]: https://exam", 1)
+    stream.feed("ple.org\n")
+    stream.finish()
+    stream.step()
+    first = stream.settled[0]
+    assert isinstance(first, Prose)
+    assert 'href="https://example.org"' in first.html
+
+
+def test_code_grows_line_by_line() -> None:
+    stream = grown("```python\nx = 1\ny = ", 1)
+    (code,) = stream.open
+    assert code == Code("python", "x = 1\ny =", code.source)
+    stream.feed("2\n``")
+    stream.step()
+    (code,) = stream.open
+    assert isinstance(code, Code)
+    assert code.text == "x = 1\ny = 2"  # two ticks may become the end: they do not flash up as code
+    stream.feed("`\nafter\n\n.\n")
+    stream.step()
+    assert [type(block) for block in stream.settled] == [Code, Prose]
+
+
+def test_a_table_is_one_block_while_it_grows() -> None:
+    stream = grown("| a |\n|---|\n" + "".join(f"| {i} |\n" for i in range(50)), 3)
+    (table,) = stream.open
+    assert isinstance(table, Wide)
+    assert table.html.count("<tr>") == 51

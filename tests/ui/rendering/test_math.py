@@ -1,0 +1,166 @@
+"""LaTeX in replies: what is a formula, what is money, what can be drawn."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
+from PySide6.QtTest import QTest
+from pytestqt.qtbot import QtBot
+
+from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.blocks import Formula, Prose
+from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.latex import outline
+from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import TextPage
+from tests.ui.reading import MARKDOWN, blocks
+from tests.ui.waiting import LONG_MS
+
+
+def formulas(text: str) -> list[str]:
+    return [formula.tex for block in blocks(text) for formula in getattr(block, "formulas", ())]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("$x^2$", ["x^2"]),
+        ("so $a_1 * b_1 * c$ it is", ["a_1 * b_1 * c"]),
+        (r"\(x\) and \[y\]", ["x", "y"]),
+        ("$$x$$", ["x"]),
+        ("$$\nx\n= y\n$$", ["x\n= y"]),
+        ("\\[\nx\n\\]", ["x"]),
+        ("text $$x$$ text", ["x"]),
+        (
+            "$$\\begin{aligned}\na &= b \\\\\n+ c &= d\n\\end{aligned}$$",
+            ["\\begin{aligned}\na &= b \\\\\n+ c &= d\n\\end{aligned}"],
+        ),
+        ("\\begin{align}\na &= b\n\\end{align}", ["\\begin{align}\na &= b\n\\end{align}"]),
+        ("- $x$\n- \\(y\\)", ["x", "y"]),
+        ("| $x$ |\n|---|", ["x"]),
+        ("> $$\n> x\n> $$", ["x"]),
+        ("It costs $5, and $x$ is left", ["x"]),
+        ("$5 and $6", []),
+        ("between $5 and 10$ or so", []),
+        ("$5-$6", []),
+        ("US$5 and CA$7", []),
+        ("$ x $", []),
+        ("\\$x$ and $y\\$", []),
+        ("`$x$`", []),
+        ("```\n$x$\n```", []),
+        ("$$\nnever closed\n\nmore", []),
+        ("\\[never closed", []),
+    ],
+)
+def test_what_is_a_formula(text: str, found: list[str]) -> None:
+    assert formulas(text) == found
+
+
+def test_an_open_formula_shows_as_source_and_swallows_nothing() -> None:
+    stream = MarkdownStream(MARKDOWN)
+    stream.feed("Before\n\n$$\nx +\n+ y")
+    stream.step()
+    source = stream.open[-1]
+    assert "<code>$$x +<br>+ y</code>" in getattr(source, "html", "")
+    stream.feed("\n\nA new paragraph.\n\n.\n")
+    stream.step()
+    assert "<p>A new paragraph.</p>" in [getattr(block, "html", "") for block in stream.settled]
+
+
+def test_a_formula_is_drawn_in_the_colour_asked_for() -> None:
+    drawn = outline(r"\frac{-b \pm \sqrt{b^2 - 4ac}}{2a}", True)
+    assert drawn is not None
+    assert drawn.width > 3
+    assert drawn.ascent > 1
+    assert drawn.descent > 0.3
+    assert "#aabbcc" in drawn.in_colour("#aabbcc")
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        r"\ce{H2O}",
+        r"\nosuchcommand x",
+        r"\frac{1",
+        r"\text{价格}",
+        "{" * 500 + "x" + "}" * 500,
+        "x" * 5_000,
+        r"\mathop{x}",
+    ],
+    ids=lambda tex: tex[:12],
+)
+def test_what_cannot_be_drawn_in_full_is_not_drawn(tex: str) -> None:
+    assert outline(tex, False) is None
+
+
+def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtBot) -> None:
+    known = Formulas()
+    page = TextPage(PageStyle(look, known), "Reply")
+    qtbot.addWidget(page)
+    with qtbot.waitSignal(known.ready, timeout=LONG_MS):
+        page.show_blocks([block for block in blocks("a $x_7^2$ b") if not hasattr(block, "language")])  # type: ignore[misc]
+        assert "$x_7^2$" in page.toPlainText()
+    assert page.show_formulas()
+    assert "$" not in page.toPlainText()
+    assert page.formula("math:0") == "$x_7^2$"
+    assert not page.show_formulas()
+
+
+def test_each_formula_is_set_once(qtbot: QtBot) -> None:
+    known = Formulas()
+    formula = Formula("y_8", False, "$y_8$")
+    with qtbot.waitSignal(known.ready, timeout=LONG_MS):
+        assert not known.is_known(formula)
+    assert known.is_known(formula)
+
+
+def drawn(page: TextPage) -> QImage:
+    """The page as it is seen, its formulas waited for."""
+    while page.formulas.awaited:
+        QTest.qWait(5)
+        page.show_formulas()
+    page.resize(600, page.heightForWidth(600))
+    picture = QImage(page.size(), QImage.Format.Format_ARGB32)
+    picture.fill(Qt.GlobalColor.white)
+    page.render(picture)
+    return picture
+
+
+@pytest.mark.parametrize("behind", ["", " and $\\int_0^1 f$", " and $\\frac{a}{b}$"])
+@pytest.mark.parametrize(("tex", "below"), [("E", 0), ("x^2", 0), ("E=mc^2", 0), ("y", 3), ("g_i", 3)])
+def test_a_formula_stands_on_the_line_of_its_text(tex: str, below: int, behind: str, look: Look, qtbot: QtBot) -> None:
+    page = TextPage(PageStyle(look, Formulas()), "Reply")
+    qtbot.addWidget(page)
+    page.show_blocks([block for block in blocks(f"Words ${tex}${behind}") if isinstance(block, Prose)])
+    picture = drawn(page)
+    line = page.document().firstBlock().layout().lineAt(0)
+    stands = page.document().documentLayout().blockBoundingRect(page.document().firstBlock()).y() + line.y()
+    stands += line.ascent()
+    left = round(next(page.formulas.corners(page)).x())
+    columns = range(left, left + 12)
+    inked = [y for y in range(picture.height()) if any(picture.pixelColor(x, y).lightness() < 140 for x in columns)]
+    assert max(inked) + 1 == pytest.approx(stands + below, abs=1.6)
+
+
+def test_on_another_screen_formulas_are_drawn_anew(look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = TextPage(PageStyle(look, Formulas()), "Reply")
+    qtbot.addWidget(page)
+    page.show_blocks([block for block in blocks("Words $x$") if isinstance(block, Prose)])
+    drawn(page)
+    (before,) = page.formulas._images.values()
+    monkeypatch.setattr(page, "devicePixelRatioF", lambda: 2 * before.devicePixelRatio())
+    drawn(page)
+    (after,) = page.formulas._images.values()
+    assert after.width() == pytest.approx(2 * before.width(), abs=1)
+
+
+def test_formulas_are_forgotten_that_nobody_shows(qtbot: QtBot) -> None:
+    known = Formulas()
+    for number in range(520):
+        known.is_known(Formula(str(number), False, ""))
+    qtbot.waitUntil(lambda: known.is_known(Formula("519", False, "")), timeout=LONG_MS)
+    assert len(known._outlines) <= 500
+    known.is_known(Formula("0", False, ""))
+    qtbot.waitUntil(lambda: known.is_known(Formula("0", False, "")), timeout=LONG_MS)

@@ -1,0 +1,337 @@
+"""The settings window through its fields, lists and buttons, over the fake runtime."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton, QWidget
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import SettingsChanged
+from kvchat.chat.strategy import Finding, Strategy
+from kvchat.engine.speaking.status import EngineState
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import ConversationUsage
+from kvchat.library.memory.bar import COMPUTER, MemoryBar
+from kvchat.library.memory.proposals import Proposal
+from kvchat.settings import GB, Settings
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.engine.memory_picture import MemoryPicture
+from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.settings.settings_window import SettingsWindow
+from kvchat.ui.storage.storage_panel import StoragePanel
+from kvchat.ui.widgets.entries import NumberEntry
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+@pytest.fixture
+def settings(window: MainWindow) -> SettingsWindow:
+    return window.beside.open_settings()
+
+
+def typed(qtbot: QtBot, entry: NumberEntry, text: str) -> None:
+    """Replace what is in the field and press Enter."""
+    entry.field.selectAll()
+    qtbot.keyClick(entry.field, Qt.Key.Key_Delete)
+    qtbot.keyClicks(entry.field, text)
+    qtbot.keyClick(entry.field, Qt.Key.Key_Return)
+
+
+def button(parent: QWidget, name: str) -> QAbstractButton:
+    return next(one for one in parent.findChildren(QAbstractButton) if one.accessibleName() == name)
+
+
+def question(settings: SettingsWindow) -> ConfirmDialog:
+    return next(dialog for dialog in settings.findChildren(ConfirmDialog) if dialog.isVisible())
+
+
+def applied(runtime: FakeRuntime) -> list[Settings]:
+    return [call[1] for call in runtime.calls if call[0] == "apply" and isinstance(call[1], Settings)]
+
+
+async def test_opens_by_key_and_walks_its_pages_by_keys(window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
+    settings = window.findChild(SettingsWindow)
+    assert settings is not None
+    assert settings.isVisible()
+    await until(settings.isActiveWindow)
+    for page in settings.pages[1:]:
+        qtbot.keyClick(settings.list, Qt.Key.Key_Down)
+        assert page.isVisible()
+        assert settings.list.currentItem().text() == page.name
+    qtbot.keyClick(settings, Qt.Key.Key_Escape)
+    assert not settings.isVisible()
+
+
+async def test_every_control_has_a_name_and_its_help(settings: SettingsWindow) -> None:
+    for kind in (QAbstractButton, QLineEdit, QComboBox):
+        for control in settings.findChildren(kind):
+            assert control.accessibleName(), control
+    for page in settings.pages:
+        for entry in page.entries:
+            assert entry.words.text(), entry.title.text()
+            if isinstance(entry, NumberEntry):
+                assert entry.field.accessibleDescription() == entry.words.text()
+
+
+async def test_the_theme_applies_at_once(
+    runtime: FakeRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
+) -> None:
+    box = settings.general.theme.box
+    box.setFocus()
+    qtbot.keyClick(box, Qt.Key.Key_End)
+    await until(lambda: runtime.settings.theme == "dark")
+    assert look.theme.name == "dark"
+    assert box.currentText() == "Dark"
+
+
+async def test_when_the_engine_runs(runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(settings.general.start.box, Qt.Key.Key_Down)
+    await until(lambda: runtime.settings.engine_start == "message")
+    typed(qtbot, settings.general.idle, "15")
+    await until(lambda: runtime.settings.idle_minutes == 15)
+    qtbot.mouseClick(settings.general.idle.reset, LEFT)
+    await until(lambda: runtime.settings.idle_minutes is None)
+    assert not settings.pending.isVisible()
+
+
+async def test_what_others_change_is_shown(runtime: FakeRuntime, settings: SettingsWindow) -> None:
+    runtime.settings = Settings(theme="light", quota_bytes=5 * GB, kv_type="q5_1")
+    runtime.events.publish(SettingsChanged())
+    assert settings.general.theme.box.currentData() == "light"
+    assert settings.storage.quota.field.text() == "5"
+    assert settings.model.kv_type.box.currentText() == "q5_1"
+
+
+async def test_where_restoring_does_not_work_it_can_be_tried_again(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    runtime.finding = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
+    settings.show_page(settings.model.name)
+    runtime.events.publish(SettingsChanged())
+    assert "The engine died" in settings.model.restoring.words.text()
+    qtbot.mouseClick(settings.model.retest, LEFT)
+    await until(lambda: ("retest_restoring",) in runtime.calls)
+
+
+async def test_a_context_size_of_one_s_own_waits_for_the_engine(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    settings.show_page(settings.model.name)
+    entry = settings.model.context
+    assert "Chats are remembered here" in settings.model.restoring.words.text()
+    assert not settings.model.retest.isVisible()
+    assert runtime.engine.context_reason in entry.words.text()
+    assert entry.field.placeholderText() == "kvchat decides"
+    assert not entry.reset.isVisible()
+    assert not settings.pending.isVisible()
+    typed(qtbot, entry, "16K")
+    await until(lambda: runtime.settings.context_size == 16_384)
+    assert entry.field.text() == "16,384"
+    assert ("restart",) not in runtime.calls
+    qtbot.mouseClick(settings.restart, LEFT)
+    await until(lambda: not settings.pending.isVisible())
+    assert ("restart",) in runtime.calls
+    qtbot.mouseClick(entry.reset, LEFT)
+    await until(lambda: runtime.settings.context_size is None)
+    assert entry.field.text() == ""
+    assert settings.pending.isVisible()
+
+
+async def test_a_long_name_is_wrapped_not_cut(runtime: FakeRuntime, settings: SettingsWindow) -> None:
+    runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
+    runtime.events.publish(SettingsChanged())
+    settings.resize(settings.minimumSize())
+    settings.show_page(settings.model.name)
+    assert runtime.model.name in settings.model.model.words.text().replace("\u200b", "")
+    assert settings.model.model.minimumSizeHint().width() < settings.model.viewport().width()
+
+
+async def test_says_what_is_unwise_about_the_context_size(runtime: FakeRuntime, settings: SettingsWindow) -> None:
+    runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
+    runtime.set_engine(EngineState.READY)
+    assert runtime.warning in settings.model.context.words.text()
+
+
+async def test_shows_the_memory_and_takes_a_proposal(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    settings.show_page(settings.model.name)
+    assert not settings.model.memory.isVisible()
+    runtime.bars = (
+        MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
+        MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
+    )
+    runtime.proposals = (Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),)
+    runtime.set_engine(EngineState.READY)
+    memory = settings.model.memory
+    assert memory.isVisible()
+    assert memory.words.text() == "An estimate from before the load."
+    names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
+    assert names == [
+        "Radeon 780M: the model 4 GB, room for the chat 2 GB, working space 500 MB; left alone 1 GB of 8 GB free",
+        "This computer’s memory: the model 1 GB, working space 200 MB, chats kept ready, up to 8 GB; "
+        "left alone 3 GB of 30 GB free",
+    ]
+    qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
+    await until(lambda: runtime.settings.kv_type == "q8_0")
+    assert settings.pending.isVisible()
+    await until(lambda: not any(one.accessibleName().startswith("Use:") for one in settings.findChildren(QPushButton)))
+
+
+async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> None:
+    picture = MemoryPicture(look, MemoryBar("GPU", 8 * GB, GB, 4 * GB, 2 * GB, 0, 0))
+    qtbot.addWidget(picture)
+    picture.resize(400, 60)
+    picture.show()
+    image = picture.grab().toImage()
+    line = [[image.pixelColor(x, y).name() for x in range(image.width())] for y in range(image.height())]
+    assert max(row.count(look.theme.accent) for row in line) == pytest.approx(image.width() / 2, abs=12)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("100", "This must be at least 256 tokens."),
+        ("99999999", "This must be at most 16,777,216 tokens."),
+        ("a lot", "This must be a number of tokens, such as 8192 or 32K."),
+    ],
+)
+async def test_nonsense_is_refused_in_place(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, text: str, reason: str
+) -> None:
+    settings.show_page(settings.model.name)
+    entry = settings.model.context
+    typed(qtbot, entry, text)
+    assert entry.refusal.text() == reason
+    assert entry.refusal.isVisible()
+    assert entry.field.accessibleDescription() == reason
+    assert entry.field.text() == text, "what was typed stays, to be corrected"
+    assert not applied(runtime)
+    typed(qtbot, entry, "4096")
+    await until(lambda: runtime.settings.context_size == 4096)
+    assert not entry.refusal.isVisible()
+
+
+async def test_what_was_refused_is_gone_when_the_window_opens_again(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    settings.show_page(settings.storage.name)
+    typed(qtbot, settings.storage.age, "0")
+    assert settings.storage.age.refusal.isVisible()
+    settings.close()
+    settings.show_page()
+    assert settings.storage.age.field.text() == ""
+    assert not settings.storage.age.refusal.isVisible()
+
+
+async def test_what_is_being_typed_is_not_overwritten(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    settings.show_page(settings.storage.name)
+    field = settings.storage.floor.field
+    settings.activateWindow()
+    field.setFocus()
+    await until(field.hasFocus)
+    field.selectAll()
+    qtbot.keyClicks(field, "3")
+    runtime.set_engine(EngineState.LOADING)
+    assert field.text() == "3"
+    qtbot.keyClick(field, Qt.Key.Key_Tab)
+    await until(lambda: runtime.settings.free_floor_bytes == 3 * GB)
+    qtbot.mouseClick(settings.storage.floor.reset, LEFT)
+    await until(lambda: runtime.settings.free_floor_bytes == 2 * GB)
+
+
+async def test_a_lower_quota_shows_first_what_it_takes(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    runtime.keep(ConversationUsage("a", 900_000_000, 9, datetime.now(UTC), 900_000_000, prefill_seconds=40.0))
+    settings.show_page(settings.storage.name)
+    typed(qtbot, settings.storage.quota, "500 MB")
+    await until(lambda: settings.findChildren(ConfirmDialog))
+    assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
+    qtbot.mouseClick(question(settings).keep, LEFT)
+    await until(lambda: settings.storage.quota.field.text() == "")
+    assert not applied(runtime)
+    typed(qtbot, settings.storage.quota, "500 MB")
+    await until(lambda: any(dialog.isVisible() for dialog in settings.findChildren(ConfirmDialog)))
+    qtbot.mouseClick(question(settings).yes, LEFT)
+    await until(lambda: runtime.settings.quota_bytes == GB // 2)
+    typed(qtbot, settings.storage.quota, "7.5")
+    await until(lambda: runtime.settings.quota_bytes == 7.5 * GB)
+
+
+async def test_a_maximum_age_says_first_what_it_deletes(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    for id, days in (("old", 40), ("new", 1)):
+        used = datetime.now(UTC) - timedelta(days=days)
+        runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, prefill_seconds=40.0))
+    settings.show_page(settings.storage.name)
+    typed(qtbot, settings.storage.age, "30")
+    await until(lambda: settings.findChildren(ConfirmDialog))
+    assert not applied(runtime)
+    qtbot.mouseClick(question(settings).yes, LEFT)
+    await until(lambda: runtime.settings.max_age_days == 30)
+    qtbot.mouseClick(settings.storage.age.reset, LEFT)
+    await until(lambda: runtime.settings.max_age_days is None)
+
+
+async def test_opens_the_folders(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_url(url: QUrl) -> bool:
+        opened.append(url.toLocalFile())
+        return len(opened) == 1
+
+    monkeypatch.setattr(QDesktopServices, "openUrl", staticmethod(open_url))
+    settings.show_page(settings.storage.name)
+    qtbot.mouseClick(button(settings, "Open the folder: Chats"), LEFT)
+    assert Path(opened[0]) == runtime.paths.data
+    assert not settings.notices.on_show
+    qtbot.mouseClick(button(settings, "Open the folder: Memory of chats"), LEFT)
+    assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
+
+
+async def test_what_fails_is_told_here_and_not_behind(
+    runtime: FakeRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    runtime.refuse = KvchatError("The engine could not be stopped")
+    settings.show_page(settings.model.name)
+    typed(qtbot, settings.model.context, "4096")
+    await until(settings.pending.isVisible)
+    qtbot.mouseClick(settings.restart, LEFT)
+    await until(lambda: settings.notices.on_show)
+    assert not window.notices.on_show
+    settings.close()
+    settings.tell(KvchatError("Too late"))
+    assert window.notices.on_show[0].words[0] == "Too late"
+
+
+async def test_leads_to_the_model_and_to_what_is_saved(
+    window: MainWindow, settings: SettingsWindow, qtbot: QtBot
+) -> None:
+    qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
+    models = window.findChild(ModelsWindow)
+    assert models is not None
+    assert models.isVisible()
+    settings.show_page(settings.storage.name)
+    qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
+    panel = window.findChild(StoragePanel)
+    assert panel is not None
+    assert panel.isVisible()
+    qtbot.mouseClick(button(panel, "Change the limits"), LEFT)
+    assert not panel.isVisible()
+    assert settings.storage.isVisible()

@@ -1,0 +1,101 @@
+"""What was deleted: had back by key and from its window, or gone for good when the user says so."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.settings.settings_window import SettingsWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Chats a to d; d is the newest, and open."""
+    for id in "abcd":
+        runtime.chat.add(f"Chat {id}", id=id)
+        runtime.chat.write(id, Role.USER, f"Hello {id}")
+    return runtime
+
+
+def undo(window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Z, CTRL)
+
+
+async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    for left in ("abc", "ab"):
+        qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+        await until(lambda left=left: "".join(window.controller.list.ids[::-1]) == left)
+    for notice in window.notices.on_show:
+        notice.close_button.click()
+    window.composer.focus()
+    undo(window, qtbot)
+    await until(lambda: window.controller.current == "c")
+    undo(window, qtbot)
+    await until(lambda: window.controller.current == "d")
+    await until(lambda: len(window.transcript.messages) == 1)
+    window.controller.steering.grant(MessageRequest(Request.DELETE, window.transcript.messages[0]))
+    await until(lambda: not furnished.chat.said["d"])
+    undo(window, qtbot)
+    await until(lambda: len(furnished.chat.said["d"]) == 1)
+    undo(window, qtbot)  # there is nothing left to undo
+    assert not window.notices.on_show
+
+
+async def test_ctrl_z_is_the_field_s_while_it_has_something_to_undo(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+    await until(lambda: set(furnished.chat.talks) == {"a", "b", "c"})
+    window.composer.focus()
+    qtbot.keyClicks(window.composer.editor, "typed")
+    undo(window, qtbot)
+    assert window.composer.draft == ""
+    assert set(furnished.chat.talks) == {"a", "b", "c"}
+    undo(window, qtbot)
+    await until(lambda: set(furnished.chat.talks) == {"a", "b", "c", "d"})
+
+
+async def test_the_window_gives_back_and_lets_go_for_good(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await furnished.chat.organiser.delete(["a"])
+    await furnished.chat.organiser.delete(["b", "c"])
+    window.header.requested.emit("deleted")
+    panel = window.beside.open_deleted()
+    await until(lambda: [row.title for row in panel.list.rows] == ["Chat c", "Chat b", "Chat a"])
+    assert "stays here for 7 days" in panel.words.text()
+    assert "for good" in panel.words.text()
+    panel.list.select(panel.list.rows[1].value)
+    panel.restore.click()
+    await until(lambda: "b" in furnished.chat.talks)
+    await until(lambda: [row.title for row in panel.list.rows] == ["Chat c", "Chat a"])
+    panel.list.select(panel.list.rows[0].value)
+    panel.now.click()
+    question = next(d for d in panel.findChildren(ConfirmDialog) if d.isVisible())
+    assert "cannot be had back" in question.findChildren(type(panel.words))[1].text()
+    question.yes.click()
+    await until(lambda: ("delete now", "c") in furnished.chat.calls)
+    panel.all.click()
+    next(d for d in panel.findChildren(ConfirmDialog) if d.isVisible()).yes.click()
+    await until(panel.empty.isVisible)
+    assert not panel.restore.isEnabled()
+    panel.limits.click()
+    settings = window.findChild(SettingsWindow)
+    assert isinstance(settings, SettingsWindow)
+    settings.storage.deleted.field.setText("30")
+    settings.storage.deleted.field.setModified(True)
+    settings.storage.deleted.field.editingFinished.emit()
+    await until(lambda: "for 30 days" in panel.words.text())
+    settings.close()
+    panel.close()

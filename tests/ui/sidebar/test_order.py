@@ -1,0 +1,192 @@
+"""Order among the chats: several at once, folders, the archive, the top of the list, and what was done undone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QInputDialog, QMenu, QPushButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Conversation, Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.sidebar.arrangement import Arrangement, Order, arranged, from_text
+from kvchat.ui.sidebar.conversation_list import Row
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Chats a to d; d is the newest, and open."""
+    for id in "abcd":
+        runtime.chat.add(f"Chat {id}", id=id)
+        runtime.chat.write(id, Role.USER, f"Hello {id}")
+    return runtime
+
+
+def listed(window: MainWindow) -> str:
+    """The ids in the list, in order."""
+    return (
+        "".join(window.controller.list.ids)
+        if window.sidebar.model.rowCount() == len(window.controller.list.ids)
+        else "?"
+    )
+
+
+def click(window: MainWindow, qtbot: QtBot, id: str, modifier: Qt.KeyboardModifier) -> None:
+    view = window.sidebar.list
+    place = view.visualRect(window.sidebar.model.index_of(id)).center()
+    qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, modifier, place)
+
+
+def choose(window: MainWindow, id: str, *path: str) -> None:
+    """Choose an entry of the context menu."""
+    view = window.sidebar.list
+    view.customContextMenuRequested.emit(view.visualRect(window.sidebar.model.index_of(id)).center())
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    shown = menu
+    for words in path:
+        action = next(action for action in shown.actions() if action.text() == words)
+        if (submenu := action.menu()) is not None:
+            shown = submenu
+    action.trigger()
+    menu.close()
+
+
+def undo(window: MainWindow, qtbot: QtBot) -> None:
+    (button,) = [button for notice in window.notices.on_show for button in notice.findChildren(QPushButton)]
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+
+
+async def test_delete_is_undone(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+    await until(lambda: listed(window) == "cba", "the deletion")
+    assert window.controller.current == "c"
+    undo(window, qtbot)
+    await until(lambda: listed(window) == "dcba", "the undo")
+    await until(lambda: window.controller.current == "d", "the chat")
+
+
+async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    click(window, qtbot, "c", CTRL)
+    click(window, qtbot, "a", CTRL)
+    assert window.sidebar.chosen == ["d", "c", "a"]
+    assert window.controller.current == "d", "choosing several opens none of them"
+    choose(window, "a", "Delete 3 chats")
+    await until(lambda: listed(window) == "b", "the deletion")
+    assert ("delete", "d", "c", "a") in furnished.chat.calls
+    assert window.controller.current == "b"
+    undo(window, qtbot)
+    await until(lambda: listed(window) == "dcba", "the undo")
+
+
+async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    choose(window, "d", "Archive")
+    await until(lambda: listed(window) == "cba", "the archiving")
+    window.sidebar.arrange(Arrangement(archive=True))
+    assert listed(window) == "d"
+    assert window.sidebar.view_button.text() == "Archive"
+    click(window, qtbot, "d", Qt.KeyboardModifier.NoModifier)
+    choose(window, "d", "Take out of the archive")
+    await until(lambda: listed(window) == "", "the way back")
+    window.sidebar.arrange(Arrangement())
+    assert listed(window) == "dcba"
+
+
+async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    choose(window, "d", "Move to folder", "New folder…")
+    (dialog,) = window.findChildren(QInputDialog)
+    dialog.setTextValue("R&D 旅行")
+    dialog.accept()
+    await until(lambda: furnished.chat.talks["d"].folder == "R&D 旅行", "the folder")
+    await until(lambda: window.sidebar._folders == ["R&D 旅行"], "the list")
+    window.sidebar.view_menu.aboutToShow.emit()
+    next(a for a in window.sidebar.view_menu.actions() if a.text() == "R&&D 旅行").trigger()
+    assert listed(window) == "d"
+    choose(window, "d", "Move to folder", "No folder")
+    await until(lambda: listed(window) == "", "the way out")
+
+
+async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    click(window, qtbot, "a", Qt.KeyboardModifier.NoModifier)
+    choose(window, "a", "Keep on top")
+    await until(lambda: listed(window) == "adcb", "the top")
+    choose(window, "a", "Keep on top")
+    await until(lambda: listed(window) == "dcba", "its old place")
+
+
+@pytest.mark.parametrize(
+    ("last", "now", "shown"),
+    [
+        (Arrangement(Order.NAME), Arrangement(Order.NAME), "abcd"),
+        (Arrangement(Order.NAME, "R&D, “旅行”"), Arrangement(Order.NAME, "R&D, “旅行”"), "b"),
+        (Arrangement(folder="Gone"), Arrangement(), "dcba"),
+        (Arrangement(archive=True), Arrangement(archive=True), "a"),
+    ],
+)
+async def test_the_next_window_shows_what_this_one_showed_last(
+    furnished: FakeRuntime, window: MainWindow, look: Look, last: Arrangement, now: Arrangement, shown: str
+) -> None:
+    chats = furnished.chat.talks
+    chats["b"] = replace(chats["b"], folder="R&D, “旅行”")
+    if last.archive:
+        chats["a"] = replace(chats["a"], archived=True)
+    window.sidebar.arrange(last)
+    window.close()
+    again = MainWindow(furnished, look)
+    again.show()
+    await again.start()
+    assert (again.sidebar.arrangement, listed(again)) == (now, shown)
+    await again.finish()
+    again.close()
+    again.deleteLater()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"order": "OLD", "folder": null, "archive": false}', "1"])
+def test_an_arrangement_that_cannot_be_read_is_the_first_one(text: str) -> None:
+    assert from_text(text) == Arrangement()
+
+
+def test_orders() -> None:
+    def chat(id: str, title: str, created: int, used: int, *, on_top: bool = False) -> Conversation:
+        times = datetime.fromtimestamp(created, UTC), datetime.fromtimestamp(used, UTC)
+        return Conversation(id, title, False, *times, None, on_top=on_top)
+
+    chats = [chat("1", "beta", 1, 9), chat("2", "Alpha", 2, 8), chat("3", "gamma", 3, 1, on_top=True)]
+    assert ["".join(c.id for c in arranged(chats, Arrangement(order))) for order in Order] == ["312", "321", "321"]
+
+
+async def test_of_thousands_only_what_is_in_sight_is_made(
+    furnished: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2000):
+        furnished.chat.add(f"Chat {number}", id=f"n{number}")
+    await until(lambda: window.sidebar.model.rowCount() == 2004)
+    made: list[str] = []
+    row = window.controller.list._row
+
+    def counted(chat: Conversation, slot: str | None, busy: str | None) -> Row:
+        made.append(chat.id)
+        return row(chat, slot, busy)
+
+    monkeypatch.setattr(window.controller.list, "_row", counted)
+    window.controller.list.show_list()
+    window.sidebar.grab()
+    assert 0 < len(set(made)) < 100
+
+
+async def test_all_of_thousands_stay_chosen_in_another_order(furnished: FakeRuntime, window: MainWindow) -> None:
+    for number in range(2000):
+        furnished.chat.add(f"Chat {number}", id=f"n{number}")
+    await until(lambda: window.sidebar.model.rowCount() == 2004)
+    window.sidebar.list.selectAll()
+    window.sidebar.arrange(Arrangement(Order.NAME))
+    assert len(window.sidebar.chosen) == 2004
+    assert window.sidebar.chosen == window.controller.list.ids

@@ -1,0 +1,329 @@
+"""The disk panel over the fake store, through its list, menus, slider and buttons."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QMenu
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import Absorbed
+from kvchat.chat.messages import Role
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
+from kvchat.settings import GB
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.storage.storage_panel import StoragePanel
+from kvchat.ui.storage.usage_row import UsageRow
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+OPENS_WITHIN_S = 0.2
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    for id, title, size, points in (("a", "Thesis", 136_000_000, 4), ("b", "Jeju", 900_000_000, 9)):
+        runtime.chat.add(title, id=id)
+        shared = size // 4
+        used = datetime.now(UTC) - timedelta(hours=3)
+        runtime.keep(ConversationUsage(id, size, points, used, size - shared, shared, prefill_seconds=40.0))
+    runtime.kept["gone"] = 1_000_000
+    runtime.set_aside = 12_000_000
+    return runtime
+
+
+def rows_of(panel: StoragePanel) -> dict[str, UsageRow]:
+    return {row.usage.conversation_id: row for row in panel.list.usage.rows}
+
+
+async def opened(window: MainWindow, count: int = 3) -> StoragePanel:
+    panel = window.beside.open_disk_panel()
+    await until(lambda: len(panel.list.usage.rows) == count)
+    return panel
+
+
+async def chosen(panel: StoragePanel, qtbot: QtBot, conversation_id: str, words: str) -> None:
+    """Click a row's button, then a line of its menu."""
+    number = list(rows_of(panel)).index(conversation_id)
+    await until(lambda: number in panel.list.buttons)
+    qtbot.mouseClick(panel.list.buttons[number], LEFT)
+    menu = next(menu for menu in panel.list.findChildren(QMenu) if menu.isVisible())
+    action = next(action for action in menu.actions() if action.text() == words)
+    qtbot.mouseClick(menu, LEFT, pos=menu.actionGeometry(action).center())
+    await until(lambda: not any(menu.isVisible() for menu in panel.list.findChildren(QMenu)))
+
+
+async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
+    """Click on the slider's line, left of its handle, until it stands at `share` or below."""
+    slider = panel.prune.slider
+    while slider.value() > share * slider.maximum():
+        qtbot.mouseClick(slider, LEFT, pos=QPoint(12, slider.height() // 2))
+    await until(lambda: panel.prune.plan is not None, "a plan")
+    assert panel.prune.plan is not None
+    return panel.prune.plan
+
+
+async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: MainWindow) -> None:
+    panel = await opened(window)
+    assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [
+        ("Jeju", 900_000_000),
+        ("Thesis", 136_000_000),
+        ("A chat that is gone", 1_000_000),
+    ]
+    spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
+    assert spoken == "Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reading it again: about 40 s"
+
+
+async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, window: MainWindow) -> None:
+    for saved_ms in (36_000.0, 42_000.0, None):
+        furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))
+    panel = await opened(window)
+    await until(lambda: "has saved" in rows_of(panel)["b"].details)
+    assert rows_of(panel)["b"].details == "used 3 h ago · has saved about 78 s"
+
+
+async def test_shows_the_sums(furnished: FakeRuntime, window: MainWindow) -> None:
+    summary = (await opened(window)).summary
+    assert summary.total.text() == "1 of 20 GB in use"
+    for words in ("Below 2 GB free on the disk nothing more is kept", "12 MB in files that were found bad"):
+        assert words in summary.free.text()
+    assert summary.on_disk.text() == "1 GB on disk"
+    assert summary.spared.text() == "7.6 GB spared (88%): whole files would take 8.6 GB."
+    assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
+    figures = (summary.today, summary.ever, summary.warm, summary.room)
+    assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
+
+
+async def test_the_picture_is_as_long_as_what_is_on_disk(
+    furnished: FakeRuntime, window: MainWindow, look: Look
+) -> None:
+    picture = (await opened(window)).summary.picture
+    image = picture.grab().toImage()
+    middle = image.height() // 2
+    strong = [x for x in range(image.width()) if image.pixelColor(x, middle).name() == look.theme.accent]
+    assert len(strong) / image.width() == pytest.approx(picture.share, abs=0.02)
+
+
+async def test_a_row_s_bar_has_two_tones(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+    panel = await opened(window)
+    await until(lambda: 0 in panel.list.buttons)
+    image = panel.list.viewport().grab(panel.list.visualRect(panel.list.usage.index(0))).toImage()
+    lengths = []
+    for y in range(image.height()):
+        line = [image.pixelColor(x, y).name() for x in range(image.width())]
+        lengths.append(line.count(look.theme.accent))
+    width = image.width()
+    assert max(lengths) / width == pytest.approx(0.75, abs=0.1)  # three quarters of the largest are its own
+
+
+async def test_delete_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    await chosen(panel, qtbot, "b", "Delete its memory")
+    await until(lambda: set(rows_of(panel)) == {"a", "gone"})
+    assert ("delete_save_points", "b") in furnished.calls
+    assert "b" in furnished.chat.talks
+
+
+async def test_pin_and_unpin(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    for pinned in (True, False):
+        await chosen(panel, qtbot, "b", ALWAYS_KEEP)
+        await until(lambda pinned=pinned: rows_of(panel)["b"].usage.pinned is pinned)
+        assert furnished.calls[-1] == ("pin", "b", pinned)
+        assert ("always kept" in rows_of(panel)["b"].spoken) is pinned
+
+
+async def test_never_save_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    await chosen(panel, qtbot, "a", NEVER_KEEP)
+    await until(lambda: rows_of(panel)["a"].usage.never_save)
+    assert ("never_save", "a", True) in furnished.calls
+    assert "never kept" in rows_of(panel)["a"].spoken
+
+
+async def test_the_keyboard_opens_a_row_s_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    panel.list.setFocus()
+    panel.list.setCurrentIndex(panel.list.usage.index(1))
+    qtbot.keyClick(panel.list, Qt.Key.Key_Space)
+    menu = next(menu for menu in panel.list.findChildren(QMenu) if menu.isVisible())
+    assert menu.accessibleName() == "What to do with Thesis"
+    qtbot.keyClick(menu, Qt.Key.Key_Down)
+    qtbot.keyClick(menu, Qt.Key.Key_Return)
+    await until(lambda: rows_of(panel)["a"].usage.pinned)
+
+
+async def test_the_slider_shows_what_would_go_and_removes_nothing(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    panel = await opened(window)
+    assert not panel.prune.button.isEnabled()
+    before = dict(furnished.kept)
+    plan = await slid(panel, qtbot, 0.5)
+    assert panel.prune.preview.text() == (
+        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be read again; "
+        "reading it all again would take about 58 s."
+    )
+    assert rows_of(panel)["a"].details == "would have to be read again: about 40 s"
+    assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"
+    assert rows_of(panel)["gone"].loss is None
+    assert furnished.kept == before
+
+
+async def test_only_what_would_go(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    await slid(panel, qtbot, 0.5)
+    qtbot.mouseClick(panel.only_losses, LEFT)
+    assert set(rows_of(panel)) == {"a", "b"}
+    panel.prune.to_rest()
+    assert set(rows_of(panel)) == {"a", "b", "gone"}
+    assert not panel.only_losses.isVisible()
+
+
+async def test_the_button_does_exactly_the_plan_in_view(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    panel = await opened(window)
+    plan = await slid(panel, qtbot, 0.5)
+    left = sum(furnished.kept.values()) - plan.bytes_freed
+    told: list[bool] = []
+    panel.changed.connect(lambda: told.append(True))
+    qtbot.mouseClick(panel.prune.button, LEFT)
+    await until(lambda: told)
+    assert [call[1] for call in furnished.calls if call[0] == "prune"] == [plan]
+    await until(lambda: set(rows_of(panel)) == {"b", "gone"})
+    assert sum(row.usage.bytes for row in rows_of(panel).values()) == left
+    assert not panel.prune.moved
+    assert not panel.prune.button.isEnabled()
+
+
+async def test_a_slider_on_its_way_asks_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    await slid(panel, qtbot, 0.3)
+    asked = [call[1] for call in furnished.calls if call[0] == "plan_prune"]
+    assert asked == [panel.prune.target]
+
+
+async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    before = await slid(panel, qtbot, 0.5)
+    assert "a" in {one.conversation_id for one in before.conversations}
+    await chosen(panel, qtbot, "a", ALWAYS_KEEP)
+    await until(lambda: panel.prune.plan not in (None, before), "another plan")
+    assert panel.prune.plan is not None
+    assert {one.conversation_id for one in panel.prune.plan.conversations} == {"b"}
+
+
+async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
+    panel = await opened(window)
+    await slid(panel, qtbot, 0.1)
+    assert "It cannot go below 900 MB: what is always kept stays" in panel.prune.preview.text()
+
+
+async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    panel = await opened(window)
+    await slid(panel, qtbot, 0.5)
+    furnished.refuse = KvchatError("The memory of chats could not be read or written.", "Disk error.", "")
+    qtbot.mouseClick(panel.prune.button, LEFT)
+    await until(lambda: panel.notices.on_show)
+    assert not window.notices.on_show
+    assert panel.notices.on_show[0].words[0] == "The memory of chats could not be read or written."
+    assert not panel.prune.moved
+    assert set(rows_of(panel)) == {"a", "b", "gone"}
+
+
+async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window)
+    qtbot.mouseClick(panel.delete_all, LEFT)
+    question = panel.findChild(ConfirmDialog)
+    assert question is not None
+    assert furnished.kept
+    qtbot.mouseClick(question.yes, LEFT)
+    await until(lambda: not panel.list.usage.rows)
+    assert ("delete_save_points", None) in furnished.calls
+    assert not panel.prune.isVisible()
+
+
+async def test_nothing_saved_yet(window: MainWindow) -> None:
+    panel = window.beside.open_disk_panel()
+    await until(lambda: panel.empty.isVisible())
+    assert not panel.prune.isVisible()
+    assert not panel.list.isVisible()
+    assert not panel.summary.picture.isVisible()
+    assert not panel.delete_all.isEnabled()
+
+
+async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.settings = replace(furnished.settings, quota_bytes=5 * GB, max_age_days=30)
+    panel = await opened(window)
+    words = (
+        "Above 5 GB, what spares the least reading for its size goes first. What was not used for 30 days goes as well."
+    )
+    await until(lambda: panel.limits.text() == words)
+
+
+async def test_opens_from_the_line_at_the_bottom(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.mouseClick(window.sidebar.usage_button, LEFT)
+    panel = window.findChild(StoragePanel)
+    assert panel is not None
+    assert panel.isVisible()
+
+
+async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
+    for i in range(2000):
+        talk = runtime.chat.add(f"Chat {i}")
+        used = datetime.now(UTC) - timedelta(hours=i)
+        runtime.keep(ConversationUsage(talk.id, 1_000_000 + i, 12, used, 900_000 + i, 100_000, 30.0))
+    await until(lambda: window.sidebar.list.model().rowCount() == 2000)
+    began = time.process_time()
+    panel = await opened(window, 2000)
+    panel.grab()
+    took = time.process_time() - began
+    print(f"the disk panel opened and was drawn in {took * 1000:.0f} ms with 2,000 chats")
+    assert took < OPENS_WITHIN_S
+    assert 0 < len(panel.list.buttons) < 30
+
+
+async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
+    await until(lambda: window.controller.list.usage is not None)
+    furnished.kept["gone"] = 5_000_000
+    panel = window.beside.open_disk_panel()  # no await: the store has had no chance to answer
+    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A chat that is gone"]
+    assert rows_of(panel)["gone"].usage.bytes == 1_000_000
+    await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
+
+
+async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, window: MainWindow) -> None:
+    panel = await opened(window)
+    furnished.chat.add("Lamp", id="lamp")
+    furnished.kept["lamp"] = 2_000_000_000
+    furnished.events.publish(Absorbed(1, 2_000_000_000))
+    await until(lambda: len(rows_of(panel)) == 4)
+    assert panel.list.usage.rows[0].title == "Lamp"
+    assert panel.summary.total.text() == "3 of 20 GB in use"
+
+
+async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:
+    for i in range(300):
+        talk = runtime.chat.add(f"Chat {i}")
+        runtime.kept[talk.id] = 1_000_000 + i
+    panel = await opened(window, 300)
+    await until(lambda: 0 in panel.list.buttons)
+    panel.list.scrollToBottom()
+    await until(lambda: 299 in panel.list.buttons)
+    assert 0 not in panel.list.buttons
+    box = panel.list.visualRect(panel.list.usage.index(299))
+    assert box.contains(panel.list.buttons[299].geometry())
+    assert panel.list.buttons[299].accessibleName() == "What to do with Chat 0"

@@ -1,0 +1,93 @@
+"""What the disk panel says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from kvchat.chat.rates import BreakEven
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.ui.storage.usage_words import (
+    break_even_in_words,
+    expiry_in_words,
+    limits_in_words,
+    loss_of,
+    plan_in_words,
+    sharing,
+    split_of,
+    use_of,
+)
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
+STORE = StoreUsage((USAGE,), 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
+
+
+def test_use() -> None:
+    assert use_of(USAGE, NOW) == "used 5 min ago · reading it again: about 34 s"
+    assert use_of(USAGE, NOW, 130) == "used 5 min ago · has saved about 2 min"
+    assert use_of(replace(USAGE, prefill_seconds=0), NOW) == "used 5 min ago"
+
+
+def test_split() -> None:
+    assert split_of(USAGE) == "80 MB own, 20 MB shared"
+    assert split_of(replace(USAGE, shared_bytes=0)) == "all its own"
+    assert split_of(replace(USAGE, bytes=0)) == "nothing kept"
+
+
+def test_sharing() -> None:
+    assert sharing(STORE) == "30 MB spared (75%): whole files would take 40 MB."
+    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99%)")
+    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Nothing is shared yet")
+    assert sharing(replace(STORE, save_points=0)) == ""
+
+
+def test_a_plan() -> None:
+    thinned = PrunedConversation("a", 1, 5_000_000, 4.0, 2)
+    cold = PrunedConversation("b", 3, 7_000_000, 176.0, 0)
+    plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, 180.0, (thinned, cold, replace(cold, conversation_id="c")), 9)
+    assert plan_in_words(plan, 10) == (
+        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reading it all again would take about 3 min."
+    )
+    assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
+        " That leaves 19 MB: the memory of one reply goes as a whole."
+    )
+    assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
+    assert loss_of(cold) == "would have to be read again: about 3 min"
+
+
+def test_a_plan_without_effect() -> None:
+    plan = PrunePlan((), 0, 0.0, (), 5_000_000)
+    assert plan_in_words(plan, 5_000_000) == "Nothing would go."
+    words = "Nothing would go. It cannot go below 5 MB: what is always kept stays, and the list of what is kept."
+    assert plan_in_words(plan, 1) == words
+
+
+def test_the_break_even() -> None:
+    pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
+    rates = "(reading 4.2 ms a token, loading 210 MB/s)"
+    assert (
+        break_even_in_words(pays)
+        == f"On this computer loading is quicker than reading from about 1,032 tokens on {rates}."
+    )
+    assert (
+        break_even_in_words(replace(pays, tokens=None))
+        == f"On this computer loading is never quicker than reading {rates}."
+    )
+    assert break_even_in_words(None) == ""
+
+
+def test_the_limits() -> None:
+    words = "Above 1 GB, what spares the least reading for its size goes first."
+    assert limits_in_words(STORE, None) == words
+    assert limits_in_words(STORE, 1) == f"{words} What was not used for 1 day goes as well."
+
+
+def test_what_a_maximum_age_takes() -> None:
+    old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
+    store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
+    assert expiry_in_words(store, 30, NOW) == (
+        "1 chat must be read again; reading it all again would take about 34 s. "
+        "Old turns of others may go as well. Messages stay."
+    )
+    assert expiry_in_words(store, 50, NOW) == "No chat must be read again by it now; old turns may go. Messages stay."

@@ -1,0 +1,54 @@
+"""The window where the memory of chats cannot be kept: it opens, says so once, and nothing that is asked raises."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from kvchat.kvstore.no_store import TITLE
+from kvchat.runtime import open_runtime
+from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.storage.storage_panel import StoragePanel
+from tests.ui.controllers.test_two_writers import Open
+from tests.ui.waiting import until
+
+
+@pytest_asyncio.fixture
+async def opened(tmp_path: Path, look: Look) -> AsyncIterator[Open]:
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
+    paths.ensure()
+    paths.save_points.write_text("mine")
+    runtime = await open_runtime(paths, Settings())
+    window = MainWindow(runtime, look)
+    window.show()
+    await window.start()
+    await runtime.begin()
+    yield Open(runtime, window)
+    await window.finish()
+    await runtime.close()
+    window.close()
+    window.deleteLater()
+
+
+async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: Open, tmp_path: Path) -> None:
+    window = opened.window
+    told: list[str] = []
+    opened.runtime.events.subscribe(lambda event: told.append(str(event)))
+    await opened.until(lambda: window.notices.on_show)
+    (notice,) = window.notices.on_show
+    assert notice.accessibleName().startswith(TITLE)
+    await opened.until(lambda: "nothing is kept" in window.sidebar.usage_button.text())
+    window.sidebar.usage_button.click()
+    panel = next(one for one in window.findChildren(StoragePanel) if one.isVisible())
+    await opened.until(lambda: panel.summary.total.text() == "Nothing is kept")
+    assert "savepoints" in panel.empty.text()
+    panel.run(panel._delete(None))
+    await until(lambda: panel.notices.on_show)
+    assert panel.notices.on_show[0].accessibleName().startswith(TITLE)
+    assert panel.notices.report is None
+    assert not [words for words in told if TITLE in words], "once is enough"

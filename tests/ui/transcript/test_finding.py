@@ -1,0 +1,196 @@
+"""Finding words in all chats and in the open one, by keys and clicks."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.messages import Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.attachments.document_view import AttachmentView
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Three chats; the oldest speaks of marmots far above its end, the newest is open."""
+    for id in ("alps", "食べ物", "other"):
+        runtime.chat.add(f"About {id}", id=id)
+    for number in range(40):
+        role = Role.ASSISTANT if number % 2 else Role.USER
+        word = "a 😀 **marmot** sits" if number in (5, 9) else "nothing"
+        runtime.chat.write("alps", role, f"{number}: {word} here.\n\n" + "More of it. " * 30)
+    runtime.chat.write("食べ物", Role.USER, "北京烤鸭好吃吗？ A marmot asks.")
+    runtime.chat.write("other", Role.USER, "Hello")
+    return runtime
+
+
+def marked(window: MainWindow) -> list[str]:
+    """Every marked piece of text on the page."""
+    return [
+        cursor.selectedText()
+        for view in window.transcript.views.values()
+        for text in view.texts
+        if text.property("marked")
+        for cursor in window.transcript.marks._cursors(text)
+    ]
+
+
+def in_sight(window: MainWindow, message_id: str) -> bool:
+    """Whether the first mark of a message can be seen."""
+    text, cursor = window.transcript.marks.in_message(message_id)[0]
+    place = text.mapTo(window.transcript.viewport(), text.cursorRect(cursor).center())
+    return window.transcript.viewport().rect().contains(place)
+
+
+async def search(window: MainWindow, qtbot: QtBot, words: str) -> None:
+    window.activateWindow()
+    qtbot.keyClick(window, Qt.Key.Key_F, CTRL | SHIFT)
+    field = window.sidebar.search.field
+    field.setText("")
+    for word in words:
+        QTest.keyClicks(field, word) if word.isascii() else field.insert(word)
+    await until(lambda: window.sidebar.search.pages.currentIndex() == 1, "results")
+
+
+def found(window: MainWindow) -> list[str]:
+    return [chat.conversation_id for chat in window.sidebar.search.results.chats]
+
+
+async def test_what_is_found_opens_at_the_hit_and_marks_it(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await search(window, qtbot, "MARM")
+    assert found(window) == ["食べ物", "alps"]
+    results = window.sidebar.search.results
+    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Down)
+    qtbot.mouseClick(
+        results.viewport(), Qt.MouseButton.LeftButton, pos=results.visualRect(results.model().index(1, 0)).center()
+    )
+    await until(lambda: window.controller.current == "alps" and window.find_bar.isVisible(), "the chat")
+    second, first = results.chats[1].message_ids
+    assert window.find_bar.place.text() == "2 of 2"
+    assert set(marked(window)) == {"marm"}
+    assert in_sight(window, second)
+    qtbot.keyClick(window, Qt.Key.Key_F3)
+    assert window.find_bar.place.text() == "1 of 2"
+    assert in_sight(window, first)
+    qtbot.keyClick(window, Qt.Key.Key_Escape)
+    assert not window.find_bar.isVisible()
+    assert marked(window) == []
+
+
+async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await search(window, qtbot, "烤鸭")
+    field = window.sidebar.search.field
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    await until(lambda: window.controller.current == "食べ物" and window.find_bar.isVisible(), "the chat")
+    assert marked(window) == ["烤鸭"]
+    qtbot.keyClick(field, Qt.Key.Key_Escape)
+    await until(lambda: window.sidebar.search.pages.currentIndex() == 0, "the chats")
+    window.controller.open("other")
+    assert not window.find_bar.isVisible()
+
+
+async def test_nothing_found_and_an_unfinished_index_are_said(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    furnished.chat.finder.complete = False
+    await search(window, qtbot, "xyzzy")
+    assert window.sidebar.search.words.text() == "Nothing found. Older messages are still being read."
+    furnished.chat.finder.complete = True
+    await until(lambda: window.sidebar.search.words.text() == "Nothing found.", "the rest of the index")
+
+
+async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    other = furnished.chat.said["other"]
+    hidden = furnished.chat.write("other", Role.USER, "A hidden gnu")
+    furnished.chat.branches[hidden.id] = [hidden]
+    await search(window, qtbot, "gnu")
+    other.remove(hidden)
+    window.controller.open("alps")
+    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
+    await until(lambda: marked(window) == ["gnu"], "the branch")
+    assert ("switch", hidden.id) in furnished.chat.calls
+
+
+async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    window.controller.open("alps")
+    await until(lambda: len(window.transcript.messages) == 40, "the messages")
+    window.activateWindow()
+    qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
+    qtbot.keyClicks(window.find_bar.field, "marmot")
+    assert window.find_bar.place.text() == "2 of 2"
+    qtbot.keyClick(window.find_bar.field, Qt.Key.Key_Return)
+    assert window.find_bar.place.text() == "1 of 2"
+    qtbot.keyClicks(window.find_bar.field, "x")
+    assert window.find_bar.place.text() == "Not found"
+
+
+async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    words = "A heron. " + "Words in between. " * 300
+    first = furnished.chat.write("other", Role.USER, words + "A heron.")
+    last = furnished.chat.write("other", Role.ASSISTANT, f"{words}\n\nA heron.\n\n```\nheron\n```")
+    window.controller.open("other")
+    await until(lambda: len(window.transcript.messages) == 3 and last.id in window.transcript.views)
+    await until(lambda: all(view.complete for view in window.transcript.views.values()))
+    window.activateWindow()
+    qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
+    qtbot.keyClicks(window.find_bar.field, "heron")
+    places = [window.find_bar.place.text()]
+    seen = [led_to(window)]
+    for _ in range(5):
+        qtbot.keyClick(window, Qt.Key.Key_F3)
+        places.append(window.find_bar.place.text())
+        seen.append(led_to(window))
+    there = [(last.id, 0), (last.id, 1), (last.id, 2), (first.id, 0), (first.id, 1), (last.id, 0)]
+    assert seen == there
+    here = "1 of 3 in message 2 of 2", "2 of 3 in message 2 of 2", "3 of 3 in message 2 of 2"
+    assert places == [*here, "1 of 2 in message 1 of 2", "2 of 2 in message 1 of 2", here[0]]
+    for place in there[4::-1]:
+        qtbot.keyClick(window, Qt.Key.Key_F3, SHIFT)
+        assert led_to(window) == place
+
+
+def led_to(window: MainWindow) -> tuple[str, int]:
+    """The message and the number of the mark that stands out; it is in sight."""
+    page, accent = window.transcript, window.transcript._look.theme.accent
+    for id in page.views:
+        for number, (text, cursor) in enumerate(page.marks.in_message(id)):
+            for mark in text.extraSelections():
+                if mark.cursor == cursor and mark.format.background().color().name() == accent:  # type: ignore[attr-defined]
+                    place = text.mapTo(page.viewport(), text.cursorRect(cursor).center())
+                    assert page.viewport().rect().contains(place)
+                    return id, number
+    raise AssertionError("nothing stands out")
+
+
+async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    document = document_of_text("notes.txt", "😀 line\n" * 300 + "The platypus.\n" + "line\n" * 300 + "platypuses")
+    furnished.chat.write("other", Role.USER, "What is in it?", attachments=(document,))
+    await search(window, qtbot, "platypus")
+    qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
+    await until(lambda: window.findChild(AttachmentView) is not None, "the document")
+    shown = window.findChild(AttachmentView)
+    assert isinstance(shown, AttachmentView)
+    assert window.find_bar.place.text() == "1 of 1"
+    assert [mark.cursor.selectedText() for mark in shown.text.extraSelections()] == ["platypus"] * 2
+    assert shown.text.textCursor().block().text() == "The platypus."
+    shown.activateWindow()
+    qtbot.keyClick(shown, Qt.Key.Key_F3)
+    assert shown.text.textCursor().block().text() == "platypuses"
+    assert shown.place.text() == "2 of 2"
+    shown.close()
+    view = window.transcript.views[furnished.chat.said["other"][-1].id]
+    assert view.chips is not None
+    assert view.chips.chips[0].property("found") == "true"
+    window.find_bar.close_bar()
+    assert view.chips.chips[0].property("found") == "false"

@@ -1,0 +1,165 @@
+"""What makes the page pleasant: long messages fold, actions are there, a menu, chips side by side; nothing grows."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtGui import QContextMenuEvent, QImage
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QMenu, QWidget
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.documents import document_of_text
+from kvchat.chat.folding import terms_of
+from kvchat.chat.messages import Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.attachments.chips import ChipRows
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.transcript.links import ask_to_open
+from kvchat.ui.transcript.transcript import Transcript
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.reading import a_message
+from tests.ui.transcript.test_transcript import page, talk
+from tests.ui.waiting import LONG_MS, until
+
+__all__ = ["page"]
+LEFT = Qt.MouseButton.LeftButton
+LONG = "\n".join(f"Line {i} with words" for i in range(5_000)) + "\nthe heron"
+
+
+def the_question(page: Transcript) -> UserView:
+    view = page.views["q"]
+    assert isinstance(view, UserView)
+    return view
+
+
+def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation([a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")])
+    view = the_question(page)
+    assert view.complete
+    assert view.height() < 400
+    assert view.more.text().startswith("Show all, 5,001 lines")
+    assert len(view.column.parts) < 20, "what is not to be seen is not made"
+    qtbot.mouseClick(view.more, LEFT)
+    qtbot.waitUntil(lambda: view.complete, timeout=LONG_MS)
+    qtbot.waitUntil(lambda: view.height() > 50_000, timeout=LONG_MS)
+    assert view.more.text().startswith("Show less")
+    qtbot.mouseClick(view.more, LEFT)
+    assert view.height() < 400
+
+
+def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcript) -> None:
+    messages = [a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")]
+    page.show_conversation(messages)
+    page.marks.show_terms(terms_of("heron"))
+    assert page.show_message("q") == 1
+    assert not the_question(page).folded
+    page.show_conversation([])
+    page.show_conversation(messages)
+    page.selection.select_message(the_question(page))
+    assert page.selection.as_text().replace("\n\n", "\n") == LONG
+
+
+def test_a_message_that_is_not_long_is_not_folded(page: Transcript) -> None:
+    page.show_conversation([a_message("q", Role.USER, "\n".join(f"Line {i}" for i in range(13)))])
+    assert not the_question(page).more.isVisible()
+
+
+def ink(widget: QWidget) -> int:
+    """How many colours there are to be seen of it."""
+    picture: QImage = widget.grab().toImage()
+    return len({picture.pixel(x, y) for x in range(picture.width()) for y in range(picture.height())})
+
+
+def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
+    messages = talk(3)
+    page.show_conversation(messages)
+    QTest.mouseMove(page, QPoint(2, 2))
+    last, before = page.views["a2"], page.views["a1"]
+    assert all(button.seen for button in last.action_row._buttons)
+    assert not any(button.seen for button in before.action_row._buttons)
+    before.action_row._buttons[1].setFocus()
+    assert all(button.seen for button in before.action_row._buttons), "the keyboard is there"
+    page.setFocus()
+    page.update_messages([*messages, *talk(4)[6:]])
+    assert not any(button.seen for button in last.action_row._buttons)
+    assert all(button.seen for button in page.views["a3"].action_row._buttons)
+
+
+def test_chips_stand_side_by_side(look: Look, qtbot: QtBot) -> None:
+    rows = ChipRows(look)
+    qtbot.addWidget(rows)
+    rows.show_attachments([document_of_text(f"{i}.txt", "words") for i in range(6)], removable=True)
+    for width, fewest, most in ((2_000, 1, 1), (400, 2, 4), (100, 6, 6)):
+        rows.resize(width, rows.heightForWidth(width))
+        tops = {chip.y() for chip in rows.chips}
+        assert fewest <= len(tops) <= most
+        assert all(rows.rect().contains(chip.geometry()) for chip in rows.chips)
+        boxes = [chip.geometry() for chip in rows.chips]
+        assert not any(a.intersects(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_the_scroll_bar_moves_nothing(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation(talk(1))
+    assert not page.verticalScrollBar().isEnabled()
+    place = page.views["a0"].x(), page.views["a0"].width()
+    page.update_messages(talk(40))
+    assert page.verticalScrollBar().isEnabled()
+    page.verticalScrollBar().setValue(0)
+    assert (page.views["a0"].x(), page.views["a0"].width()) == place
+
+
+@pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
+async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, place: str) -> None:
+    runtime.chat.add("Lakes", id="lakes")
+    runtime.chat.write("lakes", Role.USER, "Which?")
+    reply = runtime.chat.write("lakes", Role.ASSISTANT, "This.", receipt=a_receipt())
+    window.controller.open("lakes")
+    await until(lambda: reply.id in window.transcript.views)
+    view = window.transcript.views[reply.id]
+    text = view.texts[0]
+    target = {"its text": text.viewport(), "beside its text": view, "a key": text}[place]  # as the system does
+    requested: list[MessageRequest] = []
+    window.transcript.message_requested.connect(requested.append)
+    where = QPoint(3, 3)
+    QApplication.sendEvent(target, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, where, target.mapToGlobal(where)))
+    menu = view.findChild(QMenu)
+    assert menu is not None
+    entries = {action.text(): action for action in menu.actions() if action.text()}
+    assert list(entries) == [
+        "Copy message as text",
+        "Copy message as Markdown",
+        "Select this message",
+        "Edit the reply",
+        "Regenerate the reply",
+        "Continue the reply",
+        "Delete the reply and what follows",
+    ]
+    entries["Copy message as text"].trigger()
+    assert QApplication.clipboard().text() == "This."
+    entries["Regenerate the reply"].trigger()
+    menu.close()
+    assert requested[0].run is Request.REGENERATE
+
+
+async def test_nothing_grows_with_what_was_attached_or_asked(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    def everything() -> int:
+        QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+        return len(window.findChildren(QWidget)) + len(window.composer.findChildren(QObject))
+
+    def once() -> None:
+        window.composer.set_attachments([document_of_text(f"{i}.txt", "words") for i in range(4)])
+        window.composer.set_attachments(())
+        dialog = ask_to_open(window, "https://example.org")
+        assert dialog is not None
+        dialog.close()
+
+    once()
+    before = everything()
+    for _ in range(5):
+        once()
+    assert everything() == before

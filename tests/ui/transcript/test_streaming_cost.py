@@ -1,0 +1,67 @@
+"""What a streaming reply costs the whole process: the window on Qt's loop, the real runtime, an engine of 200 tokens/s.
+
+CPU time is counted, of all threads, what is written to the database included; it is printed (-s). A busy machine makes
+it larger only by what others drive out of the caches. What is asserted is what makes it small.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import ReplyDelta
+from kvchat.runtime import open_runtime
+from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.reply_view import ReplyView
+from tests.engine_fixtures import FakeEngine
+
+pytestmark = pytest.mark.slow
+
+TOKENS_PER_S = 200
+PARAGRAPH = "The quick brown fox jumps over the **lazy** dog, and `then` it goes on a while, and so on. " * 3
+REPLY = "\n\n".join(f"## Heading {i}\n\n- one\n- two\n- three" if i % 7 == 0 else PARAGRAPH for i in range(45))
+
+
+async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look) -> None:
+    fake_engine.set(FAKE_REPLY=REPLY, FAKE_TOKEN_DELAY=1 / TOKENS_PER_S)
+    settings = Settings(
+        model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=65_536, free_floor_bytes=0
+    )
+    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")}), settings)
+    window = MainWindow(runtime, look)
+    window.resize(1000, 760)
+    window.show()
+    came: list[tuple[float, float]] = []  # seconds on the clock, seconds of CPU
+    runtime.events.subscribe(
+        lambda event: came.append((time.monotonic(), time.process_time())) if isinstance(event, ReplyDelta) else None
+    )
+    try:
+        await window.start()
+        await runtime.begin()
+        chat = await runtime.chat.new_conversation()
+        window.controller.open(chat.id)
+        reply = await runtime.chat.send(chat.id, "Go on")
+        assert reply is not None
+        assert reply.content == REPLY
+        view = window.transcript.views[reply.id]
+        assert isinstance(view, ReplyView)
+        assert view.text == REPLY
+        await runtime.chat.idle()
+    finally:
+        await window.finish()
+        await runtime.close()
+        window.close()
+        window.deleteLater()
+    (began, before), (ended, after) = came[0], came[-1]
+    print(
+        f"\n{len(came):,} tokens in {ended - began:.1f} s: {(after - before) / len(came) * TOKENS_PER_S:.1%} of a core"
+        f" at {TOKENS_PER_S} tokens/s"
+    )
+    gulps = sum(later - sooner > 0.003 for (sooner, _), (later, _) in pairwise(came))
+    assert gulps < len(came) / 3, "the event loop woke up for nearly every token"

@@ -1,0 +1,172 @@
+"""Tab through the window by real keys: messages as they stand, whenever their widgets were made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QEvent, QPoint, QRect, Qt
+from PySide6.QtWidgets import QApplication, QTextBrowser, QToolButton, QWidget
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import MessageState, Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.transcript.links import LinkDialog
+from kvchat.ui.transcript.transcript import Transcript
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+
+CODE = "See [the lake](https://example.org/lake) and [the map](https://example.org/map).\n\n```python\nprint(1)\n```"
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Two turns, the second with links and code."""
+    chat = runtime.chat
+    chat.add("Lakes", id="lakes")
+    for question, answer in (("Which lake is deepest?", "Baikal."), ("And the largest?", CODE)):
+        chat.write("lakes", Role.USER, question)
+        chat.write("lakes", Role.ASSISTANT, answer, receipt=a_receipt())
+    return runtime
+
+
+async def opened(window: MainWindow, count: int = 4) -> Transcript:
+    page = window.transcript
+    await until(lambda: len(page.messages) == count and len(page.views) >= min(count, 40), f"{count} messages")
+    window.activateWindow()
+    return page
+
+
+def focused() -> QWidget:
+    widget = QApplication.focusWidget()
+    assert widget is not None
+    return widget
+
+
+def name() -> str:
+    """What has the keys: its name, for a link the link's words."""
+    widget = focused()
+    chosen = widget.textCursor().selectedText() if isinstance(widget, QTextBrowser) else ""
+    return chosen or widget.accessibleName()
+
+
+def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
+    """Press it; what had the keys each time."""
+    names = []
+    for _ in range(times):
+        qtbot.keyClick(focused(), Qt.Key.Key_Backtab if back else Qt.Key.Key_Tab)
+        names.append(name())
+    return names
+
+
+QUESTION = ["Copy this message", "Edit this message", "Delete this message and what follows"]
+REPLY = ["Copy the reply", "Edit the reply", "Regenerate the reply", "Delete the reply and what follows"]
+RECEIPT = "Receipt: 0.3 s · remembered, details folded"
+AS_THEY_STAND = [
+    *("You: Which lake is deepest?", *QUESTION),
+    *("Reply", RECEIPT, *REPLY),
+    *("You: And the largest?", *QUESTION),
+    *("Reply", "the lake", "the map", "Copy this code", "Code", RECEIPT, *REPLY[:3], "Continue the reply", REPLY[3]),
+]
+
+
+def message_of(page: Transcript) -> str:
+    """The message that has the keys."""
+    return next(id for id, view in page.views.items() if view.isAncestorOf(focused()))
+
+
+def is_in_sight(page: Transcript, widget: QWidget) -> bool:
+    return page.viewport().rect().intersects(QRect(widget.mapTo(page.viewport(), QPoint(0, 0)), widget.size()))
+
+
+async def test_tab_goes_through_the_messages_and_on_to_the_composer(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await opened(window)
+    window.header.more.setFocus()
+    there = tab(qtbot, 2 + len(AS_THEY_STAND) + 1)
+    assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Message"]
+    assert tab(qtbot)[0] == "New chat", "and round the window"
+    window.composer.focus()
+    back = tab(qtbot, len(AS_THEY_STAND) + 3, back=True)
+    assert (back[0], back[-2:]) == ("Attach files", ["Chat", "More"])
+    text = AS_THEY_STAND.index("the lake") - 1
+    from_below = [*AS_THEY_STAND[:text], "the lake", "the map", "Reply", *AS_THEY_STAND[text + 3 :]]
+    assert back[1:-2] == from_below[::-1], "from below, too, a text comes before its links"
+
+
+async def test_enter_on_a_link_asks_about_that_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    page = await opened(window)
+    page.views[page.messages[3].id].texts[0].setFocus()
+    assert tab(qtbot, 2) == ["the lake", "the map"]
+    qtbot.keyClick(focused(), Qt.Key.Key_Return)
+    (dialog,) = window.findChildren(LinkDialog)
+    assert dialog.url == "https://example.org/map"
+    dialog.reject()
+
+
+async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    runtime.chat.add("Long", id="long")
+    for number in range(40):
+        runtime.chat.write("long", Role.USER, f"Question {number}?")
+        runtime.chat.write("long", Role.ASSISTANT, f"Answer {number}. " * (1 + 90 * (number % 3)))
+    window.controller.open("long")
+    page = await opened(window, 80)
+    ids = [message.id for message in page.messages]
+    window.composer.focus()
+    tab(qtbot, back=True)
+    for back in (True, False):
+        seen: list[str] = []
+        while page.isAncestorOf(QApplication.focusWidget()) or not seen:
+            tab(qtbot, back=back)
+            if focused() is page:
+                break
+            if page.isAncestorOf(focused()):
+                assert is_in_sight(page, focused())
+                seen.append(message_of(page))
+        steps = [id for id, before in zip(seen, ["", *seen], strict=False) if id != before]
+        assert steps == (ids[::-1] if back else ids)
+
+
+async def test_keys_stay_on_the_page_when_what_had_them_goes(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    page = await opened(window)
+    page.views[page.messages[3].id].action_row.findChildren(QToolButton)[0].setFocus()
+    page.update_messages(page.messages[:3])
+    assert focused() is page
+    assert tab(qtbot)[0] == AS_THEY_STAND[0]
+
+
+async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_page(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    page = await opened(window)
+    live = replace(page.messages[3], id="live", state=MessageState.STREAMING, content="", receipt=None)
+    page.update_messages([*page.messages, live])
+    page.set_live("live", "See [the lake](https://example.org/lake) ``", "")
+    view = page.views["live"]
+    assert isinstance(view, ReplyView)
+    view.render_now()
+    view.texts[0].setFocus()
+    page.set_live("live", "```python\nprint(1)\n```\n", "")
+    view.render_now()
+    assert focused() is page
+    assert tab(qtbot)[0] in AS_THEY_STAND
+
+
+async def test_nothing_goes_with_messages_that_tab_has_passed(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    page = await opened(window)
+    window.header.more.setFocus()
+    first = tab(qtbot, len(AS_THEY_STAND) + 10)
+    page.show_conversation([])
+    QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+    window.header.show_conversation("Lakes", exists=True, pinned=False, never_save=False)
+    window.header.more.setFocus()
+    left = [stop for stop in first if stop not in AS_THEY_STAND]
+    assert tab(qtbot, len(left)) == left

@@ -1,0 +1,371 @@
+"""The page: long conversations, following a reply, selecting and copying, links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QGuiApplication, QMouseEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QTextEdit, QToolButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.rendering.text_page import TextPage, select
+from kvchat.ui.transcript.links import LinkDialog, real_place
+from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.widgets.fold import Fold
+from tests.ui.fake_runtime import a_receipt
+from tests.ui.reading import a_message
+from tests.ui.waiting import LONG_MS
+
+REPLY = "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint(1)\n```\n\nLast [words](https://example.org/a)."
+
+
+@pytest.fixture
+def page(look: Look, qtbot: QtBot) -> Iterator[Transcript]:
+    page = Transcript(look)
+    qtbot.addWidget(page)
+    page.resize(850, 600)
+    page.show()
+    qtbot.waitExposed(page)
+    yield page
+    QGuiApplication.clipboard().clear()
+    page.deleteLater()
+    QGuiApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)  # or the next style sheet restyles it too
+
+
+def talk(turns: int) -> list[Message]:
+    """So many questions and answers, of different lengths."""
+    messages = []
+    for i in range(turns):
+        messages.append(a_message(f"q{i}", Role.USER, f"Question {i}? " * (1 + i % 5)))
+        words = "\n\n".join(f"Answer {i}, paragraph {j}. " * (1 + (i * j) % 9) for j in range(1 + i % 4))
+        messages.append(replace(a_message(f"a{i}", Role.ASSISTANT, words), receipt=a_receipt()))
+    return messages
+
+
+def top_of(page: Transcript, id: str) -> int:
+    view = page.views[id]
+    return view.mapTo(page.viewport(), QPoint(0, 0)).y()
+
+
+def in_sight(page: Transcript) -> dict[str, int]:
+    """The messages whose beginning is in sight, and where."""
+    tops = {id: top_of(page, id) for id in page.views}
+    return {id: top for id, top in tops.items() if 0 <= top < page.viewport().height()}
+
+
+def texts(page: Transcript, id: str) -> Sequence[QTextEdit]:
+    return page.views[id].texts
+
+
+def drag(start: QTextEdit, at: int, end: QTextEdit, to: int) -> None:
+    """Drag the mouse from a place in one text to a place in another."""
+    begin = _point(start, at)
+    target = start.viewport().mapFromGlobal(end.viewport().mapToGlobal(_point(end, to)))
+    QTest.mousePress(start.viewport(), Qt.MouseButton.LeftButton, pos=begin)
+    for share in (0.3, 0.7, 1.0):
+        where = begin + (target - begin) * share
+        QTest.mouseMove(start.viewport(), where)
+        _move(start, where)
+    QTest.mouseRelease(start.viewport(), Qt.MouseButton.LeftButton, pos=target)
+
+
+def _point(text: QTextEdit, position: int) -> QPoint:
+    cursor = text.textCursor()
+    cursor.setPosition(position)
+    return text.cursorRect(cursor).center()
+
+
+def _move(text: QTextEdit, where: QPoint) -> None:
+    """A move with the button held, which QTest does not send."""
+    viewport = text.viewport()
+    left = Qt.MouseButton.LeftButton
+    spot, everywhere = QPointF(where), QPointF(viewport.mapToGlobal(where))
+    event = QMouseEvent(
+        QEvent.Type.MouseMove, spot, everywhere, Qt.MouseButton.NoButton, left, Qt.KeyboardModifier.NoModifier
+    )
+    QGuiApplication.sendEvent(viewport, event)
+
+
+def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation(talk(2_500))
+    assert len(page.views) < 20
+    assert "a2499" in page.views
+    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 100_000
+    qtbot.waitUntil(lambda: len(page.views) >= 40, timeout=LONG_MS)  # those near are made while nothing else goes on
+    QTest.qWait(50)
+    assert len(page.views) < 130
+
+
+def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation(talk(300))
+    bar = page.verticalScrollBar()
+    for _ in range(60):
+        before = in_sight(page)
+        value = bar.value()
+        bar.setValue(value - 150)
+        assert before
+        for id, top in before.items():
+            assert top_of(page, id) == top + 150
+        QGuiApplication.processEvents()
+        for id, top in before.items():
+            assert top_of(page, id) == top + 150
+
+
+def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation(talk(300))
+    for place in range(10, 0, -1):
+        page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() * place // 11)
+        count = len(page.views)
+        qtbot.waitUntil(lambda count=count: len(page.views) > count + 15 or "a299" not in page.views, timeout=LONG_MS)  # type: ignore[misc]
+    qtbot.waitUntil(lambda: "a299" not in page.views, timeout=LONG_MS)
+    assert len(page.views) <= 130
+
+
+def test_another_width_keeps_the_place(page: Transcript) -> None:
+    page.show_conversation(talk(300))
+    page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() // 2)
+    id, before = next(iter(sorted(in_sight(page).items(), key=lambda item: item[1])))
+    page.resize(560, 600)
+    QGuiApplication.processEvents()
+    assert abs(top_of(page, id) - before) < 150
+
+
+def test_home_and_end(page: Transcript) -> None:
+    page.show_conversation(talk(300))
+    QTest.keyClick(page, Qt.Key.Key_Home)
+    assert page.verticalScrollBar().value() == 0
+    assert "q0" in page.views
+    QTest.keyClick(page, Qt.Key.Key_End)
+    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum()
+
+
+def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: QtBot) -> None:
+    streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
+    page.show_conversation([*talk(10), streaming])
+    bar = page.verticalScrollBar()
+    view = page.views["live"]
+    assert isinstance(view, ReplyView)
+
+    def grow(lines: int) -> None:
+        page.set_live("live", "\n\n".join("More words." for _ in range(lines)), "")
+        view.render_now()
+
+    grow(30)
+    assert bar.value() == bar.maximum()
+    bar.setValue(bar.value() - 10)
+    before, end = in_sight(page), bar.maximum()
+    grow(60)
+    assert bar.maximum() > end
+    assert all(top_of(page, id) == top for id, top in before.items())
+    bar.setValue(bar.maximum())
+    grow(90)
+    assert bar.value() == bar.maximum()
+
+
+def test_more_room_below_does_not_end_the_following(page: Transcript) -> None:
+    page.show_conversation(talk(2))
+    page.resize(850, 300)
+    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 0
+    page.resize(850, 900)
+    page.resize(850, 300)
+    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum()
+
+
+def test_a_reply_that_streams_survives_losing_its_widget(page: Transcript) -> None:
+    streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
+    messages = [*talk(300), streaming]
+    page.show_conversation(messages)
+    page.set_live("live", "Half a reply", "Thoughts", 1_500)
+    page.show_conversation([])
+    page.show_conversation(messages)
+    page.set_live("live", "Half a reply, and more", "Thoughts", 1_500)
+    view = page.views["live"]
+    assert isinstance(view, ReplyView)
+    view.render_now()
+    assert "and more" in view.texts[0].toPlainText()
+
+
+def test_thinking_is_folded_and_says_how_long_it_took(page: Transcript) -> None:
+    thought = replace(a_message("a", Role.ASSISTANT, "Yes."), thinking="Hm.", receipt=a_receipt(thinking_ms=12_300))
+    page.show_conversation([thought])
+    view = page.views["a"]
+    fold = view.findChild(Fold)
+    assert fold is not None
+    assert fold.button.accessibleName() == "Thought for 12 s, folded"
+    assert len(view.texts) == 1
+    before = view.height()
+    fold.button.click()
+    assert [text.toPlainText() for text in view.texts] == ["Hm.", "Yes."]
+    assert view.height() > before
+
+
+def test_selecting_across_messages_copies_them_all(page: Transcript) -> None:
+    page.show_conversation(
+        [
+            a_message("q", Role.USER, "My question"),
+            a_message("a", Role.ASSISTANT, REPLY),
+            a_message("r", Role.USER, "Thanks"),
+        ]
+    )
+    drag(texts(page, "q")[0], 3, texts(page, "r")[0], 6)
+    QTest.keyClick(texts(page, "q")[0], Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    assert QGuiApplication.clipboard().text() == (
+        "question\n\nFirst words.\n- one\n- two $x^2$\n\nprint(1)\n\nLast words.\n\nThanks"
+    )
+    both = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
+    QTest.keyClick(texts(page, "q")[0], Qt.Key.Key_C, both)
+    assert QGuiApplication.clipboard().text() == f"question\n\n{REPLY}\n\nThanks"
+    QTest.mouseClick(texts(page, "a")[0].viewport(), Qt.MouseButton.LeftButton, pos=QPoint(5, 5))
+    assert not any(text.textCursor().hasSelection() for id in ("q", "a", "r") for text in texts(page, id))
+
+
+def test_selecting_within_a_reply(page: Transcript) -> None:
+    page.show_conversation([a_message("a", Role.ASSISTANT, REPLY)])
+    first, code, _ = texts(page, "a")
+    drag(first, 6, code, 5)
+    assert page.selection.as_text() == "words.\n- one\n- two $x^2$\n\nprint"
+    assert page.selection.as_markdown() == "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint\n```"
+    drag(first, 0, first, 5)
+    assert page.selection.as_text() == page.selection.as_markdown() == "First"
+    drag(code, 8, first, 6)  # upwards
+    assert page.selection.as_text() == "words.\n- one\n- two $x^2$\n\nprint(1)"
+
+
+def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> None:
+    live = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
+    page.show_conversation([a_message("q", Role.USER, "Go on"), live])
+    view = page.views["live"]
+    assert isinstance(view, ReplyView)
+
+    def says(text: str) -> None:
+        page.set_live("live", text, "")
+        view.render_now()
+
+    said = "Some 😀 words with $x$ that"
+    says(said)
+    text = texts(page, "live")[0]
+    select(text, 5, 13)
+    for more in (" go on", " and on.", "\n\nA second paragraph", " that grows"):
+        said += more
+        says(said)
+        assert text.textCursor().selectedText() == "😀 words"
+    says(said := said + "\n\n```python\nx = 1\ny")
+    code = texts(page, "live")[1]
+    select(code, 0, 7)
+    for more in (" = 2", "\n", "z = 3\n", "w"):
+        says(said := said + more)
+        assert code.textCursor().selectedText().replace("\u2029", "\n") == "x = 1\ny"
+    says(said + "\n```\n\nEnd.")
+    assert code.textCursor().selectedText().replace("\u2029", "\n") == "x = 1\ny"
+
+
+def test_emoji_do_not_shift_what_is_copied(page: Transcript) -> None:
+    page.show_conversation([a_message("a", Role.ASSISTANT, "One 🍅🍅 **two 👩‍👧 three** four")])
+    text = texts(page, "a")[0]
+    drag(text, 0, text, len("One 🍅🍅".encode("utf-16-le")) // 2)
+    assert page.selection.as_text() == "One 🍅🍅"
+    page.selection.select_message(page.views["a"])
+    assert page.selection.as_text() == "One 🍅🍅 two 👩‍👧 three four"
+
+
+def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation(talk(300))
+    end = texts(page, "a299")[0]
+    QTest.mouseClick(end.viewport(), Qt.MouseButton.LeftButton, pos=_point(end, 0))
+    page.verticalScrollBar().setValue(0)
+    qtbot.waitUntil(lambda: len(page.views) <= 125 and "a150" not in page.views, timeout=LONG_MS)
+    start = texts(page, "q0")[0]
+    where = _point(start, 0)
+    QTest.mouseClick(start.viewport(), Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, pos=where)
+    words = page.selection.as_text()
+    assert words.startswith("Question 0?")
+    assert "Answer 150, paragraph 1." in words
+    assert words.rstrip().endswith("Question 299?")
+
+
+def test_the_menu_copies_a_message(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation([a_message("a", Role.ASSISTANT, REPLY)])
+    assert page.whole_message(page.messages[0], markdown=True) == REPLY
+    assert page.whole_message(page.messages[0], markdown=False).startswith("First words.\n- one\n- two $x^2$")
+    page.selection.select_message(page.views["a"])
+    assert page.selection.as_text().endswith("print(1)\n\nLast words.")
+
+
+def test_buttons_under_a_message_are_there_for_the_keyboard(page: Transcript) -> None:
+    page.show_conversation([a_message("q", Role.USER, "My  question"), a_message("a", Role.ASSISTANT, REPLY)])
+    for id, expected in (("q", "My  question"), ("a", REPLY)):
+        buttons = page.views[id].findChildren(QToolButton)
+        assert all(button.isVisible() for button in buttons)
+        next(button for button in buttons if button.accessibleName().startswith("Copy")).click()
+        assert QGuiApplication.clipboard().text() == expected
+
+
+def test_a_user_message_is_shown_as_typed(page: Transcript) -> None:
+    typed = "a  b\n    indented *not emphasised*\n\n<b>bold</b> $x$"
+    page.show_conversation([a_message("q", Role.USER, typed)])
+    view = page.views["q"]
+    assert isinstance(view, UserView)
+    assert view.texts[0].toPlainText() == typed
+    assert view.texts[0].accessibleName() == f"You: {typed}"
+
+
+def test_a_megabyte_is_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
+    page.show_conversation([a_message("q", Role.USER, "x " * 40_000), a_message("a", Role.ASSISTANT, "y " * 40_000)])
+    assert not page.views["a"].complete
+    qtbot.waitUntil(
+        lambda: all(view.complete for view in page.views.values()) and len(page.views) == 2, timeout=LONG_MS
+    )
+    assert sum(text.toPlainText().count("y") for text in page.views["a"].texts) == 40_000
+
+
+def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
+    page.show_conversation([a_message("a", Role.ASSISTANT, "[x](https://example.org/a)")])
+    text = texts(page, "a")[0]
+    assert isinstance(text, TextPage)
+    for url in ("file:///etc/passwd", "javascript:alert(1)"):
+        text.anchorClicked.emit(QUrl(url))
+        assert page.findChild(LinkDialog) is None
+    text.anchorClicked.emit(QUrl("https://example.org/a"))
+    dialog = page.findChild(LinkDialog)
+    assert dialog is not None
+    assert not opened
+    dialog.open_button.click()
+    assert opened == ["https://example.org/a"]
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("https://example.org/a", "example.org"),
+        ("https://www.paypal.com@evil.example/x", "evil.example"),
+        ("https://аррӏе.com/", "xn--80ak6aa92e.com"),
+        ("http://example.org:8080/", "example.org:8080"),
+        ("mailto:a@example.org", "a@example.org"),
+    ],
+)
+def test_the_place_a_link_leads_to(url: str, place: str) -> None:
+    assert real_place(url) == place
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["# [Lemmy L", "## gy", "### gy", "gy", "- gy", "> gy", "| g |\n|---|\n| y |", "# غ", "- gy\n\n  gy", "`gy`"],
+)
+def test_the_last_line_is_not_cut(page: Transcript, ending: str) -> None:
+    page.show_conversation([a_message("a", Role.ASSISTANT, f"Before.\n\n{ending}")])
+    part = page.views["a"].column.parts[-1]
+    assert isinstance(part, TextPage)
+    last = part.document().lastBlock()
+    line = last.layout().lineAt(last.layout().lineCount() - 1)
+    top = part.document().documentLayout().blockBoundingRect(last).y()
+    assert top + line.y() + line.height() <= part.height()
