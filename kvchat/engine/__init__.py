@@ -1,1 +1,1 @@
-"""The llama-server process and its wire: find it, plan its arguments, run it, supervise it, speak to it."""
+"""llama-server: finding one, running it, speaking to it. Knows no conversation and no save point."""

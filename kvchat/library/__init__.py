@@ -1,1 +1,1 @@
-"""Models on disk: GGUF facts, memory estimate, context size, the starter model."""
+"""Models: what their files say, what memory they take, which are here and which can be had. Runs none of them."""

@@ -1,1 +1,1 @@
-"""PySide6 and nothing else: shows state, forwards wishes, decides nothing."""
+"""PySide6 and nothing else: shows state, forwards what is asked for, decides nothing."""

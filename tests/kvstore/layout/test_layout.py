@@ -1,7 +1,7 @@
 """The parser, on files that real engines wrote for tiny models.
 
-In tests/kvstore/layout/layouts the rows are replaced by a pattern of their token's position, and states by zeros: everything
-the parser reads is as the engine wrote it, and the files stay small.
+In tests/kvstore/layout/layouts the rows are replaced by a pattern of their token's position, and states by zeros:
+everything the parser reads is as the engine wrote it, and the files stay small.
 """
 
 from __future__ import annotations

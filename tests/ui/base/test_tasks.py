@@ -16,7 +16,7 @@ def test_a_wish_may_start_while_the_loop_does_not_run() -> None:
 
     granted: list[bool] = []
     with asyncio.Runner() as runner:
-        runner = runner.run(make())
-        runner.start(run())
+        tasks = runner.run(make())
+        tasks.start(run())
         runner.run(asyncio.sleep(0))
     assert granted == [True]
