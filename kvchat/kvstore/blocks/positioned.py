@@ -1,7 +1,7 @@
 """Reading and writing at a place, from several threads at once, and the threads that do it.
 
-How often the store goes over a slot file of N bytes, as tests/kvstore/blocks/test_passes.py counts it here. Read, hashed
-and written are bytes; "new" is what a turn has added; the few KB that are no rows count nowhere.
+How often the store goes over a slot file of N bytes, as tests/kvstore/blocks/test_passes.py counts it here. Read,
+hashed and written are bytes; "new" is what a turn has added; the few KB that are no rows count nowhere.
 
     first save (absorb)                         read N    hashed N    written N
     next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new
