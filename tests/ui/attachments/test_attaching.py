@@ -213,7 +213,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     await until(lambda: not window.attaching._reading)
     assert not window.notices.on_show
     window.controller.open(second)
-    assert len(window.notices.on_show) == 1, "told where it was to be attached"
+    await until(lambda: len(window.notices.on_show) == 1)  # told where it was to be attached
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
