@@ -1,4 +1,4 @@
-"""The rows of the sidebar: a list model, and how a row is drawn and renamed."""
+"""The rows of the sidebar: the list, its model, and how a row is drawn and renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QColor, QPainter, QPen
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import (
     QLineEdit,
     QStyleOptionViewItem,
@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.chat.messages import Conversation
 from kvchat.ui.base.icons import icon
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemModel
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, one_line
 
 _MARK = 15  # pixels
@@ -173,3 +173,25 @@ class ConversationDelegate(ItemDelegate):
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.setPen(QPen(colour, 1))
             painter.drawEllipse(box.adjusted(-3, -3, 3, 3))
+
+
+class ChatList(ItemList):
+    """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
+
+    delete_pressed = Signal()
+    typed = Signal(str)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """A right click is for the menu: what it is about is not opened for that."""
+        if event.button() is not Qt.MouseButton.RightButton:
+            super().mousePressEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Delete and text are wishes, everything else is Qt's."""
+        commands = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
+        if event.key() == Qt.Key.Key_Delete:
+            self.delete_pressed.emit()
+        elif event.text().isprintable() and event.text() and not event.modifiers() & commands:
+            self.typed.emit(event.text())
+        else:
+            super().keyPressEvent(event)

@@ -17,7 +17,6 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -36,30 +35,13 @@ from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.arrangement import Arrangement, Order
-from kvchat.ui.sidebar.conversation_list import ConversationDelegate, ConversationModel, Row
+from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
-from kvchat.ui.widgets.item_list import ROW, ItemList
+from kvchat.ui.widgets.item_list import ROW
 from kvchat.ui.widgets.keep_menu import add_keep_actions
 from kvchat.words.wording import STORAGE, one_line, several, size_of
 
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
-
-
-class _List(ItemList):
-    """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
-
-    delete_pressed = Signal()
-    typed = Signal(str)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Delete and text are wishes, everything else is Qt's."""
-        commands = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
-        if event.key() == Qt.Key.Key_Delete:
-            self.delete_pressed.emit()
-        elif event.text().isprintable() and event.text() and not event.modifiers() & commands:
-            self.typed.emit(event.text())
-        else:
-            super().keyPressEvent(event)
 
 
 class Sidebar(QFrame):
@@ -183,12 +165,13 @@ class Sidebar(QFrame):
         if target != row and self.model.rowCount():
             self.list.selectionModel().setCurrentIndex(self.model.index(target), _ALONE)
 
-    def begin_rename(self) -> bool:
-        """Edit the selected title in place; False where it is not in the list."""
-        if not self.list.isVisible() or not self.list.currentIndex().isValid():
+    def begin_rename(self, index: QModelIndex | None = None) -> bool:
+        """Edit a title in place, the selected one unless another is given; False where it is not in the list."""
+        index = index or self.list.currentIndex()
+        if not self.list.isVisible() or not index.isValid():
             return False
         self.list.setFocus()
-        self.list.edit(self.list.currentIndex())
+        self.list.edit(index)
         return True
 
     def ask_delete(self) -> None:
@@ -211,8 +194,8 @@ class Sidebar(QFrame):
         self.usage_button.setAccessibleName(words)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
-    def _build_list(self) -> _List:
-        view = _List(self._look, "Chats")
+    def _build_list(self) -> ChatList:
+        view = ChatList(self._look, "Chats")
         view.setModel(self.model)
         view.setItemDelegate(ConversationDelegate(self._look, view))
         view.setFrameShape(QFrame.Shape.NoFrame)
@@ -262,13 +245,14 @@ class Sidebar(QFrame):
             menu.addSeparator()
 
     def _show_menu(self, where: QPoint) -> None:
-        if not self.list.indexAt(where).isValid():
+        index = self.list.indexAt(where)
+        if not index.isValid():
             return
         menu = QMenu(self.list)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        row: Row = self.list.indexAt(where).data(ROW)
-        ids = self.chosen
-        menu.addAction("Rename", self.begin_rename).setEnabled(len(ids) == 1)
+        row: Row = index.data(ROW)
+        ids = self.chosen if row.id in self.chosen else [row.id]
+        menu.addAction("Rename", partial(self.begin_rename, index)).setEnabled(len(ids) == 1)
         top = menu.addAction("Keep on top", lambda: self.top_requested.emit(ids, not row.on_top))
         top.setCheckable(True)
         top.setChecked(row.on_top)
@@ -289,7 +273,8 @@ class Sidebar(QFrame):
         never.setChecked(row.never_save)
         menu.addSeparator()
         menu.addAction("Export…", lambda: self.export_requested.emit(ids))
-        menu.addAction("Delete" if len(ids) == 1 else f"Delete {several(len(ids), 'chat')}", self.ask_delete)
+        words = "Delete" if len(ids) == 1 else f"Delete {several(len(ids), 'chat')}"
+        menu.addAction(words, lambda: self.delete_requested.emit(ids))
         menu.popup(self.list.viewport().mapToGlobal(where))
 
     def _restyle(self) -> None:

@@ -68,16 +68,24 @@ class FlowLayout(QLayout):
         """Go through the lines; returns the height they take, margins included."""
         margins = self.contentsMargins()
         room = rect.marginsRemoved(margins)
-        x, y, line = room.x(), room.y(), 0
+        lines: list[list[tuple[QLayoutItem, QSize]]] = [[]]
+        wide = 0
         for item in self._items:
             if item.isEmpty():
                 continue
-            size = item.sizeHint().boundedTo(
-                QSize(max(room.width(), item.minimumSize().width()), item.sizeHint().height())
-            )
-            if x > room.x() and x + size.width() > room.x() + room.width():
-                x, y, line = room.x(), y + line + self.spacing(), 0
-            if move:
-                item.setGeometry(QRect(QPoint(x, y), size))
-            x, line = x + size.width() + self.spacing(), max(line, size.height())
-        return y + line - rect.y() + margins.bottom()
+            most = QSize(max(room.width(), item.minimumSize().width()), item.sizeHint().height())
+            size = item.sizeHint().boundedTo(most)
+            if lines[-1] and wide + size.width() > room.width():
+                lines.append([])
+                wide = 0
+            lines[-1].append((item, size))
+            wide += size.width() + self.spacing()
+        y = room.y()
+        for line in lines:
+            x, tall = room.x(), max((size.height() for _, size in line), default=0)
+            for item, size in line:
+                if move:
+                    item.setGeometry(QRect(QPoint(x, y + (tall - size.height()) // 2), size))
+                x += size.width() + self.spacing()
+            y += tall + self.spacing()
+        return y - self.spacing() - rect.y() + margins.bottom()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QInputDialog, QMenu, QPushButton
+from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.messages import Conversation, Role
@@ -85,6 +85,24 @@ async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainW
     assert window.controller.current == "b"
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")
+
+
+async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    view = window.sidebar.list
+    place = view.visualRect(window.sidebar.model.index_of("b")).center()
+    qtbot.mouseClick(view.viewport(), Qt.MouseButton.RightButton, Qt.KeyboardModifier.NoModifier, place)
+    assert (window.controller.current, window.sidebar.chosen) == ("d", ["d"])
+    choose(window, "b", "Rename")
+    editor = view.viewport().findChild(QLineEdit)
+    assert editor is not None
+    editor.setText("Another name")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.talks["b"].title == "Another name", "the name")
+    choose(window, "b", "Delete")
+    await until(lambda: listed(window) == "dca", "the deletion")
+    assert window.controller.current == "d"
 
 
 async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
