@@ -41,7 +41,7 @@ class Source(Enum):
 class Receipt:
     """What one reply cost, where its prefix came from and, if it missed, why. Times in milliseconds.
 
-    `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `restored_ahead`: then the
+    `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `prefetched`: then the
     restore was over before Send, while the user looked at the conversation. Two waits are no part of it: for another
     conversation's reply (`queue_wait_ms`), and for an engine that had to be started first (`engine_wait_ms`).
     """

@@ -88,8 +88,9 @@ def receipt_of(text: Any) -> Receipt | None:
     """A stored receipt; None where it cannot be read."""
     try:
         fields = json.loads(text)
+        fields["prefetched"] = fields.pop("restored_ahead", None) or fields.get("prefetched", False)  # its older name
         receipt = Receipt(**(fields | {"source": Source(fields["source"])}))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return receipt if all(_fits(name, getattr(receipt, name)) for name in _NUMBERS) else None
 

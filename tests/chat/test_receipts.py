@@ -6,6 +6,7 @@ import pytest
 
 from kvchat.chat.messages import Receipt, Source
 from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_details, receipt_line, receipt_sentence
+from kvchat.chat.rows import receipt_json, receipt_of
 
 WARM = Receipt(
     ttft_ms=312.0,
@@ -70,3 +71,19 @@ def test_a_hollow_restore_is_a_fault() -> None:
 def test_a_restore_before_send_is_named_as_not_counted() -> None:
     ahead = dict(receipt_details(replace(WARM, prefetched=True)))
     assert ahead["  Loading (restore)"] == "136 MB in 21 ms (before you pressed Send, not counted)"
+
+
+OF_0_1 = (  # as kvchat wrote it before its fields had today's names
+    '{"ttft_ms": 2201.3, "restore_ms": 12.5, "prefill_ms": 2121.7, "first_token_ms": 79.6, "prompt_tokens": 132, '
+    '"cached_tokens": 100, "predicted_tokens": 74, "tokens_per_second": 2.4, "source": "disk", "miss_reason": null, '
+    '"hollow": false, "restored_ahead": true, "restored_bytes": 9, "engine_wait_ms": 0.1, "queue_wait_ms": 0.0, '
+    '"model": "22dd", "thinking_ms": null, "saved_ms": null}'
+)
+
+
+def test_a_receipt_of_an_earlier_version_is_still_read() -> None:
+    receipt = receipt_of(OF_0_1)
+    assert receipt is not None
+    assert (receipt.prefetched, receipt.cached_tokens, receipt.source) == (True, 100, Source.DISK)
+    assert receipt_of(receipt_json(receipt)) == receipt
+    assert receipt_of('["no", "receipt"]') is receipt_of('"none"') is receipt_of("7") is None
