@@ -181,7 +181,7 @@ def test_closed_streams_are_never_a_file_of_ours(closed: int, environment: dict[
 
 def test_ctrl_c_while_it_is_imported_is_no_traceback(environment: dict[str, str], tmp_path: Path) -> None:
     """A module that is imported asks for the signal, at the very first and in the midst of others."""
-    for name in ("argparse", "httpx", "sqlite3"):
+    for name in ("argparse", "httpx2", "sqlite3"):
         folder = tmp_path / name
         folder.mkdir()
         (folder / f"{name}.py").write_text(

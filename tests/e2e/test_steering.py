@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from kvchat.chat.messages import Message, MessageState, Source
@@ -127,7 +127,7 @@ async def said_by(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[di
     """The tokens of an engine that has nothing of this prompt in its slot, each with what it might have been."""
     await cold.erase_slot()
     body = chat_body(prompt, GREEDY, {}) | {"stream": False, "logprobs": True, "top_logprobs": 5}
-    async with httpx.AsyncClient(base_url=cold.base_url, headers={"Authorization": f"Bearer {cold.key}"}) as http:
+    async with httpx2.AsyncClient(base_url=cold.base_url, headers={"Authorization": f"Bearer {cold.key}"}) as http:
         answer = (await http.post("/v1/chat/completions", json=body, timeout=120)).json()
     assert not answer["timings"]["cache_n"]
     tokens: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"]

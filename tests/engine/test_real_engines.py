@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from kvchat.engine.child import embedded
@@ -246,7 +246,7 @@ async def test_no_web_page_and_no_stranger_may_talk_to_it(
     page = {"Origin": "https://example.org"}
     for key, status in ((engine.key, 200), ("guessed", 401)):
         headers = page | {"Authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(base_url=engine.base_url, headers=headers, trust_env=False) as browser:
+        async with httpx2.AsyncClient(base_url=engine.base_url, headers=headers, trust_env=False) as browser:
             answer = await browser.get("/props")
         assert answer.status_code == status
         assert answer.headers.get("Access-Control-Allow-Origin") not in ("*", page["Origin"])

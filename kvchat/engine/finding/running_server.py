@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 
 _VARIABLE_PREFIX = "LLAMA_ARG_"
@@ -39,7 +39,7 @@ class RunningServer:
 
 def find_server(url: str) -> RunningServer | None:
     """The process that answers at this address; None if it is on another computer or not ours to look into."""
-    address = httpx.URL(url)
+    address = httpx2.URL(url)
     if not _is_here(address.host):
         return None
     port = address.port or (443 if address.scheme == "https" else 80)

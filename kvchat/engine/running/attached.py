@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 
 from kvchat.engine.finding.probe import MINIMUM_BUILD, build_number
 from kvchat.engine.speaking.board import EngineBoard
@@ -50,8 +50,8 @@ class AttachPolicy:
 def parse_address(text: str) -> str:
     """The address as it is used, without a slash at the end. Raises BadAddress in words."""
     try:
-        url = httpx.URL(text.strip())
-    except httpx.InvalidURL as error:
+        url = httpx2.URL(text.strip())
+    except httpx2.InvalidURL as error:
         raise BadAddress(f"{error}.") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise BadAddress("It has to begin with http:// or https:// and name a computer.")

@@ -11,7 +11,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import httpx2
 
 from kvchat.engine.speaking import bodies, wire
 from kvchat.engine.speaking.interface import EngineError, EngineRefused, NotOurEngine
@@ -53,7 +53,7 @@ class LlamaServerClient:
         hang_guard_s: float | None = 600.0,
         on_fault: Callable[[EngineError], None] = lambda _: None,
         on_silence: Callable[[], None] = lambda: None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
 

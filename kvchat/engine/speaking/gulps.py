@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-import httpx
+import httpx2
 
 if TYPE_CHECKING:
-    from httpcore import AsyncNetworkStream
+    from httpcore2 import AsyncNetworkStream
 
 REST_S = 0.03  # far less than between two updates of the page
 
 
-def read_in_gulps(answer: httpx.Response, hurry: asyncio.Event) -> None:
+def read_in_gulps(answer: httpx2.Response, hurry: asyncio.Event) -> None:
     """Rest before each further read of `answer`, until `hurry` is set; what comes meanwhile is read at once.
 
     It waits in the operating system's buffer, from where it can be had even if the engine is gone by then.

@@ -9,8 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
-import httpx
-import httpx_sse
+import httpx2
 
 from kvchat.engine.speaking import last_words, wire
 from kvchat.engine.speaking.gulps import read_in_gulps
@@ -35,7 +34,7 @@ class Transport:
         hang_guard_s: float | None,
         on_fault: Callable[[EngineError], None],
         on_silence: Callable[[], None],
-        transport: httpx.AsyncBaseTransport | None,
+        transport: httpx2.AsyncBaseTransport | None,
     ) -> None:
         """See `LlamaServerClient`."""
         self._hang_guard_s = hang_guard_s
@@ -43,10 +42,10 @@ class Transport:
         self._closing = asyncio.Event()
         self._streams: set[asyncio.Task[None]] = set()
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=base_url,
             # The server closes connections after a streamed reply; a pooled one would break the next request.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             verify=_trust(base_url),
             trust_env=False,  # a proxy has no business between us and our own child
             transport=transport,
@@ -80,7 +79,7 @@ class Transport:
                 path,
                 json=body,
                 headers=self._authorization,
-                timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
+                timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S),
             )
         if response.status_code != 200:
             refusal = _refusal(wire.parse_error(response.content, response.status_code))
@@ -92,7 +91,7 @@ class Transport:
         """The events of a streamed answer. Raises EngineGone when it breaks off before its end.
 
         The reading is a task of its own, so that dropping the request is a cancellation, which runs through all of
-        httpx's nested generators. Closing this one while they are suspended would leave them to the garbage collector.
+        httpx2's nested generators. Closing this one while they are suspended would leave them to the garbage collector.
         """
         arrived: asyncio.Queue[ChatChunk | Exception | None] = asyncio.Queue()
         reading = asyncio.create_task(self._read(path, body, arrived.put_nowait), name=f"engine stream {path}")
@@ -125,7 +124,7 @@ class Transport:
         self, path: str, body: dict[str, Any], arrive: Callable[[ChatChunk | Exception | None], None]
     ) -> None:
         """Read the stream to its end; hand over each chunk, then the error or None."""
-        timeout = httpx.Timeout(CONNECT_S, read=self._hang_guard_s)
+        timeout = httpx2.Timeout(CONNECT_S, read=self._hang_guard_s)
         ended = begun = False
         try:
             with _translated(self._http):
@@ -134,7 +133,7 @@ class Transport:
                 ) as answer:
                     if answer.status_code != 200:
                         raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
-                    async for event in httpx_sse.EventSource(answer).aiter_sse():
+                    async for event in httpx2.EventSource(answer, None):
                         chunk = wire.parse_event(event.data)
                         if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
                             refusal = _refusal(chunk)
@@ -163,7 +162,7 @@ def _trust(base_url: str) -> ssl.SSLContext:
 
 @functools.cache
 def _known_authorities() -> ssl.SSLContext:
-    return httpx.create_ssl_context(trust_env=False)
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
@@ -172,19 +171,19 @@ def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
 
 
 @contextlib.contextmanager
-def _translated(http: httpx.AsyncClient) -> Iterator[None]:
-    """The one place where httpx's errors become ours."""
+def _translated(http: httpx2.AsyncClient) -> Iterator[None]:
+    """The one place where httpx2's errors become ours."""
     if http.is_closed:
         raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
     try:
         yield
-    except httpx.ConnectError as error:
+    except httpx2.ConnectError as error:
         raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
-    except httpx.ReadTimeout as error:
+    except httpx2.ReadTimeout as error:
         raise EngineSilent("The engine does not answer", "It has been silent for too long.", _GONE_ADVICE) from error
-    except httpx.TimeoutException as error:
+    except httpx2.TimeoutException as error:
         raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
-    except (httpx.HTTPError, httpx.StreamError, httpx_sse.SSEError) as error:
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
         raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
 
 

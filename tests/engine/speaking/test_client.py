@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 
-import httpx
+import httpx2
 import pytest
 
 from kvchat.engine.running.invocation import free_port
@@ -219,13 +219,13 @@ async def test_proxies_are_not_for_us(client: LlamaServerClient, monkeypatch: py
 
 
 async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
-    seen: list[httpx.Request] = []
+    seen: list[httpx2.Request] = []
 
-    def stranger(request: httpx.Request) -> httpx.Response:
+    def stranger(request: httpx2.Request) -> httpx2.Response:
         seen.append(request)
-        return httpx.Response(200, json={"status": "ok"})
+        return httpx2.Response(200, json={"status": "ok"})
 
-    async with LlamaServerClient("http://stranger", "secret", transport=httpx.MockTransport(stranger)) as client:
+    async with LlamaServerClient("http://stranger", "secret", transport=httpx2.MockTransport(stranger)) as client:
         assert await client.health() is Health.READY
         with pytest.raises(NotOurEngine):
             await client.verify()
@@ -235,13 +235,13 @@ async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (httpx.Response(200, text="data: {}\n\n", headers={"content-type": "text/event-stream"}), EngineGone),
-        (httpx.Response(200, text="<html>"), EngineGone),
-        (httpx.Response(502, text="bad gateway"), EngineRefused),
+        (httpx2.Response(200, text="data: {}\n\n", headers={"content-type": "text/event-stream"}), EngineGone),
+        (httpx2.Response(200, text="<html>"), EngineGone),
+        (httpx2.Response(502, text="bad gateway"), EngineRefused),
     ],
 )
-async def test_answers_that_are_no_reply(answer: httpx.Response, error: type[Exception]) -> None:
-    async with LlamaServerClient("http://odd", "key", transport=httpx.MockTransport(lambda _: answer)) as client:
+async def test_answers_that_are_no_reply(answer: httpx2.Response, error: type[Exception]) -> None:
+    async with LlamaServerClient("http://odd", "key", transport=httpx2.MockTransport(lambda _: answer)) as client:
         with pytest.raises(error):
             await all_chunks(client)
 

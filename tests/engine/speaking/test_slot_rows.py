@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 import pytest
 
 from kvchat.engine.speaking.client import LlamaServerClient
@@ -12,8 +12,8 @@ from kvchat.engine.speaking.interface import EngineError
 def answering(*events: str) -> LlamaServerClient:
     """A client of a server that streams these events."""
     body = "".join(f"data: {event}\n\n" for event in events)
-    answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, text=body)
-    return LlamaServerClient("http://engine", "key", transport=httpx.MockTransport(lambda _: answer))
+    answer = httpx2.Response(200, headers={"content-type": "text/event-stream"}, text=body)
+    return LlamaServerClient("http://engine", "key", transport=httpx2.MockTransport(lambda _: answer))
 
 
 def timings(cached: int) -> str:
@@ -39,7 +39,7 @@ async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
 
 async def test_a_slot_that_was_filled_or_emptied_is_known_only_when_that_is_said() -> None:
     async with LlamaServerClient(
-        "http://engine", "key", transport=httpx.MockTransport(lambda _: httpx.Response(500))
+        "http://engine", "key", transport=httpx2.MockTransport(lambda _: httpx2.Response(500))
     ) as client:
         for change in (client.erase_slot(), client.restore_slot("a.slot")):
             client.rows.mark(100)
