@@ -27,7 +27,12 @@ class EngineDot(QWidget):
         super().__init__()
         self._look = look
         self._state, self._silent = EngineState.STOPPED, False
-        self.setFixedSize(9, 9)
+        self.fit()
+
+    def fit(self) -> None:
+        """As large as goes with the text."""
+        side = self._look.px(9)
+        self.setFixedSize(side, side)
 
     def show_state(self, state: EngineState, *, silent: bool = False) -> None:
         """Show another state; `silent` is a ready engine of which nothing is heard."""
@@ -43,7 +48,7 @@ class EngineDot(QWidget):
         painter.setPen(colour)
         if self._state in (EngineState.READY, EngineState.FAILED) and not self._silent:
             painter.setBrush(colour)
-        painter.drawEllipse(QRectF(0.75, 0.75, 7.5, 7.5))
+        painter.drawEllipse(QRectF(self.rect()).adjusted(0.75, 0.75, -0.75, -0.75))
         painter.end()
 
 
@@ -200,6 +205,7 @@ class StatusStrip(QFrame):
         font.setPointSizeF(self._look.type.small)
         self.remarks.setFont(font)
         self._show_remarks()
+        self.dot.fit()
         self.dot.update()
         self.remarks.update()
 

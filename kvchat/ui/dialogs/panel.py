@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QPoint, QSize
+from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QDialog, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.ui.base.tasks import ErrorDoor, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import Notices
+
+_T = TypeVar("_T")
 
 
 class Panel(QDialog):
@@ -25,6 +28,8 @@ class Panel(QDialog):
         self._look_for_size, self._least = look, QSize(0, 0)
         look.changed.connect(self._keep_least)
         self._place: QPoint | None = None  # where its frame stood when it was closed
+        self._sources: list[Callable[[], Callable[[], None]]] = []
+        self._unsubscribe: list[Callable[[], None]] = []
 
     def begin_with(self, width: int, height: int, least_width: int = 0, least_height: int = 0) -> None:
         """Its size, and the least it may have: pixels at 100 % text, which grow with it as far as the screen goes."""
@@ -32,6 +37,22 @@ class Panel(QDialog):
         self._least = QSize(least_width, least_height)
         self.resize(QSize(look.px(width), look.px(height)).boundedTo(room_on_screen()))
         self._keep_least()
+
+    def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
+        """Have `hear` told what happens whenever the window is open; `subscribe` returns how to stop that."""
+        self._sources.append(lambda: subscribe(hear))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Follow what changes from now on."""
+        super().showEvent(event)
+        if not self._unsubscribe:
+            self._unsubscribe = [subscribe() for subscribe in self._sources]
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nobody looks."""
+        super().hideEvent(event)
+        while self._unsubscribe:
+            self._unsubscribe.pop()()
 
     def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
         """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""

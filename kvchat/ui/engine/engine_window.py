@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QTabWidget, QVBoxLayout, QWidget
@@ -25,7 +23,7 @@ class EngineWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(look, runner, parent)
         self._runtime = runtime
-        self._unsubscribe: Callable[[], None] | None = None
+        self.follow(runtime.events.subscribe, self._hear)
         self._looking = False
         self.setWindowTitle("Engine")
         self.setAccessibleName("Engine")
@@ -91,8 +89,6 @@ class EngineWindow(Panel):
     def showEvent(self, event: QShowEvent) -> None:
         """Follow what happens from now on."""
         super().showEvent(event)
-        if self._unsubscribe is None:
-            self._unsubscribe = self._runtime.events.subscribe(self._hear)
         self.refresh()
         self._timer.start()
 
@@ -100,6 +96,3 @@ class EngineWindow(Panel):
         """Nobody looks: stop asking."""
         super().hideEvent(event)
         self._timer.stop()
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None

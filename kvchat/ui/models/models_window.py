@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
@@ -32,7 +31,8 @@ class ModelsWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(look, runner, parent)
         self._runtime, self._look_of_all = runtime, look
-        self._unsubscribe: list[Callable[[], None]] = []
+        self.follow(runtime.events.subscribe, self._hear)
+        self.follow(runtime.models.subscribe, self._download_changed)
         self._token: TokenDialog | None = None
         self.setWindowTitle("Models")
         self.setAccessibleName("Models")
@@ -57,19 +57,8 @@ class ModelsWindow(Panel):
     def showEvent(self, event: QShowEvent) -> None:
         """Look for models and for downloads an earlier kvchat has left; follow what changes from now on."""
         super().showEvent(event)
-        if not self._unsubscribe:
-            self._unsubscribe = [
-                self._runtime.events.subscribe(self._hear),
-                self._runtime.models.subscribe(self._download_changed),
-            ]
         self.here.look()
         self.run(self._find_downloads())
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks; downloads go on."""
-        super().hideEvent(event)
-        while self._unsubscribe:
-            self._unsubscribe.pop()()
 
     def open_token(self) -> TokenDialog:
         """Ask for the access token."""

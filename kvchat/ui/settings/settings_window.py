@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import (
@@ -40,7 +38,7 @@ class SettingsWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(look, runner, parent)
         self._runtime = runtime
-        self._unsubscribe: Callable[[], None] | None = None
+        self.follow(runtime.events.subscribe, self._hear)
         self.setWindowTitle("Settings")
         self.setAccessibleName("Settings")
         self.begin_with(780, 620, 560, 400)
@@ -82,18 +80,13 @@ class SettingsWindow(Panel):
         self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Follow what changes from now on."""
+        """Show what is in force, and what changes from now on."""
         super().showEvent(event)
-        if self._unsubscribe is None:
-            self._unsubscribe = self._runtime.events.subscribe(self._hear)
         self._refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:
         """Nobody looks."""
         super().hideEvent(event)
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None
         for page in self.pages:
             page.forget()
 

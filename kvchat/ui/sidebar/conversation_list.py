@@ -131,7 +131,7 @@ class ConversationDelegate(ItemDelegate):
         self.paint_ground(painter, option)
         self._paint_dot(painter, option.rect, row)
         painter.setPen(QColor(self.look.theme.text))
-        box = option.rect.adjusted(30, 0, -10 - self._paint_marks(painter, option.rect, row), 0)
+        box = option.rect.adjusted(self.look.px(30), 0, -10 - self._paint_marks(painter, option.rect, row), 0)
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideRight, box.width())
         painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
         painter.restore()
@@ -150,19 +150,21 @@ class ConversationDelegate(ItemDelegate):
 
     def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
         """Over the title, beside the dot."""
-        editor.setGeometry(option.rect.adjusted(26, 2, -2, -2))
+        editor.setGeometry(option.rect.adjusted(self.look.px(26), 2, -2, -2))
 
     def _paint_marks(self, painter: QPainter, rect: QRect, row: Row) -> int:
         """The wishes at the right edge; returns the room they take, in pixels."""
+        side = self.look.px(_MARK)
         for number, (name, _) in enumerate(row.marks):
-            left = rect.right() - 8 - (number + 1) * _MARK
-            icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - _MARK // 2 + 1, _MARK, _MARK)
-        return len(row.marks) * _MARK
+            left = rect.right() - 8 - (number + 1) * side
+            icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - side // 2 + 1, side, side)
+        return len(row.marks) * side
 
     def _paint_dot(self, painter: QPainter, rect: QRect, row: Row) -> None:
         theme = self.look.theme
         colour = QColor(theme.accent if row.warmth is not Warmth.COLD else theme.muted)
-        box = QRectF(rect.left() + 11, rect.center().y() - 4, 9, 9)
+        side = self.look.px(9)
+        box = QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side)
         painter.setPen(QPen(colour, 1.4))
         painter.setBrush(colour if row.warmth is Warmth.HOT else Qt.BrushStyle.NoBrush)
         painter.drawEllipse(box)

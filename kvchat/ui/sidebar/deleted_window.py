@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
@@ -30,7 +30,7 @@ class DeletedWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(look, runner, parent)
         self._runtime = runtime
-        self._unsubscribe: Callable[[], None] | None = None
+        self.follow(runtime.events.subscribe, self._hear)
         self.setWindowTitle("Recently deleted")
         self.setAccessibleName("Recently deleted")
         self.begin_with(600, 480, 400, 300)
@@ -80,18 +80,9 @@ class DeletedWindow(Panel):
         self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Follow what changes from now on."""
+        """Show what there is, and what changes from now on."""
         super().showEvent(event)
-        if self._unsubscribe is None:
-            self._unsubscribe = self._runtime.events.subscribe(self._hear)
         self.run(self._load())
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks."""
-        super().hideEvent(event)
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, ConversationsChanged | SettingsChanged):

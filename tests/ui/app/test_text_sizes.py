@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from PySide6.QtCore import QSize
+from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
 from kvchat.chat.context import ContextUse
@@ -89,7 +90,7 @@ async def whole(window: QWidget, name: str) -> None:
         pytest.fail(f"{name}: " + "\n".join(cut_off(window)))
 
 
-async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow) -> None:
+async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
     wide.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20, "Some advice."))
     wide.notices.offer("Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json")
     wide.composer.add_attachment(document_of_text("long.txt", "A line of words.\n" * 10_000))
@@ -98,6 +99,15 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow) -> None
     assert wide.sidebar.new_button.iconSize().width() == 18 * furnished.settings.zoom // 100
     assert wide.header.more.iconSize().width() == 16 * furnished.settings.zoom // 100
     assert wide.composer.button.iconSize().width() == 20 * furnished.settings.zoom // 100
+    assert wide.strip.dot.width() == round(9 * furnished.settings.zoom / 100)
+    row = wide.sidebar.list.visualRect(wide.sidebar.model.index(0))
+    picture = wide.sidebar.list.viewport().grab(row).toImage()
+    dot = [
+        y
+        for y in range(picture.height())
+        if any(picture.pixelColor(x, y) == QColor(look.theme.accent) for x in range(row.height()))
+    ]
+    assert len(dot) == pytest.approx(9 * furnished.settings.zoom / 100, abs=2)
     wide.show_first_start()
     await whole(wide, "the first start")
 
