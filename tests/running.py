@@ -1,4 +1,4 @@
-"""A whole runtime over the fake engine."""
+"""A whole runtime, over any engine or over the fake one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from tests.library.gguf_files import LLAMA, write_gguf
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, fake: FakeEngine, **wishes: object) -> AsyncIterator[Runtime]:
-    model = write_gguf(folder / "model.gguf", dict(LLAMA))
-    settings = replace(Settings(model_path=str(model), engine_path=str(fake.path)), **wishes)  # type: ignore[arg-type]
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
+async def opened(home: Path, settings: Settings) -> AsyncIterator[Runtime]:
+    """A runtime over this KVCHAT_HOME; closed at the end."""
+    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(home)}), settings)
     try:
         yield runtime
     finally:
         await runtime.close()
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, fake: FakeEngine, **wishes: object) -> AsyncIterator[Runtime]:
+    model = write_gguf(folder / "model.gguf", dict(LLAMA))
+    settings = replace(Settings(model_path=str(model), engine_path=str(fake.path)), **wishes)  # type: ignore[arg-type]
+    async with opened(folder / "home", settings) as runtime:
+        yield runtime
 
 
 async def ask(runtime: Runtime, chat: str, text: str) -> Message:

@@ -16,9 +16,9 @@ from kvchat.chat.prompt import prompt_messages
 from kvchat.engine.speaking.bodies import chat_body
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
+from tests import running
 from tests.e2e.home import engine_path
 from tests.e2e.restarts import SYSTEM, receipt
 from tests.models import starter_model, tiny_model
@@ -73,11 +73,8 @@ class Table:
 @asynccontextmanager
 async def opened(folder: Path, model: Path, engine: str) -> AsyncIterator[Runtime]:
     settings = Settings(model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0)
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder)}), settings)
-    try:
+    async with running.opened(folder, settings) as runtime:
         yield runtime
-    finally:
-        await runtime.close()
 
 
 @pytest.mark.parametrize(

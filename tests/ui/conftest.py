@@ -11,9 +11,11 @@ import pytest_asyncio
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
+from kvchat.chat.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.windows import on_show
 
 _app: list[QApplication] = []  # kept: a QApplication that Python forgets is gone
 _loops: list[QEventLoop] = []  # kept: collected by another thread, their timers would ring in freed memory
@@ -43,13 +45,17 @@ def runtime(tmp_path: Path) -> FakeRuntime:
     return FakeRuntime(tmp_path)
 
 
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    """Chats a to d; d is the newest, and open."""
+    for id in "abcd":
+        runtime.chat.add(f"Chat {id}", id=id)
+        runtime.chat.write(id, Role.USER, f"Hello {id}")
+    return runtime
+
+
 @pytest_asyncio.fixture
 async def window(runtime: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
     """The window over a runtime the test has furnished before asking for it (fixtures run in argument order)."""
-    window = MainWindow(runtime, look)
-    window.show()
-    await window.start()
-    yield window
-    await window.finish()
-    window.close()
-    window.deleteLater()
+    async with on_show(runtime, look) as window:
+        yield window

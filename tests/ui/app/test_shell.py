@@ -8,7 +8,6 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -19,15 +18,6 @@ from tests.ui.waiting import until
 
 LEFT = Qt.MouseButton.LeftButton
 CTRL = Qt.KeyboardModifier.ControlModifier
-
-
-@pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Chats a to d; d is the newest, and open."""
-    for id in "abcd":
-        runtime.chat.add(f"Chat {id}", id=id)
-        runtime.chat.write(id, Role.USER, f"Hello {id}")
-    return runtime
 
 
 def listed(window: MainWindow) -> list[str]:

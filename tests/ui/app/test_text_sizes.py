@@ -27,6 +27,7 @@ from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import on_show
 
 TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does not end where it should, & more"
 
@@ -51,14 +52,9 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 @pytest_asyncio.fixture
 async def wide(furnished: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
     look.follow(furnished.settings)
-    window = MainWindow(furnished, look)
-    window.show()
-    await window.start()
-    await until(lambda: len(window.transcript.views) == 2)
-    yield window
-    await window.finish()
-    window.close()
-    window.deleteLater()
+    async with on_show(furnished, look) as window:
+        await until(lambda: len(window.transcript.views) == 2)
+        yield window
 
 
 def cut_off(window: QWidget) -> Iterator[str]:

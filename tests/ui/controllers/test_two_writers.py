@@ -3,68 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest_asyncio
 from PySide6.QtGui import QTextCursor
 
 from kvchat.chat.messages import Role
-from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
-from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.reply_view import ReplyView
 from tests.chat.test_two_writers import Asking, home, prompts
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
-from tests.ui.waiting import until
+from tests.ui.windows import Open, begun
 
 __all__ = ["home"]  # the fixture
 
 LONG = "\n\n".join(f"Paragraph {number} of many." for number in range(40))
 
 
-class Open:
-    """The real window over a real kvchat."""
-
-    def __init__(self, runtime: Runtime, window: MainWindow) -> None:
-        self.runtime, self.window = runtime, window
-
-    def send(self, text: str) -> None:
-        self.window.composer.set_draft(text)
-        self.window.composer.button.click()
-
-    def shown(self) -> list[str]:
-        """What the page says, message by message."""
-        views = self.window.transcript.views
-        return [
-            view.text.strip() if isinstance(view, ReplyView) else message.content
-            for message in self.window.transcript.messages
-            if (view := views.get(message.id)) is not None
-        ]
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        await until(condition)
-        assert self.window.notices.report is None
-
-    def titles(self) -> list[str]:
-        return list(self.window.controller.list.titles.values())
-
-
 @pytest_asyncio.fixture
 async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
-    runtime = await open_runtime(paths, load_settings(paths.settings_file))
-    window = MainWindow(runtime, look)
-    window.show()
-    await window.start()
-    await runtime.begin()
-    yield Open(runtime, window)
-    await window.finish()
-    await runtime.close()
-    window.close()
-    window.deleteLater()
+    async with begun(home.folder, load_settings(paths.settings_file), look) as window:
+        yield window
 
 
 async def test_the_window_follows_another_kvchat_and_waits_for_it(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.message_request import MessageRequest, Request
@@ -15,15 +13,6 @@ from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
 CTRL = Qt.KeyboardModifier.ControlModifier
-
-
-@pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Chats a to d; d is the newest, and open."""
-    for id in "abcd":
-        runtime.chat.add(f"Chat {id}", id=id)
-        runtime.chat.write(id, Role.USER, f"Hello {id}")
-    return runtime
 
 
 def undo(window: MainWindow, qtbot: QtBot) -> None:

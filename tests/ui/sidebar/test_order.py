@@ -10,24 +10,16 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import Conversation, Role
+from kvchat.chat.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, arranged, from_text
 from kvchat.ui.sidebar.conversation_list import Row
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import on_show
 
 CTRL = Qt.KeyboardModifier.ControlModifier
-
-
-@pytest.fixture
-def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Chats a to d; d is the newest, and open."""
-    for id in "abcd":
-        runtime.chat.add(f"Chat {id}", id=id)
-        runtime.chat.write(id, Role.USER, f"Hello {id}")
-    return runtime
 
 
 def listed(window: MainWindow) -> str:
@@ -158,13 +150,8 @@ async def test_the_next_window_shows_what_this_one_showed_last(
         chats["a"] = replace(chats["a"], archived=True)
     window.sidebar.arrange(last)
     window.close()
-    again = MainWindow(furnished, look)
-    again.show()
-    await again.start()
-    assert (again.sidebar.arrangement, listed(again)) == (now, shown)
-    await again.finish()
-    again.close()
-    again.deleteLater()
+    async with on_show(furnished, look) as again:
+        assert (again.sidebar.arrangement, listed(again)) == (now, shown)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"order": "OLD", "folder": null, "archive": false}', "1"])

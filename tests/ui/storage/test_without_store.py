@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest_asyncio
 
 from kvchat.kvstore.no_store import TITLE
-from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
-from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.storage_panel import StoragePanel
-from tests.ui.controllers.test_two_writers import Open
 from tests.ui.waiting import until
+from tests.ui.windows import Open, begun
 
 
 @pytest_asyncio.fixture
@@ -23,16 +21,8 @@ async def opened(tmp_path: Path, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
     paths.ensure()
     paths.save_points.write_text("mine")
-    runtime = await open_runtime(paths, Settings())
-    window = MainWindow(runtime, look)
-    window.show()
-    await window.start()
-    await runtime.begin()
-    yield Open(runtime, window)
-    await window.finish()
-    await runtime.close()
-    window.close()
-    window.deleteLater()
+    async with begun(tmp_path / "home", Settings(), look) as window:
+        yield window
 
 
 async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: Open, tmp_path: Path) -> None:

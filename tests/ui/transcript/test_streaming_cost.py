@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import ReplyDelta
-from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
-from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.reply_view import ReplyView
 from tests.engine_fixtures import FakeEngine
+from tests.ui.windows import begun
 
 pytestmark = pytest.mark.slow
 
@@ -33,31 +31,24 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
     settings = Settings(
         model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=65_536, free_floor_bytes=0
     )
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")}), settings)
-    window = MainWindow(runtime, look)
-    window.resize(1000, 760)
-    window.show()
     came: list[tuple[float, float]] = []  # seconds on the clock, seconds of CPU
-    runtime.events.subscribe(
-        lambda event: came.append((time.monotonic(), time.process_time())) if isinstance(event, ReplyDelta) else None
-    )
-    try:
-        await window.start()
-        await runtime.begin()
+    async with begun(tmp_path / "home", settings, look) as shown:
+        shown.window.resize(1000, 760)
+        runtime = shown.runtime
+        runtime.events.subscribe(
+            lambda event: (
+                came.append((time.monotonic(), time.process_time())) if isinstance(event, ReplyDelta) else None
+            )
+        )
         chat = await runtime.chat.new_conversation()
-        window.controller.open(chat.id)
+        shown.window.controller.open(chat.id)
         reply = await runtime.chat.send(chat.id, "Go on")
         assert reply is not None
         assert reply.content == REPLY
-        view = window.transcript.views[reply.id]
+        view = shown.window.transcript.views[reply.id]
         assert isinstance(view, ReplyView)
         assert view.text == REPLY
         await runtime.chat.idle()
-    finally:
-        await window.finish()
-        await runtime.close()
-        window.close()
-        window.deleteLater()
     (began, before), (ended, after) = came[0], came[-1]
     print(
         f"\n{len(came):,} tokens in {ended - began:.1f} s: {(after - before) / len(came) * TOKENS_PER_S:.1%} of a core"

@@ -1,0 +1,68 @@
+"""The window as a test opens it, over a runtime that is made up or over a real one; closed at the end in any case."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication
+
+from kvchat.runtime import Runtime
+from kvchat.settings import Settings
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.reply_view import ReplyView
+from tests.running import opened
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+
+@asynccontextmanager
+async def on_show(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[MainWindow]:
+    """The window over this runtime, started."""
+    QApplication.setQuitOnLastWindowClosed(False)  # as in the app: what is to end after the window still can
+    window = MainWindow(runtime, look)
+    window.show()
+    await window.start()
+    try:
+        yield window
+    finally:
+        await window.finish()
+        window.close()
+        window.deleteLater()
+
+
+class Open:
+    """The real window over a real kvchat."""
+
+    def __init__(self, runtime: Runtime, window: MainWindow) -> None:
+        self.runtime, self.window = runtime, window
+
+    def send(self, text: str) -> None:
+        self.window.composer.set_draft(text)
+        self.window.composer.button.click()
+
+    def shown(self) -> list[str]:
+        """What the page says, message by message."""
+        views = self.window.transcript.views
+        return [
+            view.text.strip() if isinstance(view, ReplyView) else message.content
+            for message in self.window.transcript.messages
+            if (view := views.get(message.id)) is not None
+        ]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        await until(condition)
+        assert self.window.notices.report is None
+
+    def titles(self) -> list[str]:
+        return list(self.window.controller.list.titles.values())
+
+
+@asynccontextmanager
+async def begun(home: Path, settings: Settings, look: Look) -> AsyncIterator[Open]:
+    """The real window over a real kvchat, which was told to begin."""
+    async with opened(home, settings) as runtime, on_show(runtime, look) as window:
+        await runtime.begin()
+        yield Open(runtime, window)
