@@ -83,7 +83,8 @@ class Panel(QDialog):
             if self._place is not None:
                 self.move(self._place)
         elif not visible and self.isVisible():
-            self._place = self.pos()
+            handle = self.windowHandle()
+            self._place = handle.framePosition() if handle else self.pos()
         super().setVisible(visible)
 
 
