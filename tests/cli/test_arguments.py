@@ -74,8 +74,6 @@ def test_bench_options() -> None:
     shared = bench_options(parser.parse_args(["bench", "--chats", "20", "--tokens", "1800"]))
     assert shared == BenchOptions(tokens=1800, chats=20)
     assert bench_options(parser.parse_args(["bench", "--after-restart"])).after_restart
-    drawn = bench_options(parser.parse_args(["bench", "--turns", "7", "--plot", "turns.svg"]))
-    assert drawn == BenchOptions(turns=7, plot=Path("turns.svg"))
 
 
 def test_no_command_means_the_app() -> None:
@@ -91,7 +89,7 @@ def test_a_size_that_is_none_is_refused(size: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "1e3", "999999999999"])
-@pytest.mark.parametrize("option", ["--tokens", "--turns", "--chats"])
+@pytest.mark.parametrize("option", ["--tokens", "--chats"])
 def test_a_measurement_that_would_never_end_is_refused(option: str, count: str) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["bench", option, count])

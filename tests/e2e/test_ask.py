@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,11 +142,13 @@ def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Pa
     assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
 
 
-def test_bench_draws_its_turns(home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+def test_growth_over_many_turns_is_measured_and_drawn(
+    home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
     picture, turns = tmp_path / "turns.svg", 3
     arguments = ("--turns", str(turns), "--tokens", "300", "--plot", str(picture))
-    done = home.run("bench", "--json", *arguments, "--model", str(tiny_model("llama")))
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "tests.growth", "--json", *arguments, "--model", str(tiny_model("llama"))]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"KVCHAT_HOME": str(home.folder)}, check=True)
     growth = json.loads(done.stdout)
     series = [growth[name] for name in ("disk_bytes", "bytes_written", "whole_files_bytes", "last_file_bytes")]
     assert [len(values) for values in series] == [turns] * 4

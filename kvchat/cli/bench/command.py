@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from kvchat.cli.bench import after_restart, growth, shared_prompt, size, speed
+from kvchat.cli.bench import after_restart, shared_prompt, size, speed
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.grammar.options import BenchOptions
 
 
 def run(options: BenchOptions) -> int:
     """Measure and print; progress goes to standard error. Returns the exit code. Raises KvchatError."""
-    if options.turns or options.plot:
-        return run_until_interrupted(growth.run(options))
     if options.chats:
         return run_until_interrupted(shared_prompt.run(options))
     if options.size:

@@ -85,8 +85,6 @@ def bench_options(namespace: argparse.Namespace) -> BenchOptions:
         model=namespace.model,
         engine=namespace.engine,
         tokens=namespace.tokens or (BenchOptions.tokens if namespace.size is None else SIZE_TOKENS),
-        turns=namespace.turns,
-        plot=namespace.plot,
         chats=namespace.chats,
         size=namespace.size is not None,
         made_bytes=namespace.size or None,
@@ -171,9 +169,6 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", metavar="N", type=positive, help="length of the chat")
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
-        "--turns", metavar="N", type=positive, help="measure disk and bytes written over N short turns instead"
-    )
-    other.add_argument(
         "--chats", metavar="N", type=positive, help="measure N chats on one system prompt of that length instead"
     )
     other.add_argument(
@@ -189,7 +184,6 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         const=0,
         help="measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)",
     )
-    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw those turns (40, if --turns is not given)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 

@@ -33,9 +33,7 @@ class BenchOptions:
 
     model: Path | None = None
     engine: Path | None = None
-    tokens: int = 3000  # about how long the conversation is; with `turns`, `plot` or `chats`, its system prompt
-    turns: int | None = None  # measure what so many short turns cost on disk, instead of the times
-    plot: Path | None = None  # and draw that to this SVG file
+    tokens: int = 3000  # about how long the conversation is; with `chats`, its system prompt
     chats: int | None = None  # measure so many chats that share a system prompt
     size: bool = False  # measure whether the store holds at the size of real chats
     made_bytes: int | None = None  # how large the file made for that is

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvchat.cli.bench.plot import HEIGHT, LABEL_HEIGHT, WIDTH, Line, Panel, draw, scale_step
+from tests.growth.plot import HEIGHT, LABEL_HEIGHT, WIDTH, Line, Panel, draw, scale_step
 
 SVG = "{http://www.w3.org/2000/svg}"
 

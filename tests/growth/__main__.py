@@ -1,19 +1,19 @@
-"""`kvchat bench --turns N --plot FILE.svg`: what many short turns cost on disk, against saving whole files."""
+"""`python -m tests.growth [--turns N] [--tokens N] [--plot FILE.svg]`: many short turns, against saving whole files."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, bench_home, say
-from kvchat.cli.bench.plot import Line, Panel, draw
 from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.system.whole_file import whole_file
 from kvchat.words.wording import size
+from tests.growth.plot import Line, Panel, draw
 
-DEFAULT_TURNS = 40
 SHORT = Sampling(max_tokens=24, temperature=0.0, seed=1)
 STORE_COLOUR, WHOLE_COLOUR, LAST_COLOUR = "#1f9683", "#d07a1f", "#8a7fd0"
 
@@ -29,15 +29,25 @@ class Growth:
     last_file_bytes: tuple[int, ...]  # what keeping the last turn alone takes
 
 
-async def run(options: BenchOptions) -> int:
-    """Measure, print and draw. Returns the exit code. Raises KvchatError."""
-    turns = options.turns or DEFAULT_TURNS
+def main() -> None:
+    """Measure, print and draw. Raises KvchatError."""
+    parser = argparse.ArgumentParser(prog="python -m tests.growth", description=__doc__)
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=1000, help="about how long the system prompt is")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--engine", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    growth = asyncio.run(_grow(BenchOptions(asked.model, asked.engine, asked.tokens), asked.turns))
+    if asked.plot:
+        asked.plot.write_text(plot(growth), "utf-8")
+    print(json.dumps(vars(growth)) if asked.json else summary(growth))
+
+
+async def _grow(options: BenchOptions, turns: int) -> Growth:
     async with bench_home(options) as home:
-        growth = await _measure(home, options.tokens, turns)
-    if options.plot:
-        _write(options.plot, plot(growth))
-    print(json.dumps(vars(growth)) if options.as_json else summary(growth))
-    return 0
+        return await _measure(home, options.tokens, turns)
 
 
 async def _measure(home: BenchHome, system_tokens: int, turns: int) -> Growth:
@@ -84,9 +94,5 @@ def plot(growth: Growth) -> str:
     return draw(title, (Panel("Disk used", (whole, disk, last)), Panel("Written so far", (whole, written))), "turns")
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        with whole_file(path) as new:
-            new.write_text(text, "utf-8")
-    except OSError as error:
-        raise BenchFailed("The plot could not be written", f"{path}: {error.strerror}.") from error
+if __name__ == "__main__":
+    main()
