@@ -39,6 +39,16 @@ def test_what_cannot_be_seen_is_left_out_of_prose_and_named_in_code(hidden: str,
     assert calm(hidden) == ""
 
 
+@pytest.mark.parametrize(
+    ("mark", "name"), [("\u200c", "ZWNJ"), ("\u200d", "ZWJ"), ("\u200e", "LRM"), ("\u200f", "RLM"), ("\u061c", "ALM")]
+)
+def test_a_mark_of_other_scripts_is_named_among_plain_code(mark: str, name: str) -> None:
+    assert spelled_out(f"is_admin{mark} = 1") == f"is_admin⟦{name}⟧ = 1"
+    assert spelled_out(f"{mark}{mark}x") == f"⟦{name}⟧⟦{name}⟧x"
+    honest = 'greet = "می\u200cخواهم 👨\u200d👩 שלום\u200f!"'
+    assert spelled_out(honest) == honest
+
+
 def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
     assert calm(f"Hi{TAGS}!") == "Hi!"
     assert spelled_out(f"Hi{TAGS[:2]}!") == "Hi⟦TAG i⟧⟦TAG g⟧!"

@@ -39,6 +39,9 @@ _RANGES = (
     "\u2061-\u2065\u206a-\u206f\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     "\u180b-\u180d\u180f\ufe00-\ufe0f"
 )
+# Honest marks of other scripts and of emoji: among plain letters, figures and signs of code they only deceive.
+_MARKS = {"\u061c": "ALM", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM"}
+_STRAY = re.compile(f"(?<![^\x00-\x7f])[{''.join(_MARKS)}]+(?![^\x00-\x7f])")
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 _SUSPECT = re.compile("[" + _CONTROLS + "".join(_HIDDEN) + _RANGES + "]")
 _DELETE, _CONTROL_PICTURES = 0x7F, 0x2400
@@ -65,6 +68,7 @@ def calm(text: str) -> str:
 
 def spelled_out(text: str) -> str:
     """Code as it may be shown: every hidden character stands there by name, so that nothing in it is unseen."""
+    text = _STRAY.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)
     return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
 
 
