@@ -48,7 +48,7 @@ def fill(bench: Bench, chats: int) -> None:
                 if number % 50 == 49:
                     continue
                 uses = tuple(BlockUse(b, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, b in enumerate(blocks[: place + 1]))
-                recipe = Recipe(10**6, bytes(32), ROW_MAP, uses)
+                recipe = Recipe(10**6, ROW_MAP, uses)
                 index_recipes.store_recipe(db, int(point.id), recipe, dict.fromkeys(blocks, 16_384))
 
 
