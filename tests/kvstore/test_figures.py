@@ -20,6 +20,7 @@ from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.chains import pack_tokens
 from kvchat.kvstore.layout.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
 from kvchat.kvstore.savepoint import RestorePlan
+from tests.kvstore.many_chats import measure
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench, Model
 
@@ -49,6 +50,14 @@ def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) ->
     assert usage.unique_rows_bytes == unique
     assert max(ratios) <= 1.5
     assert on_disk <= 1.05 * unique
+
+
+@pytest.mark.slow
+def test_what_is_measured_among_many_chats_is_found_there() -> None:
+    found = [name for name in measure(60) if name.startswith("find:") and "whole" in name]
+    assert len(found) == 14
+    for name in found:
+        assert name.endswith("nothing") == any(words in name for words in ("another beginning", "new chat", "cut short"))
 
 
 @pytest.mark.slow
