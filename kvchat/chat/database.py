@@ -16,6 +16,8 @@ from kvchat.chat.messages import Attachment, Conversation, Message, MessageState
 from kvchat.chat.rows import conversation_of, message_of, receipt_json
 from kvchat.errors import KvchatError
 
+BEING_WRITTEN = "SELECT id, writer FROM messages WHERE state = 'streaming'"
+
 
 class ConversationGone(KvchatError):
     """The conversation was deleted meanwhile."""
@@ -175,9 +177,7 @@ class Database(DatabaseFile):
         Replies another living process is writing are left alone: the app and `ask` share the file.
         """
         with self.transaction() as db:
-            rows = db.execute(
-                "SELECT id, writer FROM messages WHERE state = ?", (MessageState.STREAMING.value,)
-            ).fetchall()
+            rows = db.execute(BEING_WRITTEN).fetchall()
             orphans = [(MessageState.INTERRUPTED.value, row["id"]) for row in rows if not is_alive(row["writer"])]
             db.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
             return len(orphans)

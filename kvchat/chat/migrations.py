@@ -178,6 +178,10 @@ MIGRATIONS: tuple[str, ...] = (
     ) WHERE CASE WHEN json_valid(receipt)
         THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
     """,
+    # 17: replies that are being written, which each start looks for before there is a window
+    """
+    CREATE INDEX messages_streaming ON messages (writer) WHERE state = 'streaming'
+    """,
 )
 
 

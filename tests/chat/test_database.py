@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat import migrations
-from kvchat.chat.database import Database
+from kvchat.chat.database import BEING_WRITTEN, Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.drafts import Drafts
 from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role, Source
@@ -230,3 +230,22 @@ def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "conversations.db").mkdir()
     with pytest.raises(StorageFailed, match="could not be read or written"):
         Database(tmp_path / "conversations.db")
+
+
+def test_no_start_reads_through_all_messages(tmp_path: Path) -> None:
+    database = Database(tmp_path / "chats.db")
+    with database.reading() as db:
+        (step,) = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + BEING_WRITTEN)]
+    database.close()
+    assert "messages_streaming" in step
+
+
+def test_a_list_read_again_is_made_of_what_changed(tmp_path: Path) -> None:
+    database = Database(tmp_path / "chats.db")
+    ids = [database.create_conversation(title).id for title in "abc"]
+    before = {chat.id: chat for chat in database.conversations()}
+    database.rename(ids[1], "other", by_user=True)
+    after = {chat.id: chat for chat in database.conversations()}
+    database.close()
+    assert [after[id] is before[id] for id in ids] == [True, False, True]
+    assert after[ids[1]].title == "other"

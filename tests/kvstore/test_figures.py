@@ -57,7 +57,9 @@ def test_what_is_measured_among_many_chats_is_found_there() -> None:
     found = [name for name in measure(60) if name.startswith("find:") and "whole" in name]
     assert len(found) == 14
     for name in found:
-        assert name.endswith("nothing") == any(words in name for words in ("another beginning", "new chat", "cut short"))
+        assert name.endswith("nothing") == any(
+            words in name for words in ("another beginning", "new chat", "cut short")
+        )
 
 
 @pytest.mark.slow
