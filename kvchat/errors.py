@@ -17,4 +17,5 @@ class KvchatError(Exception):
         self.advice = advice
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.title, self.detail, self.advice) if part)
+        words = " ".join(part for part in (self.detail, self.advice) if part)
+        return f"{self.title}{'' if self.title.endswith(('.', '?')) else '.'} {words}" if words else self.title

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.errors import KvchatError
 from kvchat.words.wording import (
     IN_PLAIN_WORDS,
     duration,
@@ -19,6 +20,13 @@ from kvchat.words.wording import (
     size_of,
     tokens_short,
 )
+
+
+def test_an_error_in_a_line_is_made_of_sentences() -> None:
+    assert str(KvchatError("It cannot be kept", "The disk is full.", "Make room.")) == (
+        "It cannot be kept. The disk is full. Make room."
+    )
+    assert str(KvchatError("It cannot be kept")) == "It cannot be kept"
 
 
 def test_two_sizes_share_their_unit() -> None:

@@ -70,14 +70,18 @@ class Findings:
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
-    """The last finding for a model, by its identity, and the engine build it is about. Only reads the database."""
+    """The last finding for a model, by its identity, and the engine build it is about. Only reads the database.
+
+    None where that cannot be read: whoever opens the chats is told why.
+    """
     query = (
         "SELECT strategy, proved, reason, hollow, build FROM restore_findings WHERE fingerprint ->> '$.model' = ?"
         " ORDER BY found_at DESC LIMIT 1"
     )
-    if not file.exists():
+    uri = file.absolute().as_uri()
+    if not file.is_file():  # SQLite would wait for a pipe's other end
         return None
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db:
+    with suppress(sqlite3.Error, ValueError), closing(sqlite3.connect(f"{uri}?mode=ro", uri=True)) as db:
         row = db.execute(query, (model,)).fetchone()
         return (_finding(row[:4]), str(row[4])) if row else None
     return None

@@ -77,13 +77,14 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
     source = f"{where_told(receipt)}; {f'hollow restore: {UNUSED}' if receipt.hollow else _IN_FULL[receipt.source]}"
+    speed = f" at {receipt.tokens_per_second:.1f} tokens/s" if receipt.tokens_per_second else ""
     lines = [
         ("Time to first token", duration(receipt.ttft_ms)),
         ("  Loading (restore)", _restore(receipt)),
         ("  Reading (prefill)", f"{duration(receipt.prefill_ms)} for {several(read, 'token')}"),
         ("  First token and the rest", duration(receipt.first_token_ms)),
         ("Prompt", f"{several(receipt.prompt_tokens, 'token')}: read {read:,} new, remembered {cached:,}"),
-        ("Reply", f"{several(receipt.predicted_tokens, 'token')} at {receipt.tokens_per_second:.1f} tokens/s"),
+        ("Reply", several(receipt.predicted_tokens, "token") + speed),
         ("Where from", source),
     ]
     for words, waited in ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms)):

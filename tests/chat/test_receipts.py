@@ -87,3 +87,7 @@ def test_a_receipt_of_an_earlier_version_is_still_read() -> None:
     assert (receipt.prefetched, receipt.cached_tokens, receipt.source) == (True, 100, Source.DISK)
     assert receipt_of(receipt_json(receipt)) == receipt
     assert receipt_of('["no", "receipt"]') is receipt_of('"none"') is receipt_of("7") is None
+
+
+def test_a_speed_that_was_not_measured_is_not_told() -> None:
+    assert dict(receipt_details(replace(WARM, predicted_tokens=1, tokens_per_second=0.0)))["Reply"] == "1 token"

@@ -95,6 +95,20 @@ def test_what_restoring_can_do_can_be_forgotten(
     assert newest_finding(paths.database, "another") is not None
 
 
+def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_sense(paths: Paths) -> None:
+    paths.ensure()
+    os.mkfifo(paths.database)
+    assert newest_finding(paths.database, "a") is None
+    paths.database.unlink()
+    with closing(Database(paths.database)) as database:
+        subject = Subject(Fingerprint("a", "f16", "f16", "auto", 1, ""), "b1")
+        store_finding(database, subject, Finding(Strategy.NONE, proved=True), 0.0)
+        for nonsense in ("CAST(x'ff' AS TEXT)", "'of the moon'"):
+            with database.transaction() as db:
+                db.execute(f"UPDATE restore_findings SET strategy = {nonsense}")
+            assert newest_finding(paths.database, "a") is None
+
+
 def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:
     report = collect(paths, Settings(engine_path=str(engine)))
     assert not paths.config.parent.exists()

@@ -17,7 +17,7 @@ from kvchat.ui.transcript.jump_button import JUMP_ROOM
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.cards import Card
 
-_NOTICE_LETTERS = 64  # about so many to a line
+_LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
 _GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
@@ -65,14 +65,15 @@ class ChatPage(QWidget):
         return super().eventFilter(watched, event)
 
     def _place_notices(self) -> None:
-        """Over the page's lower end, so that nothing moves; beside the button that leads there, or above it."""
+        """Over the page's lower end, so that nothing moves; beside the button that leads there where that has room."""
         notices, page = self._notices, self._middle.geometry()
         notices.setVisible(bool(notices.on_show))
-        wide = min(page.width() - 2 * _GAP - _SCROLL_BAR, notices.fontMetrics().averageCharWidth() * _NOTICE_LETTERS)
+        letter, beside = notices.fontMetrics().averageCharWidth(), (page.width() - JUMP_ROOM) // 2 - _GAP - _SCROLL_BAR
+        fits = beside >= letter * _LEAST_LETTERS
+        wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MOST_LETTERS)
         high = notices.heightForWidth(wide)
-        left = page.right() - wide - _SCROLL_BAR - _GAP
-        covers = left < page.center().x() + JUMP_ROOM // 2
-        notices.setGeometry(left, page.bottom() - high - (JUMP_ROOM if covers else _GAP), wide, high)
+        left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else JUMP_ROOM
+        notices.setGeometry(left, page.bottom() - high - below, wide, high)
         notices.raise_()
 
     def show_messages(self, has_messages: bool) -> None:

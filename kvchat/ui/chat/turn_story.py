@@ -95,7 +95,7 @@ class TurnStory:
                 self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
             case FirstToken():
                 self._tell_first_token(event)
-            case Speed(tokens_per_second=speed):
+            case Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
                 self._say("speed", f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.1f} tokens/s", "live")
             case Silent(seconds=seconds):
                 self._pieces.pop("silence", None)

@@ -14,7 +14,9 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.sidebar.sidebar import Sidebar
-from kvchat.words.wording import several
+from kvchat.words.wording import one_line, several
+
+_MOST_LETTERS = 40  # of a title in a notice
 
 
 class OrganiserController(QObject):
@@ -47,28 +49,34 @@ class OrganiserController(QObject):
         self._sidebar.choose(ids)
 
     async def _delete(self, ids: list[str]) -> None:
+        offer_undo = self._undo_offer(ids, "Deleted", self._chat.organiser.undo_delete)
         self._controller.step_away(ids)
         await self._chat.organiser.delete(ids)
-        self._offer_undo(ids, "Deleted", self._chat.organiser.undo_delete)
+        offer_undo()
 
     async def _archive(self, ids: list[str], archived: bool) -> None:
+        offer_undo = self._undo_offer(
+            ids,
+            "Archived" if archived else "Taken out of the archive:",
+            lambda ids: self._chat.organiser.archive(ids, not archived),
+        )
         if archived:
             self._controller.step_away(ids)
         await self._chat.organiser.archive(ids, archived)
-        self._offer_undo(
-            ids,
-            "Archived" if archived else "Taken out of the archive",
-            lambda ids: self._chat.organiser.archive(ids, not archived),
-        )
+        offer_undo()
 
-    def _offer_undo(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> None:
+    def _undo_offer(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> Callable[[], None]:
+        """What offers to undo it once it is done, made while the chats are still here."""
+        here, title = self._controller.current, one_line(self._controller.list.titles.get(ids[0], ""))
+
         async def undo_all() -> None:
             await undo(ids)
-            if await self._chat.conversation(ids[0]) is not None:  # else it has gone for good meanwhile
-                self._controller.open(ids[0])
+            if here in ids and await self._chat.conversation(here) is not None:  # else it has gone for good meanwhile
+                self._controller.open(here)
 
-        what = "the chat" if len(ids) == 1 else several(len(ids), "chat")
-        self._notices.offer_undo(f"{done}: {what}", lambda: self._runner.start(undo_all()))
+        name = title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1].rstrip()}…"
+        what = f"“{name}”" if len(ids) == 1 and name else several(len(ids), "chat")
+        return lambda: self._notices.offer_undo(f"{done} {what}", lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._sidebar)

@@ -106,7 +106,7 @@ class LivePage(QWidget):
                 self._say("now", f"reading, {done:,} of {total:,} tokens")
             case FirstToken():
                 self._say("now", "writing")
-            case Speed(tokens_per_second=rate):
+            case Speed(tokens_per_second=rate) if rate:
                 self._say("now", f"writing, {rate:.0f} tokens/s")
             case ReplyFinished():
                 self._say("now", "idle")

@@ -13,6 +13,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.presets.chat_settings import ChatSettings
 from kvchat.ui.presets.preset_dialog import PresetDialog
+from kvchat.ui.transcript.jump_button import JumpButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -167,6 +168,15 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     for notice in window.notices.on_show:
         notice.close_button.click()
     await until(window.notices.isHidden)
+    window.resize(1100, 720)
+    window.notices.offer_undo("Deleted “Lakes”", lambda: None)
+    await until(window.notices.isVisible)
+    gap = window.transcript.mapTo(window, window.transcript.rect().bottomLeft()).y()
+    gap -= window.notices.mapTo(window, window.notices.rect().bottomLeft()).y()
+    assert 0 <= gap <= 12, "it stands at the very end of the page"
+    jump = window.transcript.findChild(JumpButton)
+    assert jump is not None
+    assert window.notices.x() > jump.geometry().right()
 
 
 async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(

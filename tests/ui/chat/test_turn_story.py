@@ -66,6 +66,10 @@ def test_each_event_in_words(event: TurnEvent, expected: Piece) -> None:
     assert told(event).pieces == (expected,)
 
 
+def test_a_speed_that_was_not_measured_is_not_told() -> None:
+    assert told(Speed("c", 0.0, 6000)).pieces == ()
+
+
 def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
     before = told(*A_RESTORE)
     assert before.pieces[0].tone == ""

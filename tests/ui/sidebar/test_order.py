@@ -66,6 +66,17 @@ async def test_delete_is_undone(furnished: FakeRuntime, window: MainWindow, qtbo
     await until(lambda: window.controller.current == "d", "the chat")
 
 
+async def test_what_was_deleted_is_named_and_its_return_opens_it_only_where_it_was_open(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    choose(window, "b", "Delete")
+    await until(lambda: window.notices.on_show, "the offer to undo")
+    assert window.notices.on_show[0].words == ("Deleted “Chat b”", "")
+    undo(window, qtbot)
+    await until(lambda: listed(window) == "dcba", "the undo")
+    assert window.controller.current == "d"
+
+
 async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     click(window, qtbot, "c", CTRL)
     click(window, qtbot, "a", CTRL)
