@@ -12,10 +12,8 @@ from kvchat.chat.background import Background
 from kvchat.chat.database import Database
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.findings import Findings
-from kvchat.chat.finishing import Unfinished
 from kvchat.chat.forgetting import forget_strangers
 from kvchat.chat.own_backups import DailyBackups
-from kvchat.chat.rates import BreakEven
 from kvchat.chat.recently_deleted import purge_left_behind
 from kvchat.chat.service import ChatService
 from kvchat.chat.worker import Worker
@@ -39,6 +37,8 @@ from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.machine import available_memory
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, DownloadState
+from kvchat.session.finishing import Unfinished
+from kvchat.session.rates import BreakEven
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, Store, StoreService, open_store_or_none, store_bounds
 from kvchat.system.migrations import drop_old_copies
@@ -100,14 +100,14 @@ class Runtime:
         if choice is None or context_size is None:
             return None
         plan = choice.plan
-        return self.chat.slot.rates.break_even(
+        return self.chat.slots.rates.break_even(
             lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
         )
 
     @property
     def slot_conversation(self) -> str | None:
         """The conversation whose state is in the engine's slot right now."""
-        return self.chat.slot.holds() if self.engine.status.state is EngineState.READY else None
+        return self.chat.slots.slot.holds() if self.engine.status.state is EngineState.READY else None
 
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
@@ -192,7 +192,7 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        finishing = self.chat.slot.finishing
+        finishing = self.chat.slots.finishing
         self._rest.end()
         await self.models.close()
         self.chat.close()
@@ -208,15 +208,15 @@ class Runtime:
     @property
     def unfinished(self) -> Unfinished | None:
         """What is still to be put away before all is kept; None when it is nothing."""
-        return self.chat.slot.finishing.left()
+        return self.chat.slots.finishing.left()
 
     def give_up_saving(self) -> None:
         """Nobody waits for what is being put away: it is not kept, and `close` ends soon."""
-        self.chat.slot.finishing.give_up()
+        self.chat.slots.finishing.give_up()
 
     async def _come_to_rest(self) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
-        if not await self.chat.slot.finishing.rested(self.chat.idle(), SAVE_PATIENCE_S):
+        if not await self.chat.slots.finishing.rested(self.chat.idle(), SAVE_PATIENCE_S):
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
 
     def _download_changed(self, download: Download) -> None:
@@ -237,7 +237,7 @@ class Runtime:
             findings,
             EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify, self._store),
             lambda status: self._engine_changed(status) if self.host.is_current(own) else None,
-            lambda: self.chat.tokens_needed(self.settings.model_path),
+            lambda: self.chat.context.tokens_needed(self.settings.model_path),
         )
         attached = ExternalHost(
             lambda: self.settings,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from kvchat.chat.background import Background
 from kvchat.chat.events import Notice
-from kvchat.chat.interruption import Interruption
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import begins_empty, ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.prompt import begins_empty, ends_with_reply, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.interface import EngineError
 from kvchat.errors import KvchatError
+from kvchat.session.interruption import Interruption
+from kvchat.session.session import Request
 
 
 class Prefetch:
@@ -70,10 +71,11 @@ class Prefetch:
         manner = await parts.worker.run(manner_of, parts.database, conversation_id)
         branch = await parts.worker.run(parts.database.branch, conversation_id)
         messages = prompt_messages(branch)
-        if not parts.host.is_ready(manner.model, sees=needs_vision(messages)):
+        request = Request(messages, model=manner.model, template=manner.options.template)
+        if not parts.host.is_ready(request.model, sees=request.sees):
             return  # another model, or a projector, is loaded for a message, not for a look
-        engine = (await parts.host.ready(manner.model)).rendering(manner.options.template)
         if ends_with_reply(branch) or begins_empty(branch):
-            boundary = await parts.slot.boundary(engine, messages)
-            if len(boundary) < engine.context_size:  # else room is made for it when it is answered
-                await parts.slot.load_boundary(engine, conversation_id, boundary)
+            lease = await parts.session(conversation_id).ready(request)
+            boundary = await lease.boundary(messages)
+            if len(boundary) < lease.engine.context_size:  # else room is made for it when it is answered
+                await lease.load_boundary(boundary)

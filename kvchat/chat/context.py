@@ -10,7 +10,6 @@ from kvchat.chat.messages import Message, Role
 from kvchat.chat.pictures import TOKENS_GUESSED
 from kvchat.errors import KvchatError
 
-RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
 BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
 
@@ -82,11 +81,6 @@ class Split:
     opening: tuple[Message, ...]
     middle: tuple[Message, ...]
     recent: tuple[Message, ...]
-
-
-def reply_reserve(limit: int, max_tokens: int | None) -> int:
-    """Tokens kept for a reply: what the user allows it, within reason."""
-    return min(max_tokens or RESERVE_MOST, limit // RESERVE_SHARE)
 
 
 def beginning_of(text: str, share: float) -> str:

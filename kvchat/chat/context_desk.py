@@ -18,26 +18,27 @@ from kvchat.chat.context import (
     NothingToDrop,
     Split,
     beginning_of,
-    reply_reserve,
     split_branch,
+    tokens_guessed,
 )
+from kvchat.chat.database import Database
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
-from kvchat.chat.growing import grow_ahead, grown, too_small
 from kvchat.chat.messages import Attachment, Message, Role
 from kvchat.chat.options import Manner
 from kvchat.chat.pictures import TOKENS_GUESSED
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import needs_vision, prompt_messages
-from kvchat.chat.room import ReadyEngine
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.interface import EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.room import RESERVE_MOST, ReadyEngine
+from kvchat.session.session import Request
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
 PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
+USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
 
@@ -60,13 +61,14 @@ class _Case:
     """A conversation, and the engine that answers in it."""
 
     engine: ReadyEngine
+    manner: Manner
     sampling: Sampling
     branch: list[Message]
 
     @property
     def reserve(self) -> int:
         """Tokens kept for a reply."""
-        return reply_reserve(self.engine.limit, self.sampling.max_tokens)
+        return self.engine.reserve(self.sampling.max_tokens)
 
     async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
         """The prompt that these messages make."""
@@ -115,9 +117,9 @@ class ContextService:
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
         for attachment in attachments:
             waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
-        reserve = reply_reserve(engine.limit, self._parts.drawn(None, manner.options).max_tokens)
-        if too_small(engine, tokens := used + waiting + reserve):
-            self._begin_work(grow_ahead(self._parts, engine, conversation_id, manner.model, tokens))
+        reserve = engine.reserve(self._parts.drawn(None, manner.options).max_tokens)
+        if engine.too_small(tokens := used + waiting + reserve):
+            self._begin_work(self._grow_ahead(conversation_id, manner.model, tokens))
         return ContextUse(used, waiting, reserve, engine.limit)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
@@ -189,25 +191,31 @@ class ContextService:
             case = await self._begin(conversation_id)
             split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
             split, messages = await self._summarisable(case, split)
-            try:
-                case = await self._roomier(case, conversation_id, messages)
-                summary = await self._say(case, conversation_id, messages)
-            except EngineGone as loss:
-                self._parts.slot.forget()
-                raise await self._parts.host.explain_loss(loss) from loss
-            if not summary:
+            plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
+            said: list[str] = []
+            session = self._parts.session(conversation_id)
+            request = Request(messages, lambda: plain, case.manner.model, case.manner.options.template)
+            async with session.losses_explained():
+                await session.answer(request, lambda chunk: said.append(chunk.text))
+            if not (summary := "".join(said).strip()):
                 raise NoSummary
             asked = words_of_nobody_yet(case.branch[0], Role.USER, SUMMARY_REQUEST)
             await self._branch_off(split, (asked, words_of_nobody_yet(case.branch[0], Role.ASSISTANT, summary)))
             return len(split.middle)
 
-    async def _roomier(self, case: _Case, conversation_id: str, messages: list[ChatMessage]) -> _Case:
-        """The case, with an engine that has room for these messages and an answer."""
-        tokens, manner = len(await case.tokens(messages)) + case.reserve, await self._manner(conversation_id)
-        if not too_small(case.engine, tokens):
-            return case
-        engine = await grown(self._parts, case.engine, conversation_id, manner.model, tokens)
-        return replace(case, engine=engine.rendering(manner.options.template))
+    async def tokens_needed(self, model: str | None) -> int:
+        """How many tokens the chats used last have with a model, a reply included. Guessed: there is no engine yet."""
+        try:
+            branches = await self._parts.worker.run(_used_last, self._parts.database, model)
+        except KvchatError:
+            return 0
+        return max(map(tokens_guessed, branches), default=0) + RESERVE_MOST
+
+    async def _grow_ahead(self, conversation_id: str | None, model: str | None, tokens: int) -> None:
+        """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
+        session = self._parts.session(conversation_id or "")
+        with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
+            await self._parts.slot.lock.in_spare_time(session.with_room(Request((), model=model), tokens))
 
     async def _begin(self, conversation_id: str) -> _Case:
         if self._is_answering(conversation_id):
@@ -216,7 +224,7 @@ class ContextService:
         branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
         sees = needs_vision(prompt_messages(branch))
         engine = (await self._parts.host.ready(manner.model, sees=sees)).rendering(manner.options.template)
-        return _Case(engine, self._parts.drawn(None, manner.options), branch)
+        return _Case(engine, manner, self._parts.drawn(None, manner.options), branch)
 
     async def _manner(self, conversation_id: str) -> Manner:
         return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
@@ -254,24 +262,6 @@ class ContextService:
             middle, recent = middle[:last], middle[last:] + recent
         raise NothingToDrop
 
-    async def _say(self, case: _Case, conversation_id: str, messages: list[ChatMessage]) -> str:
-        """The model's summary, in no other form than words. The slot then holds at least the prompt."""
-        slot, engine, prompt = self._parts.slot, case.engine, await case.tokens(messages)
-        loaded = await slot.load(engine, conversation_id, prompt)
-        slot.note_request(engine, conversation_id, prompt, loaded)
-        sampling = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
-        said: list[str] = []
-        timings = None
-        async with contextlib.aclosing(engine.engine.chat(messages, sampling)) as chunks:
-            async for chunk in chunks:
-                said.append(chunk.text)
-                timings = chunk.timings or timings
-        slot.note(engine, conversation_id, prompt)
-        if timings is not None:
-            slot.learn_prefill(timings.prompt_n, timings.prompt_ms)
-            await self._parts.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
-        return "".join(said).strip()
-
     async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
         parts, conversation_id = self._parts, split.recent[0].conversation_id
         parent = split.opening[-1].id if split.opening else None
@@ -295,3 +285,14 @@ async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
     alone, shown = ChatMessage("user", "?"), ChatMessage("user", "?", pictures=(picture,))
     count = engine.engine.prompt_tokens
     return len(await count([shown])) - len(await count([alone]))
+
+
+def _used_last(database: Database, model: str | None) -> list[list[Message]]:
+    """The branches of the chats used last, of those that this model answers."""
+    query = (
+        "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
+        " ORDER BY updated_at DESC LIMIT ?2"
+    )
+    with database.reading() as db:
+        ids = [row["id"] for row in db.execute(query, (model, USED_LAST))]
+    return [database.branch(one) for one in ids]

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Attachment, Receipt
-from kvchat.chat.slot_state import Verdict
 from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
+from kvchat.session import events as session
+from kvchat.session.proof import Verdict
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,18 @@ Event = (
 )
 Listener = Callable[[Event], None]
 
+# What a session tells of its owner is told of a chat in the same words.
+_OF_A_CHAT: dict[type[session.SessionEvent], Callable[..., TurnEvent]] = {
+    session.WaitingForEngine: WaitingForEngine,
+    session.MakingRoom: MakingRoom,
+    session.Restoring: Restoring,
+    session.Restored: Restored,
+    session.RestoreFailed: RestoreFailed,
+    session.Saving: Saving,
+    session.Saved: Saved,
+    session.SaveSkipped: SaveSkipped,
+}
+
 
 class EventBus:
     """Hands each event to every listener, in order of subscription, at once and on the caller's thread."""
@@ -265,6 +278,15 @@ class EventBus:
                 listener(event)
             except Exception as error:
                 _report(error, event)
+
+    def of_chat(self, conversation_id: str) -> session.Tell:
+        """What hears a session whose owner is this conversation."""
+
+        def tell(event: session.SessionEvent) -> None:
+            if kind := _OF_A_CHAT.get(type(event)):
+                self.publish(kind(conversation_id, **vars(event)))
+
+        return tell
 
 
 def _report(error: Exception, event: Event) -> None:

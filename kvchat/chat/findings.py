@@ -16,9 +16,9 @@ from pathlib import Path
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import EventBus, Notice
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.chat.worker import Worker
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.session.strategy import Finding, Strategy
 
 RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
 

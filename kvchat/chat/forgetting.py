@@ -15,11 +15,11 @@ from kvchat.chat.database import Database
 from kvchat.chat.events import EventBus, Notice
 from kvchat.chat.own_backups import scrub
 from kvchat.chat.search import Finder
-from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.tree import removed_messages
 from kvchat.chat.worker import Worker
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
+from kvchat.session.slot import Slots
 
 AGAIN_S = 300.0  # after so long what could not be deleted is tried again
 
@@ -34,12 +34,12 @@ class Forgetting:
         self,
         database: Database,
         worker: Worker,
-        slot: SlotKeeper,
+        slots: Slots,
         finder: Finder,
         events: EventBus,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self._database, self._worker, self._slot, self._finder = database, worker, slot, finder
+        self._database, self._worker, self._slots, self._finder = database, worker, slots, finder
         self._events, self._spawn = events, spawn
         self._overwriting = False
         self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
@@ -67,12 +67,12 @@ class Forgetting:
 
     async def _forget(self, deleted: Mapping[str, set[str]]) -> None:
         with self._in_words():
-            async with self._slot.lock:
+            async with self._slots.slot.lock:
                 for conversation_id, ids in deleted.items():
                     if conversation_id in ids:
-                        await self._slot.discard(conversation_id)
+                        await self._slots.discard(conversation_id)
                     else:
-                        await self._slot.discard_messages(conversation_id, ids)
+                        await self._slots.discard_messages(conversation_id, ids)
             await self._words(set().union(*deleted.values()))
 
     @contextlib.contextmanager

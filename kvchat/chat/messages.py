@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from kvchat.session.proof import Source
+
 
 class Role(Enum):
     """Who speaks."""
@@ -26,15 +28,6 @@ class MessageState(Enum):
 
 
 UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
-
-
-class Source(Enum):
-    """Where a reply's prefix came from, proved by the engine's cache_n."""
-
-    HOT = "hot"  # already in the slot
-    WARM = "warm"  # restored from staging in RAM
-    DISK = "disk"  # restored from the cold tier
-    COLD = "cold"  # prefilled
 
 
 @dataclass(frozen=True)

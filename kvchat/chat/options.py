@@ -10,8 +10,7 @@ from typing import Any
 
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
-
-TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
+from kvchat.session.room import TemplateOptions
 
 
 @dataclass(frozen=True)

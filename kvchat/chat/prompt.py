@@ -8,25 +8,9 @@ from collections.abc import Sequence
 from kvchat.chat.attachments import pictures_of, prompt_content
 from kvchat.chat.messages import Message, Role
 from kvchat.engine.speaking.wire import ChatMessage
-from kvchat.errors import KvchatError
-
-# Two next messages that differ from their very first character: what both prompts share ends before either begins.
-BOUNDARY_PROBES = ("A", "7")
 
 NEW_TITLE = "New chat"
 TITLE_LENGTH = 48  # characters
-
-
-class ConversationTooLong(KvchatError):
-    """The prompt leaves no room for a reply."""
-
-    def __init__(self, prompt_tokens: int, context_size: int) -> None:
-        super().__init__(
-            "This chat no longer fits the model's context",
-            f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
-            "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
-        )
-        self.prompt_tokens, self.context_size = prompt_tokens, context_size
 
 
 def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> list[ChatMessage]:

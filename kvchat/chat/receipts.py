@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvchat.chat.messages import Receipt, Source
-from kvchat.chat.slot_state import LEAST_SHARE, Verdict
+from kvchat.chat.messages import Receipt
+from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, Source, Verdict
 from kvchat.words.wording import FIRST_REPLY, READ, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
 
 WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
-NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
 UNUSED = "what was loaded was not used"
 _IN_FULL = {  # what the field calls it
     Source.HOT: "hot: it was in the engine’s slot",

@@ -8,14 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
-from kvchat.chat.continuation import Echo
 from kvchat.chat.database import Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Silent, Speed
 from kvchat.chat.messages import Message, MessageState, Receipt
-from kvchat.chat.slot_state import Loaded, Verdict, judged
 from kvchat.chat.worker import Worker
-from kvchat.engine.speaking.wire import ChatChunk, PromptProgress, Timings
+from kvchat.engine.speaking.wire import ChatChunk, Timings
+from kvchat.session.proof import NOTHING_LOADED, Loaded, Verdict, judged
 
 FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
 SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest
@@ -33,13 +32,6 @@ class Draft:
     thinking_since: float | None = None  # time.perf_counter() at its first token
     thinking_ms: float | None = None  # how long it took; None while it goes on, or without any
     prefill_ms: float = 0.0
-    prompt_done: int = 0  # tokens of the prompt known to be in the slot
-    finish_reason: str | None = None
-
-    @property
-    def context_used(self) -> int:
-        """How many tokens the engine's context held when it last told."""
-        return self.timings.prompt_tokens + self.timings.predicted_n if self.timings else 0
 
     @property
     def empty(self) -> bool:
@@ -77,11 +69,11 @@ class ReplyWriter:
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
         self.message = self.before = message
         self.draft = Draft()
-        self.engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
+        self._engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
-        self._loaded = Loaded(0, None, miss_reason=None)  # how the slot was made ready for the request
-        self.read_ahead: Timings | None = None  # of what this turn read before the request itself
-        self._earlier: tuple[Timings, int] | None = None  # of a reply that took several requests: and `cached_tokens`
+        self._loaded = NOTHING_LOADED  # how the slot was made ready for the request
+        self._asked = False  # the engine has a request and is to say something
+        self._earlier: Timings | None = None  # of a reply that took several requests
         self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
         self._longest_gap_s, self._silent = 0.0, False
         self._database = database
@@ -93,53 +85,38 @@ class ReplyWriter:
     @property
     def predicted_before(self) -> int:
         """Tokens of the reply that earlier requests brought."""
-        return self._earlier[0].predicted_n if self._earlier else 0
+        return self._earlier.predicted_n if self._earlier else 0
 
     def goes_on(self) -> None:
         """Another request is about to go on with the reply: the receipt is of all of them."""
-        if (timings := self._timings) is not None:
-            self._earlier = timings, self._earlier[1] if self._earlier else self.cached_tokens
-        self.read_ahead, self.draft.finish_reason, self.draft.timings = None, None, None
+        self._earlier, self.draft.timings = self._timings, None
 
     @property
     def _timings(self) -> Timings | None:
         """Of the whole reply: what was read for it at first, and what all requests brought."""
-        now = self.draft.timings
-        if self._earlier is None or now is None:
+        first, now = self._earlier, self.draft.timings
+        if first is None or now is None:
             return now
-        first, _ = self._earlier
         spent = first.predicted_ms + now.predicted_ms
         return replace(first, predicted_n=first.predicted_n + now.predicted_n, predicted_ms=spent)
 
-    @property
-    def cached_tokens(self) -> int:
-        """How much of the prompt the engine had before this turn. What the turn itself read ahead is not among it."""
-        timings = self.draft.timings
-        return self._had_before(timings.cache_n) if timings else 0
-
-    def note_load(self, loaded: Loaded) -> None:
-        """What of the wait went by with this conversation's own restore was no waiting for another."""
+    def asked(self, loaded: Loaded | None, engine_wait_s: float) -> None:
+        """The request went out, the slot made ready for it so; None: not yet, or not any more."""
+        self._asked, self._engine_wait_s, self._heard_at = loaded is not None, engine_wait_s, time.perf_counter()
+        if loaded is None:
+            return
+        self._loaded = loaded
         restore = loaded.restore
+        # What of the wait went by with this conversation's own restore was no waiting for another.
         if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
             self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
 
-    def tell_progress(self, progress: PromptProgress, total: int) -> None:
-        """The engine has come so far in a prompt of `total` tokens."""
-        cached = self._had_before(progress.cache)
-        self._events.publish(Prefilling(self.message.conversation_id, progress.processed, total, cached))
-
-    async def consume(self, chunks: AsyncIterator[ChatChunk], loaded: Loaded, echo: Echo | None = None) -> None:
-        """Take the stream to its end, without the echo of what was there. What has come stays in `draft`.
-
-        `loaded`: how the slot was made ready for the request.
-        """
-        self._heard_at = time.perf_counter()
-        self._loaded = loaded
+    @contextlib.asynccontextmanager
+    async def written_along(self) -> AsyncIterator[None]:
+        """Write the reply to the disk as it grows."""
         flusher = asyncio.create_task(self._flush_regularly())
         try:
-            async with contextlib.aclosing(chunks) as stream:  # type: ignore[type-var]
-                async for chunk in stream:
-                    self._take(echo.removed_from(chunk) if echo else chunk)
+            yield
         finally:
             flusher.cancel()
             await asyncio.wait([flusher])
@@ -158,7 +135,7 @@ class ReplyWriter:
         restore = loaded.restore
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
-        cached = self._earlier[1] if self._earlier else self.cached_tokens
+        cached = timings.cache_n
         return Receipt(
             ttft_ms=draft.ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
@@ -175,22 +152,18 @@ class ReplyWriter:
             prefetched=ahead,
             restored_bytes=restore.bytes if restore else 0,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
-            engine_wait_ms=1000 * self.engine_wait_s,
+            engine_wait_ms=1000 * self._engine_wait_s,
             queue_wait_ms=1000 * self.queue_wait_s,
             model=model,
         )
 
-    def _take(self, chunk: ChatChunk) -> None:
-        draft = self.draft
+    def take(self, chunk: ChatChunk) -> None:
+        """Take what comes next, without the echo of what was there. It stays in `draft`."""
         self._heard()
-        if chunk.timings:
-            draft.timings = chunk.timings
-            draft.prompt_done = chunk.timings.prompt_tokens
-        if chunk.progress:
-            draft.prompt_done = chunk.progress.processed
-            self.tell_progress(chunk.progress, chunk.progress.total)
-        if chunk.finish_reason:
-            draft.finish_reason = chunk.finish_reason
+        self.draft.timings = chunk.timings or self.draft.timings
+        if progress := chunk.progress:
+            where = self.message.conversation_id, progress.processed, progress.total, progress.cache
+            self._events.publish(Prefilling(*where))
         if chunk.text or chunk.thinking:
             self._take_text(chunk)
 
@@ -201,11 +174,11 @@ class ReplyWriter:
         draft.take(chunk, now)
         self._unwritten = True
         if first:
-            draft.ttft_ms = 1000 * (now - self._sent_at - self.engine_wait_s - self.queue_wait_s)
-            read = [timings for timings in (self.read_ahead, draft.timings) if timings]
-            draft.prefill_ms = sum(timings.prompt_ms for timings in read)
-            cached, prompt = self.cached_tokens, draft.timings.prompt_tokens if draft.timings else 0
-            verdict = judged(self._loaded, cached, prompt) if draft.timings else None
+            draft.ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
+            cached, prompt, verdict = 0, 0, None
+            if told := draft.timings:
+                cached, prompt, draft.prefill_ms = told.cache_n, told.prompt_tokens, told.prompt_ms
+                verdict = judged(self._loaded, cached, prompt)
             self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict))
         text, thinking = chunk.text, chunk.thinking
         if first:  # whoever listens may not know the beginning
@@ -216,11 +189,10 @@ class ReplyWriter:
             used = draft.timings.prompt_tokens + draft.timings.predicted_n
             self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
 
-    def _had_before(self, cached: int) -> int:
-        return min(cached, self.read_ahead.cache_n) if self.read_ahead else cached
-
     def _tell_silence(self) -> None:
         """Say that nothing comes, if that is longer than usual."""
+        if not self._asked:
+            return
         silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
         if silent >= max(usual, SILENT_READING_S if self.draft.empty else SILENT_S):
             self._silent = True

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
+from kvchat.session.proof import Source
 
 _LATEST_S = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
 _NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from kvchat.chat import growing, opening, tree
+from kvchat.chat import opening, tree
 from kvchat.chat.ahead import Prefetch
 from kvchat.chat.background import Background
 from kvchat.chat.context_desk import ContextService, StillAnswering
@@ -23,9 +23,7 @@ from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
 from kvchat.chat.prompt import NEW_TITLE
 from kvchat.chat.recently_deleted import RecentlyDeleted
-from kvchat.chat.room import EngineHost
 from kvchat.chat.search import Finder
-from kvchat.chat.slot import SlotKeeper
 from kvchat.chat.titles import Titles
 from kvchat.chat.tree import Removed
 from kvchat.chat.turn import Turn
@@ -35,6 +33,8 @@ from kvchat.chat.worker import Worker
 from kvchat.chat.writers import ANSWERING, Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import SavePointStore, StoreRefused
+from kvchat.session.room import EngineHost
+from kvchat.session.slot import Slots
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,12 +61,12 @@ class ChatService:
         had back.
         """
         self.events = events
-        self.slot = SlotKeeper(store, events)
+        self.slots = Slots(store)
         self._database = database
         self._worker = worker
         self._store = store
         self._writers = Writers(database.file.with_name(ANSWERING))
-        self._parts = TurnParts(database, worker, host, self.slot, events, self._writers, defaults, sampling)
+        self._parts = TurnParts(database, worker, host, self.slots, events, self._writers, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
         self._ahead = Prefetch(self._parts, self._background)
@@ -74,7 +74,7 @@ class ChatService:
         self.context = ContextService(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._forgetting = Forgetting(database, worker, self.slot, self.finder, events, self._background.begin)
+        self._forgetting = Forgetting(database, worker, self.slots, self.finder, events, self._background.begin)
         self.recently_deleted = RecentlyDeleted(
             database,
             worker,
@@ -167,10 +167,6 @@ class ChatService:
         self.following.open(conversation_id)
         self._ahead.select(conversation_id)
 
-    async def tokens_needed(self, model: str | None) -> int:
-        """How large a context the chats used last need with a model."""
-        return await growing.tokens_needed(self._parts, model)
-
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""
         self._background.used()
@@ -255,7 +251,7 @@ class ChatService:
     def stop_all(self) -> None:
         """Stop every reply, those included that still wait for the slot."""
         self._turns.stop()
-        self.slot.lock.end_spare_time()
+        self.slots.slot.lock.end_spare_time()
 
     async def idle(self) -> None:
         """Wait until every turn, its save included, every restore ahead and a title that is being made is over."""
@@ -267,10 +263,11 @@ class ChatService:
 
         `stop` answers whether it did.
         """
-        async with self.slot.lock:
-            await self.slot.absorb()
+        slot = self.slots.slot
+        async with slot.lock:
+            await self._parts.absorb()
             if await stop():
-                self.slot.forget()
+                slot.forget()
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""

@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.chat.background import Background
 from kvchat.chat.database import Database
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.messages import Message, MessageState, Role
-from kvchat.chat.options import TemplateOptions
 from kvchat.chat.presets import manner_of
 from kvchat.chat.prompt import ends_with_reply, needs_vision, prompt_messages
-from kvchat.chat.room import ReadyEngine
 from kvchat.chat.title_words import REQUEST, is_over, title_in
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.interface import EngineGone
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.room import TemplateOptions
+from kvchat.session.session import Request, Session
 
 IDLE_S = 3.0  # so long nothing has been asked for
 _HELD_SHARE = 0.9  # of the chat must be in the slot: it is not read again for a title
@@ -65,17 +64,6 @@ class _Attempt:
             text[:_READ_CHARACTERS] for m in self.branch for text in (m.content, *(a.text for a in m.attachments))
         )
         return title_in(self.answer or "", said)
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What the engine is asked, after the turn boundary."""
-
-    engine: ReadyEngine
-    messages: list[ChatMessage]
-    boundary: Tokens
-    prompt: Tokens
-    most_tokens: int
 
 
 class Titles:
@@ -150,66 +138,55 @@ class Titles:
 
     async def _ask(self, attempt: _Attempt) -> None:
         """Have the model answer, then bring the slot back to the turn boundary. May be cancelled at any point."""
-        slot = self._parts.slot
+        session = self._parts.session(attempt.conversation_id)
         try:
-            question = await self._question(attempt)
-            if question is not None:
-                await self._answer(attempt, question)
-                where = question.engine, attempt.conversation_id, question.boundary
-                await slot.load_boundary(*where)
-                await slot.settle(*where)
-        except EngineGone:
-            slot.forget()
-            attempt.answer = attempt.answer or ""
+            async with session.losses_explained():
+                if question := await self._question(attempt, session):
+                    await self._answer(attempt, session, *question)
         except KvchatError:
             attempt.answer = attempt.answer or ""
 
-    async def _question(self, attempt: _Attempt) -> _Question | None:
-        """What to ask; None if the chat cannot be asked now, or not without being read again."""
-        parts, slot, conversation_id = self._parts, self._parts.slot, attempt.conversation_id
+    async def _question(self, attempt: _Attempt, session: Session) -> tuple[Request, Tokens] | None:
+        """What to ask, after which turn boundary; None if that cannot be now, or not without reading the chat again."""
+        parts, conversation_id = self._parts, attempt.conversation_id
         manner = await parts.worker.run(manner_of, parts.database, conversation_id)
         history = prompt_messages(attempt.branch)
-        sees = needs_vision(history)
-        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(manner.model, sees=sees):
-            return None
-        ready = await parts.host.ready(manner.model, sees=sees)
-        engine = ready.rendering(manner.options.template)
-        boundary = await slot.boundary(engine, history)
-        if slot.holds(engine.generation) != conversation_id:
-            return None
-        if not await slot.can_return(engine, conversation_id, boundary):
+        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(manner.model, sees=needs_vision(history)):
             return None
         messages = [*history, ChatMessage(Role.USER.value, REQUEST)]
-        plain = await engine.engine.prompt_tokens(messages)
-        quiet = ready.rendering((*manner.options.template, *_NO_THINKING))
-        prompt = await quiet.engine.prompt_tokens(messages)
+        request = Request(messages, model=manner.model, template=manner.options.template)
+        lease = await session.ready(request)
+        boundary = await lease.boundary(history)
+        if parts.slot.holds(lease.engine.generation) != conversation_id or not await lease.can_return(boundary):
+            return None
+        quiet = replace(request, template=(*request.template, *_NO_THINKING))
+        plain = await lease.engine.engine.prompt_tokens(messages)
+        prompt = await (await session.ready(quiet)).engine.engine.prompt_tokens(messages)
         if prompt[: len(boundary)] != boundary:  # there the switch stands at the beginning: it would be read again
-            quiet, prompt = engine, plain
+            quiet, prompt = request, plain
         most_tokens = _TITLE_TOKENS
         if prompt == plain and any(message.thinking for message in attempt.branch):
             most_tokens += _THINKING_TOKENS
-        if prompt[: len(boundary)] != boundary or len(prompt) + most_tokens > engine.context_size:
+        if prompt[: len(boundary)] != boundary or len(prompt) + most_tokens > lease.engine.context_size:
             attempt.answer = ""
             return None
-        return _Question(quiet, messages, boundary, prompt, most_tokens)
+        return replace(quiet, sampling=lambda: Sampling(most_tokens, temperature=0.0)), boundary
 
-    async def _answer(self, attempt: _Attempt, question: _Question) -> None:
+    async def _answer(self, attempt: _Attempt, session: Session, request: Request, boundary: Tokens) -> None:
         """Read what the model answers, greedily and no further than its first line."""
-        slot, engine, conversation_id = self._parts.slot, question.engine, attempt.conversation_id
-        loaded = await slot.load(engine, conversation_id, question.prompt)
-        if loaded.expected_cached < _HELD_SHARE * len(question.boundary):
+        lease = await session.prepare(request)
+        if session.loaded.expected_cached < _HELD_SHARE * len(boundary):
             return
-        slot.note(engine, conversation_id, question.prompt)  # a state that cannot be cut is of no use from here on
-        said, timings = "", None
-        sampling = Sampling(question.most_tokens, temperature=0.0)
-        async with contextlib.aclosing(engine.engine.chat(question.messages, sampling)) as chunks:
-            async for chunk in chunks:
-                said, timings = said + chunk.text, chunk.timings or timings
-                if is_over(said):
-                    break
-        attempt.answer = said
-        if timings is not None:
-            await self._parts.prove(conversation_id, loaded, timings.cache_n, timings.prompt_tokens)
+        said: list[str] = []
+
+        def hear(chunk: ChatChunk) -> bool:
+            said.append(chunk.text)
+            return is_over("".join(said))
+
+        await session.ask(request, hear)
+        attempt.answer = "".join(said)
+        await lease.load_boundary(boundary)
+        await lease.settle(boundary)
 
 
 def is_due(database: Database, conversation_id: str) -> bool:

@@ -6,40 +6,26 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvchat.chat.context import reply_reserve
 from kvchat.chat.continuation import Echo
 from kvchat.chat.database import ConversationGone
 from kvchat.chat.database_file import StorageFailed
-from kvchat.chat.events import (
-    MessagesChanged,
-    Notice,
-    ReplyFinished,
-    RestoreFailed,
-    SaveSkipped,
-    TurnFailed,
-    WaitingForEngine,
-)
-from kvchat.chat.growing import making_room, outgrown, save_what_fits, too_small
-from kvchat.chat.interruption import Interruption
-from kvchat.chat.messages import Message, MessageState, Receipt, Role
+from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, SaveSkipped, TurnFailed
+from kvchat.chat.messages import UNFINISHED, Message, MessageState, Receipt, Role
 from kvchat.chat.opening import Beginning
-from kvchat.chat.options import FormatRefused
+from kvchat.chat.options import FormatRefused, Manner
 from kvchat.chat.presets import manner_of
-from kvchat.chat.prompt import ConversationTooLong, needs_vision, prompt_messages
-from kvchat.chat.receipts import NOTHING_TO_MISS
-from kvchat.chat.reply import Draft, ReplyWriter
-from kvchat.chat.restorer import DIED_OVER_RESTORE
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.settling import Settling
-from kvchat.chat.shared_prompt import save_where_shared
-from kvchat.chat.slot_state import Loaded, Verdict
+from kvchat.chat.prompt import ends_with_reply, prompt_messages
+from kvchat.chat.reply import ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.interface import EngineError, EngineGone, EngineRefused
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatMessage, Sampling, Timings
+from kvchat.engine.speaking.interface import EngineError, EngineRefused
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import Tokens
-
-DIED_OVER_SAVE = "the engine died while it saved the system prompt"
+from kvchat.session.events import Asked, SessionEvent
+from kvchat.session.interruption import Interruption
+from kvchat.session.proof import Loaded, Verdict
+from kvchat.session.session import Request, Session
+from kvchat.session.settling import Settling
+from kvchat.session.system_prompt import SystemPrompt
 
 
 class Turn:
@@ -54,7 +40,9 @@ class Turn:
         self.beginning: Beginning | None = None
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
-        self._settling = Settling(parts, conversation_id)
+        self._tell = parts.events.of_chat(conversation_id)
+        self._session = Session(parts.slots, parts.host, conversation_id, self._hear)
+        self._settling = Settling(self._tell)
         self._stopped = False
         self.behind_another = (
             False  # another reply comes first: another conversation's, or in this one another process's
@@ -66,10 +54,6 @@ class Turn:
         self._keeps = keep
         self._parts = parts
         self._reply: ReplyWriter | None = None
-        self._engine: ReadyEngine | None = None
-        self._prompt: Tokens = ()
-        self._sees = False  # the model is shown pictures
-        self._loaded = Loaded(0, None, miss_reason=None)
         self._first: tuple[Verdict, Loaded] | None = None  # of a reply that went on in a larger context
 
     def stop(self) -> None:
@@ -107,18 +91,16 @@ class Turn:
             finally:
                 self.answered = True
                 done(reply)
-            if reply is not None and self._engine is not None and self._keeps:
-                await self._settling.run(self._engine, reply)
+            if reply is not None and self._keeps:
+                await self._settle(reply)
 
     async def _answer(self) -> Message | None:
         """The reply, whole or as far as Stop let it come."""
         if self._stopped:
             return None
         try:
-            message = await self._answering.run(self._stream())
-        except EngineGone as loss:
-            self._parts.slot.forget()
-            raise await self._parts.host.explain_loss(loss) from loss
+            async with self._session.losses_explained():
+                message = await self._answering.run(self._stream())
         except EngineRefused as refusal:
             raise self._in_words(refusal) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
@@ -126,51 +108,62 @@ class Turn:
     async def _stream(self) -> Message | None:
         """From the stored question to the whole reply on disk."""
         assert self.beginning is not None
-        unfinished = self.beginning.unfinished
-        path = await self._parts.path(unfinished.id if unfinished else self.beginning.question_id)
+        parts, session, unfinished = self._parts, self._session, self.beginning.unfinished
+        path = await parts.path(unfinished.id if unfinished else self.beginning.question_id)
         messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
             raise ConversationGone
-        self._sees = needs_vision(messages)
         reply = await self._open_reply(self.beginning)
-        try:
-            await self._say(messages, reply)
-        except EngineGone as loss:
-            if not reply.draft.empty or not await self._recovers(loss):
-                raise
-            reply.draft = Draft()
-            await self._say(messages, reply)  # nothing was said yet: the next engine says it
-        while (engine := self._engine) and (timings := reply.draft.timings) and outgrown(engine, reply.draft):
-            await self._say_on(engine, timings, path, reply)
-        limited = reply.draft.finish_reason == "length"
+        manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
+        system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
+        request = Request(messages, lambda: self._draw(manner, reply), manner.model, manner.options.template, system)
+        async with reply.written_along():
+            await self._say(request, reply)
+            while session.outgrown and session.verdict:
+                self._first = self._first or (session.verdict, session.loaded)
+                written = reply.draft.written_into(reply.before, MessageState.STREAMING)
+                messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
+                if self._keeps:
+                    await session.save_what_fits(messages, written.id)
+                reply.goes_on()
+                await self._say(replace(request, messages=messages, system=None), reply)
+        limited = session.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
-    async def _say(self, messages: list[ChatMessage], reply: ReplyWriter) -> None:
-        engine = await self._prepare(messages, reply)
-        self._parts.slot.note_request(engine, self.conversation_id, self._prompt, self._loaded)
-        last = messages[-1]
+    async def _say(self, request: Request, reply: ReplyWriter) -> None:
+        """Have the engine answer, without the echo of what is there already."""
+        last = request.messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        drawn, said = self._drawn, reply.predicted_before
+        await self._session.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
+
+    def _draw(self, manner: Manner, reply: ReplyWriter) -> Sampling:
+        """How the reply is drawn, now that the engine is ready; what earlier requests brought is part of its length."""
+        drawn, said = self._parts.drawn(self._sampling, manner.options), reply.predicted_before
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
-        await reply.consume(engine.engine.chat(messages, drawn), self._loaded, echo)
+        self._drawn = drawn
+        return drawn
 
-    async def _say_on(self, engine: ReadyEngine, timings: Timings, path: list[Message], reply: ReplyWriter) -> None:
-        """Go on with the reply in a larger context."""
-        proved = await self._prove(reply, timings), self._loaded
-        self._first = self._first or proved
-        written = reply.draft.written_into(reply.before, MessageState.STREAMING)
-        messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
-        if self._keeps:
-            await save_what_fits(self._parts, engine, written, messages)
-        reply.goes_on()
-        await self._say(messages, reply)
+    def _system(self, system: Message, reply: ReplyWriter) -> SystemPrompt:
+        parts = self._parts
 
-    async def _recovers(self, loss: EngineGone) -> bool:
-        """Whether another engine is coming up, now that this one is lost."""
-        self._parts.slot.forget()
-        await self._parts.host.explain_loss(loss)
-        return self._parts.host.recovers()
+        async def is_shared() -> bool:
+            await self._recall_rate()
+            return await parts.worker.run(parts.database.shares_system_prompt, system.content, reply.message.id)
+
+        return SystemPrompt(system.id, is_shared)
+
+    async def _recall_rate(self) -> float | None:
+        """What earlier replies of this model measured, in ms a token."""
+        parts, engine = self._parts, self._session.engine
+        rate = await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model if engine else "")
+        parts.slots.rates.recall_prefill(rate)
+        return rate
+
+    def _hear(self, event: SessionEvent) -> None:
+        if self._reply is not None:
+            self._reply.asked(event.loaded if isinstance(event, Asked) else None, self._session.engine_wait_s)
+        self._tell(event)
 
     async def _open_reply(self, beginning: Beginning) -> ReplyWriter:
         parts, message = self._parts, beginning.unfinished
@@ -184,59 +177,11 @@ class Turn:
         parts.events.publish(MessagesChanged(self.conversation_id))
         return self._reply
 
-    async def _prepare(self, messages: list[ChatMessage], reply: ReplyWriter) -> ReadyEngine:
-        """A ready engine whose slot holds the best state for these messages."""
-        engine = await self._ready()
-        self._prompt = await engine.engine.prompt_tokens(messages)
-        wanted = len(self._prompt) + reply_reserve(engine.limit, self._drawn.max_tokens)
-        if too_small(engine, wanted):
-            with making_room(self._parts, self.conversation_id, wanted):
-                engine = await self._ready(wanted)
-        if len(self._prompt) >= engine.context_size:
-            raise ConversationTooLong(len(self._prompt), engine.limit)
-        try:
-            self._loaded = await self._parts.slot.load(engine, self.conversation_id, self._prompt)
-            reply.note_load(self._loaded)
-            if not any(message.role == Role.ASSISTANT.value for message in messages):
-                self._loaded = replace(self._loaded, miss_reason=NOTHING_TO_MISS)  # there was nothing to miss
-        except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
-            engine = await self._next_engine(loss)
-            self._parts.events.publish(RestoreFailed(self.conversation_id, DIED_OVER_RESTORE))
-            self._loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
-            return engine
-        try:
-            if self._keeps and engine.saves and not engine.can_cut and not self._loaded.expected_cached:
-                reply.read_ahead = await save_where_shared(self._parts, engine, messages, self._prompt, reply)
-        except EngineGone as loss:
-            engine = await self._next_engine(loss)
-            self._parts.events.publish(SaveSkipped(self.conversation_id, DIED_OVER_SAVE))
-        return engine
-
-    async def _next_engine(self, loss: EngineGone) -> ReadyEngine:
-        """The engine after the one that died over a save point: that must not cost the reply."""
-        self._parts.slot.forget()
-        await self._parts.host.explain_loss(loss)
-        return await self._ready()
-
-    async def _ready(self, tokens: int = 0) -> ReadyEngine:
-        parts = self._parts
-        manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
-        if not parts.host.is_ready(manner.model, sees=self._sees):
-            parts.events.publish(WaitingForEngine(self.conversation_id))
-        asked_at = time.perf_counter()
-        engine = await parts.host.ready(manner.model, sees=self._sees, tokens=tokens)
-        self._engine = engine.rendering(manner.options.template)
-        self._drawn = parts.drawn(self._sampling, manner.options)
-        if self._reply:
-            self._reply.engine_wait_s += time.perf_counter() - asked_at
-        return self._engine
-
     async def _close_reply(self, state: MessageState) -> Message | None:
         """Put the reply on disk for good as it is now; what added nothing and did not complete is taken back."""
         reply, parts = self._reply, self._parts
         if reply is None:
             return None
-        self._note_slot(reply)
         if reply.draft.empty and state is not MessageState.COMPLETE:
             if reply.before.state is MessageState.STREAMING:
                 await parts.worker.run(parts.database.remove_leaf, reply.message)
@@ -247,17 +192,11 @@ class Turn:
         receipt = await self._receipt(reply)
         message = await reply.finish(state, receipt)
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
-        self._tell_if_cut(reply, receipt)
+        if receipt is not None and self._session.full and (engine := self._session.engine):
+            taken = f"All {engine.context_size:,} tokens of it are taken."  # never passed off as a whole one
+            words = f"{taken} Choose a larger one, or go on in a shorter branch."
+            parts.events.publish(Notice("The reply was cut off: the context is full", words))
         return message
-
-    def _tell_if_cut(self, reply: ReplyWriter, receipt: Receipt | None) -> None:
-        """A reply that ended because the context was full is never passed off as a whole one."""
-        if receipt is None or self._engine is None or reply.draft.finish_reason != "length":
-            return
-        limit, used = self._engine.context_size, reply.draft.context_used
-        if used >= limit - 1:  # the engine keeps one back
-            words = f"All {limit:,} tokens of it are taken. Choose a larger one, or go on in a shorter branch."
-            self._parts.events.publish(Notice("The reply was cut off: the context is full", words))
 
     async def _close_interrupted(self) -> None:
         """After a failure: what came is kept if the disk lets us; why it does not was told already."""
@@ -266,33 +205,30 @@ class Turn:
         except StorageFailed as error:
             self._parts.events.publish(Notice(error.title, f"{error.detail} {error.advice}"))
 
-    def _note_slot(self, reply: ReplyWriter) -> None:
-        """The slot holds what was read of the prompt, and a reply whose tokens only the engine knows."""
-        if self._engine and reply.draft.prompt_done:
-            known = self._prompt[: reply.draft.prompt_done]
-            self._parts.slot.note(self._engine, self.conversation_id, known)
-
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
-        if (timings := reply.draft.timings) is None or self._engine is None:
+        session = self._session
+        if session.verdict is None or session.engine is None:
             return None
-        parts, model = self._parts, self._engine.fingerprint.model
-        last = await self._prove(reply, timings), self._loaded
-        verdict, loaded = self._first or last
-        rate = await parts.worker.run(parts.database.prefill_ms_per_token, model)
-        parts.slot.recall_prefill(rate)
-        return reply.receipt(loaded, verdict, model, rate)
+        verdict, loaded = self._first or (session.verdict, session.loaded)
+        return reply.receipt(loaded, verdict, session.engine.fingerprint.model, await self._recall_rate())
 
-    async def _prove(self, reply: ReplyWriter, timings: Timings) -> Verdict:
-        """What the engine's numbers say of what was loaded for the request that has just ended."""
-        for read in filter(None, (reply.read_ahead, timings)):
-            self._parts.slot.learn_prefill(read.prompt_n, read.prompt_ms)
-        return await self._parts.prove(self.conversation_id, self._loaded, reply.cached_tokens, timings.prompt_tokens)
+    async def _settle(self, reply: Message) -> None:
+        """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
+        parts, lease = self._parts, self._session.lease
+        try:
+            path = await parts.path(reply.id)
+            if lease is not None and ends_with_reply(path):
+                going_on = prompt_messages(path, going_on=True) if path[-1].state in UNFINISHED else ()
+                async with self._session.losses_explained():
+                    await self._settling.run(lease, prompt_messages(path), reply.id, going_on)
+            if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
+                await parts.slots.discard_messages(self.conversation_id, [reply.id])
+        except KvchatError as error:
+            parts.events.publish(SaveSkipped(self.conversation_id, str(error)))
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
             return FormatRefused(refusal.message)
-        if refusal.kind == "exceed_context_size_error" and self._engine:
-            return ConversationTooLong(len(self._prompt), self._engine.limit)
         return EngineError(
             "The engine would not answer",
             refusal.message,

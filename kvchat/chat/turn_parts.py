@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.chat.database import Database
-from kvchat.chat.events import EventBus
+from kvchat.chat.events import Absorbed, EventBus, Notice
 from kvchat.chat.messages import Message
 from kvchat.chat.options import ChatOptions
-from kvchat.chat.room import EngineHost
-from kvchat.chat.slot import SlotKeeper
-from kvchat.chat.slot_state import Loaded, Verdict
 from kvchat.chat.worker import Worker
 from kvchat.chat.writers import Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.kvstore.store import StoreRefused
+from kvchat.session.room import EngineHost
+from kvchat.session.session import Session
+from kvchat.session.slot import Slot, Slots
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,20 @@ class TurnParts:
     database: Database
     worker: Worker
     host: EngineHost
-    slot: SlotKeeper
+    slots: Slots
     events: EventBus
     writers: Writers
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
     wishes: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
+
+    @property
+    def slot(self) -> Slot:
+        """The one that chats are answered in."""
+        return self.slots.slot
+
+    def session(self, conversation_id: str) -> Session:
+        """For whatever is asked of the engine for a conversation, and told of it. Under the slot's lock."""
+        return Session(self.slots, self.host, conversation_id, self.events.of_chat(conversation_id))
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
         """How a reply is drawn: as given, else as in its conversation, else as in the settings.
@@ -38,13 +48,18 @@ class TurnParts:
         wished = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.wishes())
         return wished if wished.temperature == 0 else wished.over(self.defaults())
 
-    async def prove(self, conversation_id: str, loaded: Loaded, cached: int, prompt: int) -> Verdict:
-        """Judge a load as `SlotKeeper.prove` does, and let the room learn what a restore is worth here."""
-        verdict = await self.slot.prove(conversation_id, loaded, cached, prompt)
-        if loaded.restore:
-            await self.host.note_restore(hollow=verdict.hollow)
-        return verdict
-
     async def path(self, message_id: str) -> list[Message]:
         """The messages from the first to this one; empty if it was deleted."""
         return await self.worker.run(self.database.path, message_id)
+
+    async def absorb(self) -> None:
+        """Have the store take apart what was saved, and tell what that came to."""
+        try:
+            report = await self.slots.absorb()
+        except StoreRefused as refusal:
+            self.events.publish(Notice(refusal.title, f"{refusal.detail} {refusal.advice}".strip()))
+            return
+        if report.save_points:
+            self.events.publish(Absorbed(report.save_points, report.bytes_written))
+        for words in report.refused:
+            self.events.publish(Notice("The memory of a chat was not kept", words))

@@ -127,7 +127,7 @@ class Turns:
                 self._end_settling_soon()
                 async with self._line.turn(turn.conversation_id):
                     await turn.run(done)
-                await self._parts.slot.absorb()
+                await self._parts.absorb()
         finally:
             await self._give_up(turn, reply)
             done(None)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.chat.findings import Subject
-from kvchat.chat.strategy import Strategy
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine
@@ -32,6 +31,7 @@ from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, Co
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
+from kvchat.session.strategy import Strategy
 from kvchat.settings import Settings
 
 

@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.findings import Findings, Subject
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.self_test import self_test
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.finding.running_server import RunningServer, find_server
 from kvchat.engine.running.attached import AttachedEngine, ServerAddress, parse_address
 from kvchat.engine.speaking.client import LlamaServerClient
@@ -23,6 +20,9 @@ from kvchat.engine_host.meeting import loss_noticed, tell_bug
 from kvchat.engine_host.vision import server_cannot_see
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.session.room import ReadyEngine
+from kvchat.session.self_test import self_test
+from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import Settings
 from kvchat.system.secret_store import SecretStore
 

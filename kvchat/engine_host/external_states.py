@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.chat.strategy import Strategy
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.running_server import RunningServer, reachable_slot_folder
 from kvchat.engine.speaking.wire import ServerFacts
@@ -17,6 +16,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.session.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.findings import Findings
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.self_test import self_test
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.running import refusal
 from kvchat.engine.running.plan import LaunchPlan
@@ -23,6 +20,9 @@ from kvchat.engine_host.meeting import loss_noticed, tell_bug
 from kvchat.engine_host.memory import EngineMemory
 from kvchat.engine_host.vision import CannotSee, find_projector
 from kvchat.errors import KvchatError
+from kvchat.session.room import ReadyEngine
+from kvchat.session.self_test import self_test
+from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import Settings
 
 

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.strategy import Finding
 from kvchat.engine.speaking.interface import EngineError
 from kvchat.engine.speaking.status import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
@@ -15,6 +13,8 @@ from kvchat.engine_host.choice import EngineChoice, ModelMissing
 from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.managed import ManagedHost
 from kvchat.library.memory.bar import MemoryBar
+from kvchat.session.room import ReadyEngine
+from kvchat.session.strategy import Finding
 from kvchat.settings import Settings
 
 _AT_REST = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)

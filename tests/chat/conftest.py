@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.strategy import Finding, Strategy
+from kvchat.session.room import ReadyEngine
+from kvchat.session.strategy import Finding, Strategy
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 

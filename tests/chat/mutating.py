@@ -21,7 +21,7 @@ from pathlib import Path
 from kvchat.chat import opening, tree
 from kvchat.chat.database import Database
 from kvchat.chat.drafts import _load, _load_attached
-from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role
 from kvchat.chat.options import ChatOptions
 from kvchat.chat.own_backups import back_up
 from kvchat.chat.presets import default_preset, manner_of, presets, store_options
@@ -30,6 +30,7 @@ from kvchat.chat.recently_deleted import entries
 from kvchat.chat.search import find, index_some
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
+from kvchat.session.proof import Source
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.repair import repair

@@ -17,8 +17,9 @@ from kvchat.chat import migrations
 from kvchat.chat.database import BEING_WRITTEN, Database
 from kvchat.chat.database_file import StorageFailed
 from kvchat.chat.drafts import Drafts
-from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role
 from kvchat.chat.worker import Worker
+from kvchat.session.proof import Source
 from kvchat.system.migrations import DatabaseTooNew
 from tests.chat.library import fill_chat
 

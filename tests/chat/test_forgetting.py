@@ -15,10 +15,11 @@ import pytest
 
 from kvchat.chat import forgetting, recently_deleted, titles
 from kvchat.chat.events import Notice
-from kvchat.chat.messages import Attachment, Source
+from kvchat.chat.messages import Attachment
 from kvchat.chat.own_backups import back_up, backups_of
 from kvchat.chat.prompt import title_from
 from kvchat.kvstore.store import StoreRefused
+from kvchat.session.proof import Source
 from kvchat.system import migrations
 from tests.chat.stage import QUESTION, Stage
 from tests.fake_llama_server import FIRST_BYTE

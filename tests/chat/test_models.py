@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import TurnFailed, WaitingForEngine
-from kvchat.chat.messages import Source
 from kvchat.engine_host.choice import ModelMissing
+from kvchat.session.proof import Source
 from kvchat.settings import load_settings
 from tests.chat.stage import Stage
 

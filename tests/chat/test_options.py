@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.chat.messages import Role, Source
+from kvchat.chat.messages import Role
 from kvchat.chat.options import BadOptions, ChatOptions, check, options_from, options_json
 from kvchat.chat.options_desk import TemplateFixed
 from kvchat.chat.presets import Preset, PresetExists
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import known_options, words_in
+from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 
 WISHES = ChatOptions(

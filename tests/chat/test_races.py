@@ -32,11 +32,12 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
-from kvchat.chat.messages import MessageState, Role, Source
+from kvchat.chat.messages import MessageState, Role
 from kvchat.engine.speaking.status import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import AbsorbReport, RestorePlan
 from kvchat.kvstore.store import NotWanted
+from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -115,7 +116,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
     chats = [await stage.chat() for _ in range(5)]
     for number, chat in enumerate(chats):
         await stage.answered(chat, f"Story {number}. " * 60)
-    stage.runtime.chat.slot.forget()
+    stage.runtime.chat.slots.slot.forget()
     stage.events.clear()
     with monkeypatch.context() as slowly:
         begun = staged_for_ever(stage, slowly)
@@ -390,7 +391,7 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
         await stage.answered(chat, f"{text} {'word ' * 100}")
     stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
     summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
-    await stage.until(lambda: stage.runtime.chat.slot.lock.locked() or summing.done())
+    await stage.until(lambda: stage.runtime.chat.slots.slot.lock.locked() or summing.done())
     assert not summing.done()
     sent = stage.runtime.chat.send(chat, "four")
     stage.fake.set(FAKE_HOLD_DURING=None)

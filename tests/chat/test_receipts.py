@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.chat.messages import Receipt, Source
-from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_details, receipt_line, receipt_sentence
+from kvchat.chat.messages import Receipt
+from kvchat.chat.receipts import receipt_details, receipt_line, receipt_sentence
 from kvchat.chat.rows import receipt_json, receipt_of
+from kvchat.session.proof import NOTHING_TO_MISS, Source
 
 WARM = Receipt(
     ttft_ms=312.0,

@@ -11,9 +11,10 @@ import pytest
 
 from kvchat.chat import tree
 from kvchat.chat.database import ConversationGone, Database
-from kvchat.chat.messages import Attachment, Source
+from kvchat.chat.messages import Attachment
 from kvchat.chat.recently_deleted import Deleted, entries
 from kvchat.chat.tree import BelongsToDeleted
+from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 from tests.chat.test_forgetting import let_days_pass, traces
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import shared_prompt
 from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling, Saved, SaveSkipped, Saving, WaitingForEngine
-from kvchat.chat.messages import Role, Source
-from kvchat.chat.strategy import Finding, Strategy
+from kvchat.chat.messages import Role
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.session import system_prompt
+from kvchat.session.proof import Source
+from kvchat.session.strategy import Finding, Strategy
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -246,7 +247,7 @@ async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
 ) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)
-    monkeypatch.setattr(shared_prompt, "LONG_MS", 0.001)
+    monkeypatch.setattr(system_prompt, "LONG_MS", 0.001)
     chat = await stage.chat(SYSTEM)
     await stage.answered(chat)
     question = (await stage.runtime.chat.messages(chat))[1]

@@ -6,9 +6,10 @@ import pytest
 
 from kvchat.chat.database import ConversationGone
 from kvchat.chat.events import ReplyDelta, Restored
-from kvchat.chat.messages import Message, MessageState, Role, Source
+from kvchat.chat.messages import Message, MessageState, Role
 from kvchat.chat.service import StillAnswering
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 
 WHOLE = "One two three four five six seven eight nine ten."

@@ -20,12 +20,13 @@ from kvchat.chat.events import (
     SaveSkipped,
     Saving,
 )
-from kvchat.chat.messages import MessageState, Role, Source
-from kvchat.chat.slot import NOT_WORTH_IT
+from kvchat.chat.messages import MessageState, Role
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.recipe import RowMap
 from kvchat.kvstore.layout.spans import Before
+from kvchat.session.lease import NOT_WORTH_IT
+from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.kept import spoil

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.documents import document_of_text
-from kvchat.chat.messages import Source
+from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, App, receipt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

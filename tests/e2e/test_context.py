@@ -10,10 +10,10 @@ from kvchat.chat.context import NothingToDrop
 from kvchat.chat.context_desk import SUMMARY_REQUEST
 from kvchat.chat.events import Event, Notice, TurnFailed
 from kvchat.chat.messages import Role
-from kvchat.chat.prompt import ConversationTooLong
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import open_runtime
+from kvchat.session.session import PromptTooLong
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 
@@ -43,7 +43,7 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(
         assert use is not None
         assert use.tight
         assert await chat.send(talk, WORDS * 2, SHORT) is None
-        assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, ConversationTooLong)
+        assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, PromptTooLong)
 
         before = await chat.messages(talk)
         left_out = await chat.context.drop_middle(talk)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, Prefilling, ReplyDelta, Saved, SaveSkipped, Saving, TurnFailed
-from kvchat.chat.messages import Message, MessageState, Source
+from kvchat.chat.messages import Message, MessageState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import engine_path, notes

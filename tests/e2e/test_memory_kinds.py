@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.messages import Message, Source
+from kvchat.chat.messages import Message
 from kvchat.cli.bench import after_restart
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime
+from kvchat.session.proof import Source
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model as make_tiny_model

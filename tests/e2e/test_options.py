@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.chat.messages import Source
 from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.messages import Message, Source
+from kvchat.chat.messages import Message
 from kvchat.chat.pictures import picture_of
 from kvchat.chat.prompt import prompt_messages
 from kvchat.runtime import Runtime
+from kvchat.session.proof import Source
 from tests.e2e.home import Home
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import seeing, tiny_model

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.messages import Source
 from kvchat.kvstore.savepoint import common_prefix
+from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.kept import Kept
 

@@ -11,12 +11,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvchat.chat.messages import Message, MessageState, Source
+from kvchat.chat.messages import Message, MessageState
 from kvchat.chat.prompt import prompt_messages
 from kvchat.engine.speaking.bodies import chat_body
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.runtime import Runtime
+from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from tests import running
 from tests.e2e.home import engine_path
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 SAME, TIE, DIFFERS = "the same", "the same up to a tie", "different"
 AS_GOOD = 0.1  # natural logarithm
 END = ("", "<|im_end|>")  # how the end of a reply is told among its tokens
-# So short that 8 tokens before the turn boundary lie before the end of the reply, see SlotKeeper.early_boundary.
+# So short that 8 tokens before the turn boundary lie before the end of the reply, see ReadyEngine.early.
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.chat.messages import Source
 from kvchat.engine.running.invocation import free_port
 from kvchat.engine.speaking.status import FailureKind
+from kvchat.session.proof import Source
 from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running
 

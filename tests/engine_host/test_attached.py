@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.chat.messages import Source
-from kvchat.chat.strategy import Strategy
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.speaking.client import Health, LlamaServerClient
@@ -24,6 +22,8 @@ from kvchat.engine_host.external import slot_for_us
 from kvchat.engine_host.queries import server_key
 from kvchat.library.local.files import display_name
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.proof import Source
+from kvchat.session.strategy import Strategy
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.engine.waiting import until

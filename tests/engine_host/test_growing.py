@@ -10,10 +10,11 @@ import pytest
 
 from kvchat.chat.attachments import Attachment
 from kvchat.chat.events import MakingRoom, Restored, TurnFailed
-from kvchat.chat.messages import MessageState, Source
+from kvchat.chat.messages import MessageState
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.context_size import CHEAP
+from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from kvchat.chat.messages import Source
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine_host.rest import EngineRest
 from kvchat.runtime import Runtime
+from kvchat.session.proof import Source
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running

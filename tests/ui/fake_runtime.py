@@ -23,16 +23,14 @@ from kvchat.chat.events import (
     SettingsChanged,
 )
 from kvchat.chat.folding import has_terms, spans, terms_of
-from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, Source
+from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.chat.options import ChatOptions, Manner, check
 from kvchat.chat.options_desk import OptionsService
 from kvchat.chat.organiser import Organiser
 from kvchat.chat.presets import Preset
-from kvchat.chat.rates import BreakEven
 from kvchat.chat.recently_deleted import Deleted, RecentlyDeleted
 from kvchat.chat.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.chat.titles import Titles
 from kvchat.chat.tree import Removed
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
@@ -57,6 +55,9 @@ from kvchat.library.memory.proposals import Proposal
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.runtime import Runtime
+from kvchat.session.proof import Source
+from kvchat.session.rates import BreakEven
+from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import GB, Settings, differ
 from kvchat.store_service import StoreService
 from kvchat.system.paths import Paths, resolve_paths

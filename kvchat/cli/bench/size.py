@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from kvchat.chat.messages import Source
 from kvchat.cli.bench.home import BenchFailed, BenchHome, bench_home, say
 from kvchat.cli.bench.made_files import write_kv_model
 from kvchat.cli.bench.size_store import StoreAlone, store_alone
@@ -24,6 +23,7 @@ from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
+from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from kvchat.chat.messages import Source
 from kvchat.cli.bench.home import BenchFailed, BenchHome, Reply, bench_home, say
 from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.session.proof import Source
 from kvchat.words.wording import duration, size
 
 REPLY_TOKENS = 32

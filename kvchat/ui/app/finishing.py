@@ -7,8 +7,8 @@ import asyncio
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QProgressBar, QPushButton, QVBoxLayout
 
-from kvchat.chat.finishing import Unfinished
 from kvchat.runtime import Runtime
+from kvchat.session.finishing import Unfinished
 
 SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
 

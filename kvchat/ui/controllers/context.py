@@ -13,9 +13,9 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
 from kvchat.chat.messages import Role
-from kvchat.chat.prompt import ConversationTooLong
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
+from kvchat.session.session import PromptTooLong
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import LONG_PASTE, Composer
 from kvchat.ui.chat.context_card import TOO_LONG, ContextCard
@@ -95,9 +95,9 @@ class ContextController(QObject):
 
     def _show_card(self) -> None:
         here, failure, use = self._controller.current, self._controller.failure, self._use
-        if use is None and isinstance(failure, ConversationTooLong):
+        if use is None and isinstance(failure, PromptTooLong):
             use = ContextUse(failure.prompt_tokens, 0, 0, failure.context_size)
-        refused = use is not None and (use.over or isinstance(failure, ConversationTooLong))
+        refused = use is not None and (use.over or isinstance(failure, PromptTooLong))
         answering = self._answering()
         self._composer.refuse(TOO_LONG if use is not None and use.over and not answering else "")
         if here in self._summarising:
@@ -130,7 +130,7 @@ class ContextController(QObject):
                 if id == self._controller.current and not self._answering():
                     self._count_soon()
             case TurnFailed(conversation_id=id, error=error):
-                if isinstance(error, ConversationTooLong):
+                if isinstance(error, PromptTooLong):
                     self._put_off.discard(id)
                 self._count_soon()
             case _:

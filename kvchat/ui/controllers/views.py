@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.messages import Conversation, Message, Role
-from kvchat.chat.prompt import ConversationTooLong
 from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.runtime import Runtime
+from kvchat.session.session import PromptTooLong
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
@@ -63,7 +63,7 @@ class Views:
         self.composer.set_busy(running)
         self.strip.show_turn(talk.story.pieces, talk.story.fraction, silent=talk.story.silent)
         self.transcript.show_pending((waiting or talk.story.pending) if talk.awaiting else "", waits=bool(waiting))
-        too_long = isinstance(talk.failure, ConversationTooLong)  # the context's card says so, and what can be done
+        too_long = isinstance(talk.failure, PromptTooLong)  # the context's card says so, and what can be done
         told = too_long or _told_by_engine(talk.failure, runtime.engine.status)
         self.transcript.show_failure(None if told else talk.failure, runtime.model.name)
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running

@@ -8,9 +8,10 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, TemplateOptions, check
+from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
+from kvchat.session.room import TemplateOptions
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.words.wording import STYLE

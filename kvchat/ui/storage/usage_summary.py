@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
-from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.session.rates import BreakEven
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_picture import SavingsBar
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing

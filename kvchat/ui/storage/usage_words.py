@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.session.rates import BreakEven
 from kvchat.store_service import chats_in_words
 from kvchat.words.wording import roughly, several, since, size
 

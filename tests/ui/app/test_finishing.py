@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.finishing import Unfinished
+from kvchat.session.finishing import Unfinished
 from kvchat.ui.app import finishing
 from kvchat.ui.app.finishing import FinishingBox, close_in_sight
 from tests.ui.fake_runtime import FakeRuntime

@@ -19,14 +19,14 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
-from kvchat.chat.messages import MessageState, Role, Source
-from kvchat.chat.slot_state import Verdict
+from kvchat.chat.messages import MessageState, Role
 from kvchat.engine.speaking.interface import EngineError
 from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart
 from kvchat.library.remote.hub_download import Order
+from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog

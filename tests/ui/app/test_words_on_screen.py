@@ -24,13 +24,13 @@ from PySide6.QtWidgets import (
 
 import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished, Restored, Restoring, Saved, SaveSkipped, Saving
-from kvchat.chat.messages import Role, Source
+from kvchat.chat.messages import Role
 from kvchat.chat.presets import Preset
-from kvchat.chat.rates import BreakEven
-from kvchat.chat.slot_state import Verdict
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.bar import COMPUTER, MemoryBar
+from kvchat.session.proof import Source, Verdict
+from kvchat.session.rates import BreakEven
+from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.messages.receipt_view import ReceiptView

@@ -9,7 +9,7 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.messages import Role
-from kvchat.chat.prompt import ConversationTooLong
+from kvchat.session.session import PromptTooLong
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.item_list import ROW
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
@@ -101,7 +101,7 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRunti
     await window.controller.list.reload()
     assert window.sidebar.model.index(0).data(ROW).busy
     runtime.chat.context.now = None  # counted again only later
-    runtime.events.publish(TurnFailed(chat, ConversationTooLong(33_000, 32_768)))
+    runtime.events.publish(TurnFailed(chat, PromptTooLong(33_000, 32_768)))
     runtime.chat.finish(chat, None)
     await until(lambda: not window.sidebar.model.index(0).data(ROW).busy)
     await until(window.context_card.isVisible)

@@ -22,10 +22,9 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
-from kvchat.chat.messages import Source
-from kvchat.chat.receipts import NOTHING_TO_MISS, receipt_line
-from kvchat.chat.slot_state import Verdict
+from kvchat.chat.receipts import receipt_line
 from kvchat.errors import KvchatError
+from kvchat.session.proof import NOTHING_TO_MISS, Source, Verdict
 from kvchat.ui.chat.turn_story import Piece, TurnStory
 from tests.ui.fake_runtime import a_receipt
 

@@ -12,12 +12,12 @@ from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import SettingsChanged
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.speaking.status import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.bar import COMPUTER, MemoryBar
 from kvchat.library.memory.proposals import Proposal
+from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from kvchat.chat.rates import BreakEven
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.session.rates import BreakEven
 from kvchat.ui.storage.usage_words import (
     break_even_in_words,
     expiry_in_words,

@@ -1,4 +1,4 @@
-"""The engine room as a turn sees it: a ready engine with the facts that go with it."""
+"""The engine room as a session sees it: a ready engine with the facts that go with it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kvchat.chat.options import TemplateOptions
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.speaking.interface import Engine, EngineError
-from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.kvstore.savepoint import Fingerprint, Tokens
+from kvchat.session.strategy import Finding, Strategy
+
+TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
+RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
+
+# A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
+# made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
+EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 
 
 @dataclass(frozen=True)
 class ReadyEngine:
-    """An engine that answers, and what a turn must know of it."""
+    """An engine that answers, and what a session must know of it."""
 
     engine: Engine
     generation: int  # grows with every launched process: another number, an empty slot
@@ -31,6 +37,14 @@ class ReadyEngine:
         """How many tokens a chat may have: what is laid out now may be less."""
         return max(self.context_size, self.most_context)
 
+    def reserve(self, max_tokens: int | None) -> int:
+        """Tokens kept for a reply: what the user allows it, within reason."""
+        return min(max_tokens or RESERVE_MOST, self.limit // RESERVE_SHARE)
+
+    def too_small(self, tokens: int) -> bool:
+        """Whether it has no room for so many tokens, and may have more."""
+        return self.context_size < min(tokens, self.limit)
+
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
         """The same engine, rendering prompts with these options of the model's chat template."""
         return replace(self, engine=self.engine.with_template(dict(template))) if template else self
@@ -41,9 +55,13 @@ class ReadyEngine:
         return self.finding.strategy.can_cut
 
     @property
-    def slides(self) -> bool:
-        """Whether a restore needs older rows of a sliding window beside the file's."""
-        return self.finding.strategy is Strategy.COMPLETE
+    def older_rows(self) -> int:
+        """How many rows of a sliding window a restore needs at most beside the file's; 0 for other models."""
+        return OLDER_WINDOW_ROWS if self.finding.strategy is Strategy.COMPLETE else 0
+
+    def early(self, boundary: Tokens) -> Tokens | None:
+        """Where a sliding-window model has to be saved as well, just before the boundary; None for other models."""
+        return boundary[:-EARLY_TOKENS] if self.older_rows and len(boundary) > EARLY_TOKENS else None
 
     @property
     def saves(self) -> bool:

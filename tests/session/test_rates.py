@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.rates import LEAST_GAIN, BreakEven, Rates
+from kvchat.session.rates import LEAST_GAIN, BreakEven, Rates
 
 CONTEXT = 8192
 

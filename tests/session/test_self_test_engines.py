@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import self_test as module
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.self_test import self_test
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.session import self_test as module
+from kvchat.session.room import ReadyEngine
+from kvchat.session.self_test import self_test
+from kvchat.session.strategy import Finding, Strategy
 from tests.e2e.home import engine_path
 from tests.models import tiny_model
 

@@ -1,20 +1,27 @@
-"""The values of the slot: what it holds, what a restore came to, and what the next request proved of it."""
+"""What a restore came to, and what the next request proved of it. Values, and the one judgement."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from kvchat.chat.messages import Source
-from kvchat.kvstore.savepoint import SavePoint, Tier, Tokens
+from kvchat.kvstore.savepoint import SavePoint, Tier
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 # What a prompt shares with any other, the words a template begins with, is no memory of it.
 LEAST_SHARE, LEAST_TOKENS = 0.1, 64
+NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
 
-# A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
-# made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
-EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
+
+class Source(Enum):
+    """Where a prompt's prefix came from, proved by the engine's cache_n."""
+
+    HOT = "hot"  # already in the slot
+    WARM = "warm"  # restored from staging in RAM
+    DISK = "disk"  # restored from the cold tier
+    COLD = "cold"  # prefilled
+
 
 _SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
@@ -36,23 +43,15 @@ class RestoreRecord:
 
 
 @dataclass(frozen=True)
-class SlotContents:
-    """What the slot is known to hold: at least `tokens`; exactly those when `exact`."""
-
-    generation: int
-    conversation_id: str
-    tokens: Tokens
-    exact: bool
-    unproved: RestoreRecord | None = None
-
-
-@dataclass(frozen=True)
 class Loaded:
     """How the slot was made ready for a prompt."""
 
     expected_cached: int  # tokens the engine should now take from its cache
     restore: RestoreRecord | None  # what the next cache_n has to prove
     miss_reason: str | None
+
+
+NOTHING_LOADED = Loaded(0, None, None)
 
 
 @dataclass(frozen=True)

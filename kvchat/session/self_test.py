@@ -1,6 +1,6 @@
 """Does restoring work here? Tried out on a fresh engine with a text of its own, before the first turn.
 
-The trial runs through the same SlotKeeper and block store as every turn, on a store of its own, and leaves nothing
+The trial runs through the same lease of a slot and block store as every turn, on a store of its own, and leaves nothing
 behind: not in the slot, not in the engine's slot folder, not in the user's store.
 """
 
@@ -13,17 +13,18 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.events import Event, EventBus, SaveSkipped
-from kvchat.chat.room import ReadyEngine
-from kvchat.chat.slot import SlotKeeper
-from kvchat.chat.slot_state import PROVED_SHARE
-from kvchat.chat.strategy import Finding, Strategy
 from kvchat.engine.speaking.interface import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import Bounds, StoreRefused
+from kvchat.session.events import SaveSkipped, SessionEvent
+from kvchat.session.lease import Lease
+from kvchat.session.proof import PROVED_SHARE
+from kvchat.session.room import ReadyEngine
+from kvchat.session.slot import Slots
+from kvchat.session.strategy import Finding, Strategy
 
 LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
 BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything
@@ -79,12 +80,10 @@ class _Trial:
 
     def __init__(self, host: ReadyEngine, store: BlockStore) -> None:
         self._host = host
-        events = EventBus()
-        events.subscribe(self._hear)
-        self._slot = SlotKeeper(store, events)
+        self._slots = Slots(store)
         self._skipped = ""
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
             self._skipped = event.reason
 
@@ -107,47 +106,49 @@ class _Trial:
 
     async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> str | None:
         """What does not work of a strategy, None if it holds."""
-        host, slot = replace(self._host, finding=Finding(strategy, proved=False)), self._slot
+        host = replace(self._host, finding=Finding(strategy, proved=False))
+        lease = Lease(self._slots, host, _NAME, self._hear)
         saved, following, other = text[:length], text[length : length + NEXT], text[length + NEXT :]
-        await self._save(host, saved)
+        await self._save(lease, saved)
         hot = await host.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
             raise _Unclear("the engine reads a short chat again even if it has it already")
-        if fault := await self._restored(host, saved + following, length):
+        if fault := await self._restored(lease, saved + following, length):
             return fault
         if not strategy.can_cut:
             return None
         half, quarter = length // 2, length // 4
-        if fault := await self._restored(host, saved[:half] + other, half):
+        if fault := await self._restored(lease, saved[:half] + other, half):
             return f"part of what was saved is of no use: {fault}"
         # And the engine by itself, from what it has in its slot.
-        slot.forget()
+        lease.slot.forget()
         again = await host.engine.prefill(saved[:quarter] + following)
         if again.cache_n < PROVED_SHARE * quarter:
             return f"the engine cannot go back: it used {again.cache_n} of {quarter} tokens"
         return None
 
-    async def _save(self, host: ReadyEngine, tokens: Tokens) -> None:
+    async def _save(self, lease: Lease, tokens: Tokens) -> None:
         """As at the end of a turn."""
-        self._slot.forget()
-        early = self._slot.early_boundary(host, tokens)
+        lease.slot.forget()
+        early = lease.engine.early(tokens)
         for stop in (early, tokens) if early else (tokens,):
-            await self._slot.settle(host, _NAME, stop)
-            point = await self._slot.save(host, _NAME, stop)
+            await lease.settle(stop)
+            point = await lease.save(stop)
             if point is None:
                 raise _Unclear(self._skipped)
-            if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, host.slot_path):
+            if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
                 raise _Unclear("too little room for its files")
-        await self._slot.absorb()
+        await self._slots.absorb()
 
-    async def _restored(self, host: ReadyEngine, prompt: Tokens, length: int) -> str | None:
+    async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> str | None:
         """As at the beginning of a turn, from an empty slot: what went wrong, None if `length` tokens came back."""
-        await host.engine.erase_slot()
-        self._slot.forget()
-        loaded = await self._slot.load(host, _NAME, prompt)
+        engine = lease.engine.engine
+        await engine.erase_slot()
+        lease.slot.forget()
+        loaded = await lease.load(prompt)
         if loaded.restore is None:
             return loaded.miss_reason or "nothing was loaded"
-        read = await host.engine.prefill(prompt)
+        read = await engine.prefill(prompt)
         if read.cache_n < PROVED_SHARE * length:
             return f"the engine accepted {length} tokens and then used {read.cache_n} of them"
         return None

@@ -28,12 +28,23 @@ class Rates:
     """Measured in this run, or recalled from an earlier one with the same model; None before that."""
 
     prefill_ms_per_token: float | None = None
+    _model: str = field(default="", repr=False)  # that they are about
     _restores: deque[float] = field(default_factory=lambda: deque(maxlen=_RESTORES), repr=False)
 
     @property
     def restore_ms_per_byte(self) -> float | None:
         """The median of the last restores."""
         return statistics.median(self._restores) if self._restores else None
+
+    def measure(self, model: str) -> None:
+        """From now on it is this one: what was measured with another says nothing of how fast it reads."""
+        if model != self._model:
+            self._model, self.prefill_ms_per_token = model, None
+
+    def recall_prefill(self, ms_per_token: float | None) -> None:
+        """What an earlier run measured with this model holds until this one has measured."""
+        if self.prefill_ms_per_token is None:
+            self.prefill_ms_per_token = ms_per_token
 
     def learn_prefill(self, tokens: int, ms: float) -> None:
         """A request read `tokens` in `ms`."""

@@ -1,0 +1,84 @@
+"""What a session tells its owner, besides the answer itself. Plain values; whose they are, the listener knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvchat.session.proof import Loaded
+
+
+@dataclass(frozen=True)
+class WaitingForEngine:
+    """The request waits until the engine is ready."""
+
+
+@dataclass(frozen=True)
+class MakingRoom:
+    """The engine is started again with a larger context, which the request needs."""
+
+    tokens: int  # there is to be room for
+    done: bool = False  # there is, or there will not be
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """A save point is being verified and loaded into the slot."""
+
+    bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
+
+    bytes: int
+    tokens: int
+    ms: float  # verify and restore together
+
+
+@dataclass(frozen=True)
+class RestoreFailed:
+    """The save point could not be used; the request goes on as an ordinary prefill."""
+
+    reason: str
+    hollow: bool = False  # the engine's count has shown it: it was restored, and worth nothing
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request goes out to the engine, the slot as ready for it as can be."""
+
+    loaded: Loaded
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The turn boundary is being settled and the slot saved."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A save point was kept."""
+
+    bytes: int
+    tokens: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class SaveSkipped:
+    """No save point was kept, and why."""
+
+    reason: str
+
+
+SessionEvent = (
+    WaitingForEngine | MakingRoom | Restoring | Restored | RestoreFailed | Asked | Saving | Saved | SaveSkipped
+)
+Tell = Callable[[SessionEvent], None]
+
+
+def nobody(event: SessionEvent) -> None:
+    """Nobody listens."""

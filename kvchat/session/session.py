@@ -1,0 +1,257 @@
+"""What every request to the engine goes through: ready engine, prompt's ids, load, stream, prove, learn.
+
+What comes after it, settling and saving, is in kvchat.session.settling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kvchat.engine.speaking.interface import EngineError, EngineGone, EngineRefused
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
+from kvchat.session.lease import Lease
+from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
+from kvchat.session.room import EngineHost, ReadyEngine, TemplateOptions
+from kvchat.session.slot import Slots
+from kvchat.session.slot_files import DIED_OVER_RESTORE
+from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
+
+DIED_OVER_SAVE = "the engine died while it saved the system prompt"
+_NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
+
+Hear = Callable[[ChatChunk], bool | None]  # true: that is enough
+
+
+class PromptTooLong(KvchatError):
+    """The prompt leaves no room for a reply."""
+
+    def __init__(self, prompt_tokens: int, context_size: int) -> None:
+        super().__init__(
+            "This chat no longer fits the model's context",
+            f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
+            "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
+        )
+        self.prompt_tokens, self.context_size = prompt_tokens, context_size
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked, and of which model."""
+
+    messages: Sequence[ChatMessage]
+    sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when the engine is ready: it may be its model's
+    model: str | None = None  # path; None: the one in use
+    template: TemplateOptions = ()
+    system: SystemPrompt | None = None  # that it begins with, if it may be saved by itself
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model is shown pictures."""
+        return any(message.pictures for message in self.messages)
+
+
+class Session:
+    """Asks for one owner, one request after the other. All under the slot's lock; it may be cancelled at any point.
+
+    However a request ends, the slot is known to hold no more than it does, and what was loaded is proved by what the
+    engine has counted.
+    """
+
+    def __init__(self, slots: Slots, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
+        self._slots, self._host, self._owner, self._tell = slots, host, owner, tell
+        self.engine_wait_s = 0.0  # spent on waiting for an engine to come up
+        self.lease: Lease | None = None  # None until an engine was ready
+        # Of the last request:
+        self.prompt: Tokens = ()
+        self.loaded = NOTHING_LOADED
+        self.timings: Timings | None = None  # what this session read before is not among what the engine had
+        self.verdict: Verdict | None = None
+        self.finish_reason: str | None = None
+        self._read_ahead: Timings | None = None
+        self._heard = False  # the first word
+
+    @property
+    def engine(self) -> ReadyEngine | None:
+        """That was ready last."""
+        return self.lease.engine if self.lease else None
+
+    async def answer(self, request: Request, hear: Hear) -> None:
+        """Prepare the slot and ask. An engine lost before the first word costs nothing: the next one answers, once.
+
+        `hear` is given what comes, and the progress before it. Raises PromptTooLong, EngineGone, EngineRefused, and
+        KvchatError where no engine comes up.
+        """
+        self._heard = False
+        try:
+            await self._answer(request, hear)
+        except EngineGone as loss:
+            if self._heard or not await self._recovers(loss):
+                raise
+            await self._answer(request, hear)
+
+    async def prepare(self, request: Request) -> Lease:
+        """Have an engine ready and its slot hold the best state for the request. Raises as `answer` does."""
+        self.loaded, self._read_ahead, self.timings, self.verdict = NOTHING_LOADED, None, None, None
+        lease = await self.ready(request)
+        self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
+        wanted = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
+        if lease.engine.too_small(wanted):
+            lease = await self.with_room(request, wanted)
+        if len(self.prompt) >= lease.engine.context_size:
+            raise PromptTooLong(len(self.prompt), lease.engine.limit)
+        try:
+            self.loaded = await lease.load(self.prompt)
+        except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
+            lease = await self._next_engine(request, loss)
+            self._tell(RestoreFailed(DIED_OVER_RESTORE))
+            self.loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
+        else:
+            if not any(message.role == "assistant" for message in request.messages):
+                self.loaded = replace(self.loaded, miss_reason=NOTHING_TO_MISS)
+        return lease
+
+    async def ask(self, request: Request, hear: Hear) -> None:
+        """Send a request that is prepared, then prove what was loaded for it. Raises as `answer` does."""
+        lease, self.finish_reason = self._leased, None
+        lease.note(self.prompt[: self.loaded.expected_cached], loaded=self.loaded)
+        self._tell(Asked(self.loaded))
+        read: Timings | None = None
+        done: int | None = None
+        try:
+            stream = lease.engine.engine.chat(request.messages, request.sampling())
+            async with contextlib.aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    read, done = chunk.timings or read, chunk.progress.processed if chunk.progress else done
+                    if self._take(chunk, hear):
+                        break
+        except EngineRefused as refusal:
+            if refusal.kind == "exceed_context_size_error":
+                raise PromptTooLong(len(self.prompt), lease.engine.limit) from refusal
+            raise
+        finally:
+            self._note(read.prompt_tokens if read else done, begun=read is not None)
+            if read:
+                await self._prove(read)
+
+    async def ready(self, request: Request, tokens: int = 0) -> Lease:
+        """The slot of a ready engine, with room for so many tokens as far as it may grow. Raises KvchatError."""
+        if not self._host.is_ready(request.model, sees=request.sees):
+            self._tell(WaitingForEngine())
+        asked_at = time.perf_counter()
+        engine = await self._host.ready(request.model, sees=request.sees, tokens=tokens)
+        self.engine_wait_s += time.perf_counter() - asked_at
+        self.lease = Lease(self._slots, engine.rendering(request.template), self._owner, self._tell)
+        return self.lease
+
+    async def with_room(self, request: Request, tokens: int) -> Lease:
+        """As `ready`, for an engine that is too small: it is started again, and what was in its slot is gone."""
+        self._tell(MakingRoom(tokens))
+        try:
+            return await self.ready(request, tokens)
+        finally:
+            self._tell(MakingRoom(tokens, done=True))
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether the last answer ended because the context is full, and may go on in a larger one."""
+        engine = self.engine
+        return engine is not None and self.full and engine.too_small(engine.context_size + 1)
+
+    @property
+    def full(self) -> bool:
+        """Whether the last answer ended because the context is full."""
+        if self.engine is None or self.timings is None or self.finish_reason != "length":
+            return False
+        used = self.timings.prompt_tokens + self.timings.predicted_n
+        return used >= self.engine.context_size - 1  # the engine keeps one back
+
+    async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
+        """Save what a full context holds of the messages, so that it is not read again in a larger one."""
+        lease = self._leased
+        if lease.engine.saves and lease.engine.can_cut:
+            known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _NOT_SAVED]
+            await lease.settle(known)
+            await lease.save(known, label=label, tell=False)
+
+    @contextlib.asynccontextmanager
+    async def losses_explained(self) -> AsyncIterator[None]:
+        """What raises EngineGone in here raises EngineError in the words of whoever knows why it is gone."""
+        try:
+            yield
+        except EngineGone as loss:
+            raise await self._lost(loss) from loss
+
+    @property
+    def _leased(self) -> Lease:
+        assert self.lease is not None, "prepare comes first"
+        return self.lease
+
+    async def _answer(self, request: Request, hear: Hear) -> None:
+        lease = await self.prepare(request)
+        if request.system and not self.loaded.expected_cached:
+
+            def progress(so_far: PromptProgress) -> None:
+                hear(ChatChunk(progress=replace(so_far, total=len(self.prompt))))
+
+            try:
+                self._read_ahead = await save_on_the_way(lease, request.system, request.messages, self.prompt, progress)
+            except EngineGone as loss:
+                await self._next_engine(request, loss)
+                self._tell(SaveSkipped(DIED_OVER_SAVE))
+        await self.ask(request, hear)
+
+    async def _lost(self, loss: EngineGone) -> EngineError:
+        self._slots.slot.forget()
+        return await self._host.explain_loss(loss)
+
+    async def _recovers(self, loss: EngineGone) -> bool:
+        """Whether another engine is coming up, now that this one is lost."""
+        await self._lost(loss)
+        return self._host.recovers()
+
+    async def _next_engine(self, request: Request, loss: EngineGone) -> Lease:
+        """The engine after the one that died over a save point: that must not cost the answer."""
+        await self._lost(loss)
+        return await self.ready(request)
+
+    def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
+        """Pass a chunk on, its counts as they are for whoever asked; whether that is enough."""
+        if ahead := self._read_ahead:  # what this session read itself was not there before
+            timings, progress = chunk.timings, chunk.progress
+            if timings:
+                had, ms = min(timings.cache_n, ahead.cache_n), ahead.prompt_ms + timings.prompt_ms
+                timings = replace(timings, cache_n=had, prompt_n=timings.prompt_tokens - had, prompt_ms=ms)
+            if progress:
+                progress = replace(progress, cache=min(progress.cache, ahead.cache_n))
+            chunk = replace(chunk, timings=timings, progress=progress)
+        self.timings = chunk.timings or self.timings
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self._heard = self._heard or bool(chunk.text or chunk.thinking)
+        return bool(hear(chunk))
+
+    def _note(self, done: int | None, *, begun: bool) -> None:
+        """The slot holds so many tokens of the prompt and, once the answer has begun, what only the engine knows.
+
+        Where the engine has said nothing yet it may stand anywhere beyond what was loaded: a state that cannot be cut
+        is of no use then, one that can is cut back to that.
+        """
+        lease = self._leased
+        if done is not None and (begun or lease.engine.can_cut or done > self.loaded.expected_cached):
+            lease.note(self.prompt[:done])
+        elif not lease.engine.can_cut:
+            lease.slot.forget()
+
+    async def _prove(self, read: Timings) -> None:
+        """What the engine's numbers say of what was loaded for the request; the room learns what restoring is worth."""
+        assert self.timings is not None
+        for one in filter(None, (self._read_ahead, read)):
+            self._slots.rates.learn_prefill(one.prompt_n, one.prompt_ms)
+        self.verdict = await self._leased.prove(self.loaded, self.timings.cache_n, self.timings.prompt_tokens)
+        if self.loaded.restore:
+            await self._host.note_restore(hollow=self.verdict.hollow)

@@ -1,0 +1,82 @@
+"""After the answer: settle at the turn boundary and save, unless the owner's next request comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.events import SaveSkipped, Saving, Tell
+from kvchat.session.interruption import Interruption
+from kvchat.session.lease import Lease
+
+R = TypeVar("R")
+
+
+class Settling:
+    """Ends early when it is superseded, at any time; a save that has begun goes on."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._steps = Interruption()
+        self._superseded = False
+
+    def supersede(self) -> None:
+        """The owner's next request makes settling pointless."""
+        self._superseded = True
+        self._steps.interrupt()
+
+    async def run(
+        self, lease: Lease, history: Sequence[ChatMessage], label: str, going_on: Sequence[ChatMessage] = ()
+    ) -> None:
+        """Settle at the turn boundary after `history` and save under `label`. Under the slot's lock.
+
+        `going_on`: the history with its last reply open, if that may be continued. Raises EngineGone.
+        """
+        try:
+            await self._run(lease, history, label, going_on)
+        except EngineRefused as refusal:
+            self._tell(SaveSkipped(refusal.message))
+
+    async def _run(
+        self, lease: Lease, history: Sequence[ChatMessage], label: str, going_on: Sequence[ChatMessage]
+    ) -> None:
+        engine = lease.engine
+        end: Tokens = ()
+        if engine.saves:
+            self._tell(Saving())
+            if going_on and not engine.can_cut:
+                end = await self._save_where_it_goes_on(lease, label, going_on)
+        boundary = await self._unless_superseded(lease.boundary(history))
+        early = engine.early(boundary) if boundary else None
+        if early and len(early) <= len(end) < len(boundary or ()):
+            early = None  # the save at the reply's end serves: the slot need not go back
+        if early and await self._settled(lease, early):
+            await lease.save(early, label=label, tell=False)
+        settled = await self._settled(lease, boundary) if boundary else False
+        if boundary and settled and engine.saves:
+            await lease.save(boundary, label=label)
+        elif engine.saves:
+            self._tell(SaveSkipped("the next message came first"))
+
+    async def _save_where_it_goes_on(self, lease: Lease, label: str, going_on: Sequence[ChatMessage]) -> Tokens:
+        """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""
+        end = await self._unless_superseded(lease.engine.engine.prompt_tokens(going_on))
+        early = lease.engine.early(end) if end else None
+        for tokens in (early, end):
+            if tokens and await self._settled(lease, tokens):
+                await lease.save(tokens, label=label, tell=False)
+        return end or ()
+
+    async def _settled(self, lease: Lease, tokens: Tokens) -> bool:
+        """Whether the slot now holds exactly these tokens."""
+        return await self._unless_superseded(lease.settle(tokens)) is not None
+
+    async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
+        """Run a step of settling; None when the next request came first."""
+        if self._superseded:
+            step.close()
+            return None
+        return await self._steps.run(step)

@@ -1,0 +1,93 @@
+"""The engine's slots: what is known to be in each, who may use it, and the store behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from kvchat.kvstore.savepoint import AbsorbReport, Tokens, common_prefix
+from kvchat.kvstore.store import SavePointStore
+from kvchat.session.finishing import Finishing
+from kvchat.session.interruption import YieldingLock
+from kvchat.session.proof import RestoreRecord
+from kvchat.session.rates import Rates
+from kvchat.session.room import ReadyEngine
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What a slot is known to hold: at least `tokens`; exactly those when `exact`."""
+
+    generation: int
+    owner: str
+    tokens: Tokens
+    exact: bool
+    unproved: RestoreRecord | None = None
+
+    def serves(self, prompt: Tokens, can_cut: bool) -> int:
+        """How many of the prompt's tokens it can serve: all that are shared, or, where it cannot be cut, all or none.
+
+        Of contents whose tail is not known (`exact` false) only the engine can tell; they are taken to extend.
+        """
+        shared = common_prefix(self.tokens, prompt)
+        return shared if can_cut or shared == len(self.tokens) else 0
+
+
+class Slot:
+    """One of the engine's sequences. The lock is over restore, request and save: no two owners ever mix."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.lock = YieldingLock()
+        self.contents: SlotContents | None = None  # None: nothing is known of it
+        self.save_point = ""  # the one that was saved from it last, or restored into it
+
+    def holds(self, generation: int | None = None) -> str | None:
+        """Whose state is in it (of that engine process, if given)."""
+        contents = self.contents
+        if contents is None or (generation is not None and contents.generation != generation):
+            return None
+        return contents.owner
+
+    def known(self, engine: ReadyEngine) -> SlotContents | None:
+        """Its contents, if this process still has them."""
+        if self.holds(engine.generation) is None:
+            self.forget()
+        return self.contents
+
+    def proved(self) -> None:
+        """What was restored into it has shown what it was worth."""
+        if self.contents:
+            self.contents = replace(self.contents, unproved=None)
+
+    def forget(self) -> None:
+        """Nothing is known of it any more."""
+        self.contents = None
+
+
+class Slots:
+    """The slots, of which there is one, with all that their owners share. Locks are taken by who works in a slot."""
+
+    def __init__(self, store: SavePointStore) -> None:
+        self.slot = Slot()
+        self.store = store
+        self.rates = Rates()
+        self.finishing = Finishing()
+
+    async def absorb(self) -> AbsorbReport:
+        """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
+        with self.finishing.absorbing():
+            report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.wanted)
+        losses = await asyncio.to_thread(self.store.losses)
+        return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
+
+    async def discard(self, owner: str) -> None:
+        """The owner is gone: nothing of it stays in the store. Under the slot's lock."""
+        await asyncio.to_thread(self.store.delete_conversation, owner)
+        if self.slot.holds() == owner:
+            self.slot.forget()
+
+    async def discard_messages(self, owner: str, labels: Collection[str]) -> None:
+        """What was saved under these labels goes, of an owner that stays. Under the slot's lock."""
+        await asyncio.to_thread(self.store.delete_messages, owner, labels)

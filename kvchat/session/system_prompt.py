@@ -1,0 +1,61 @@
+"""A save point at the end of a system prompt that is long or shared, where states cannot be cut.
+
+Elsewhere any save point that begins with the system prompt serves a new conversation. Hybrid, recurrent and
+sliding-window models need one exactly there, and it can only be made on the way: before the first question is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.interruption import to_its_end
+from kvchat.session.lease import Lease
+from kvchat.session.rates import LEAST_GAIN
+
+LONG_MS = 2000.0  # a system prompt that takes so long to read is saved at once
+
+
+@dataclass(frozen=True)
+class SystemPrompt:
+    """What a prompt begins with, if that may be saved by itself."""
+
+    label: str  # what of the owner's it is, as a message
+    is_shared: Callable[[], Awaitable[bool]]  # whether others begin so, too; asked only where it matters
+
+
+async def save_on_the_way(
+    lease: Lease,
+    system: SystemPrompt,
+    messages: Sequence[ChatMessage],
+    prompt: Tokens,
+    progress: Callable[[PromptProgress], None],
+) -> Timings | None:
+    """Read `prompt` up to where every first question begins, after its system prompt, and save. What that took.
+
+    None if a save point there would gain nothing. A long prompt gets one before others share it: whoever asks the first
+    question anew, or begins the next chat, need not read it again. May be cancelled: a save that has begun is finished.
+    Raises EngineGone and EngineRefused.
+    """
+    engine = lease.engine
+    if not engine.saves or engine.can_cut:
+        return None
+    boundary = await lease.boundary(messages[:1])
+    if len(boundary) <= LEAST_GAIN or prompt[: len(boundary)] != boundary:
+        return None
+    if not await system.is_shared() and lease.slots.rates.prefill_ms(len(boundary)) < LONG_MS:
+        return None
+    early = engine.early(boundary)
+    read: list[Timings] = []
+    for stop in (early, boundary) if early else (boundary,):
+        read.append(await lease.settle(stop, progress))
+        await to_its_end(lease.save(stop, label=system.label, tell=False))
+    return Timings(
+        cache_n=read[0].cache_n,
+        prompt_n=sum(timings.prompt_n for timings in read),
+        prompt_ms=sum(timings.prompt_ms for timings in read),
+        predicted_n=0,
+        predicted_ms=0.0,
+    )

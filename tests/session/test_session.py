@@ -1,0 +1,183 @@
+"""A session by itself: an engine of a few lines, a store that keeps nothing, no process and no chat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone, EngineRefused
+from kvchat.engine.speaking.slot_rows import SlotRows
+from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
+from kvchat.kvstore.savepoint import Fingerprint, Tokens
+from kvchat.kvstore.store import SavePointStore
+from kvchat.session.events import Asked, MakingRoom, SessionEvent, WaitingForEngine
+from kvchat.session.proof import Source
+from kvchat.session.room import EngineHost, ReadyEngine
+from kvchat.session.session import PromptTooLong, Request, Session
+from kvchat.session.slot import Slots
+from kvchat.session.strategy import Finding, Strategy
+
+WORDS = ChatMessage("user", "what was said of the river and of the garden")
+
+
+class Script:
+    """An engine that says what it was given to say. An exception in the script is raised there."""
+
+    def __init__(self, *script: ChatChunk | Exception) -> None:
+        self.script, self.rows, self.hangs = script, SlotRows(), asyncio.Event()
+
+    async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
+        return tuple(ord(letter) for message in messages for letter in message.content)
+
+    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
+        for one in self.script:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+        self.hangs.set()
+        await asyncio.Event().wait()
+
+
+@dataclass
+class Room:
+    """Gives out these engines, one after the other is lost."""
+
+    engines: list[ReadyEngine]
+    hollow: list[bool] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # asked for
+
+    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
+        return False
+
+    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
+        self.sizes.append(tokens)
+        return self.engines[0]
+
+    def recovers(self) -> bool:
+        return len(self.engines) > 0
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        self.hollow.append(hollow)
+
+    async def explain_loss(self, error: EngineError) -> EngineError:
+        self.engines.pop(0)
+        return EngineError("It ran out of memory", "", "")
+
+
+def ready(engine: Script, strategy: Strategy = Strategy.NONE, generation: int = 1, size: int = 4096) -> ReadyEngine:
+    fingerprint = Fingerprint("m", "f16", "f16", "auto", 1, "")
+    finding = Finding(strategy, proved=True)
+    return ReadyEngine(cast(Engine, engine), generation, Path(), fingerprint, size, 1.0, finding)
+
+
+def chunk(text: str = "", *, cached: int = 0, read: int = 44) -> ChatChunk:
+    return ChatChunk(text=text, timings=Timings(cached, read, 5.0, 1, 1.0))
+
+
+def progress(done: int) -> ChatChunk:
+    return ChatChunk(progress=PromptProgress(44, 0, done, 1.0))
+
+
+class Cast:
+    """A session with all that belongs to it."""
+
+    def __init__(self, *engines: ReadyEngine) -> None:
+        self.host, self.told, self.heard = Room(list(engines)), list[SessionEvent](), list[ChatChunk]()
+        self.slots = Slots(cast(SavePointStore, None))  # where restoring does not work, it is not asked
+        self.session = Session(self.slots, cast(EngineHost, self.host), "river", self.told.append)
+
+    async def ask(self, hear: Callable[[ChatChunk], bool] | None = None) -> None:
+        await self.session.answer(Request([WORDS]), hear or self.heard.append)
+
+
+DONE = EngineRefused(400, "the script is over")
+
+
+async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
+    cast_ = Cast(ready(Script(progress(20), chunk("Yes"), chunk(" it was."), DONE)))
+    with pytest.raises(EngineRefused):
+        await cast_.ask()
+    assert [type(event) for event in cast_.told] == [WaitingForEngine, Asked]
+    assert "".join(one.text for one in cast_.heard) == "Yes it was."
+    assert cast_.session.verdict is not None
+    assert cast_.session.verdict.source is Source.COLD
+    assert cast_.slots.slot.holds() == "river"
+    assert cast_.slots.slot.contents is not None
+    assert len(cast_.slots.slot.contents.tokens) == 44
+
+
+async def test_enough_ends_the_stream_and_it_is_proved_all_the_same() -> None:
+    cast_ = Cast(ready(Script(chunk("Yes"), chunk(" and"), chunk(" no"))))
+    await cast_.ask(lambda chunk: chunk.text == " and")
+    assert cast_.session.verdict is not None
+
+
+@pytest.mark.parametrize("strategy", [Strategy.SETTLE, Strategy.PLAIN])
+async def test_a_stop_before_the_engine_said_anything(strategy: Strategy) -> None:
+    """What was in the slot is of use only where it can be cut back to that: the engine may have read on."""
+    script = Script()
+    engine = ready(script, strategy)
+    cast_ = Cast(engine)
+    known = await script.prompt_tokens([WORDS])
+    await cast_.session.ready(Request([WORDS]))
+    assert cast_.session.lease is not None
+    cast_.session.lease.note(known[:40], exact=True)
+    asking = asyncio.ensure_future(cast_.ask())
+    await script.hangs.wait()
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    contents = cast_.slots.slot.contents
+    assert (contents.tokens if contents else None) == (known[:40] if strategy.can_cut else None)
+
+
+async def test_a_stop_while_it_reads_notes_what_was_read() -> None:
+    script = Script(progress(20))
+    cast_ = Cast(ready(script))
+    asking = asyncio.ensure_future(cast_.ask())
+    await script.hangs.wait()
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    assert cast_.slots.slot.contents is not None
+    assert len(cast_.slots.slot.contents.tokens) == 20
+
+
+async def test_an_engine_lost_before_the_first_word_costs_nothing() -> None:
+    lost = ready(Script(progress(20), EngineGone("It is gone", "", "")))
+    cast_ = Cast(lost, ready(Script(chunk("Yes"), DONE), generation=2))
+    with pytest.raises(EngineRefused):
+        await cast_.ask()
+    assert [one.text for one in cast_.heard if one.text] == ["Yes"]
+
+
+async def test_an_engine_lost_after_it_is_told_in_the_rooms_words() -> None:
+    lost = ready(Script(chunk("Yes"), EngineGone("It is gone", "", "")))
+    cast_ = Cast(lost, ready(Script(chunk("Yes"), DONE), generation=2))
+    with pytest.raises(EngineError, match="ran out of memory"):
+        async with cast_.session.losses_explained():
+            await cast_.ask()
+    assert cast_.slots.slot.contents is None
+    assert cast_.session.verdict is not None, "what it had counted"
+
+
+async def test_room_is_made_for_a_prompt_that_needs_it_and_refused_beyond_that() -> None:
+    script = Script(chunk("Yes"))
+    small = ready(script, size=40)
+    cast_ = Cast(small)
+    with pytest.raises(PromptTooLong):
+        await cast_.ask()
+    cast_ = Cast(ReadyEngine(**(vars(small) | {"most_context": 4096})))
+    with pytest.raises(PromptTooLong):
+        await cast_.ask()  # the engine stayed as it is
+    assert cast_.host.sizes == [0, 44 + 512]
+    assert [event for event in cast_.told if isinstance(event, MakingRoom)] == [
+        MakingRoom(556),
+        MakingRoom(556, done=True),
+    ]
