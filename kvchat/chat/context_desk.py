@@ -33,7 +33,7 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.room import RESERVE_MOST, ReadyEngine
+from kvchat.session.host import RESERVE_MOST, ReadyEngine
 from kvchat.session.session import Request
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
-from kvchat.session.room import TemplateOptions
+from kvchat.session.host import TemplateOptions
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from kvchat.chat.worker import Worker
 from kvchat.chat.writers import ANSWERING, Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import SavePointStore, StoreRefused
-from kvchat.session.room import EngineHost
+from kvchat.session.host import EngineHost
 from kvchat.session.slot import Slots
 
 P = ParamSpec("P")

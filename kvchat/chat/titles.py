@@ -22,7 +22,7 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.room import TemplateOptions
+from kvchat.session.host import TemplateOptions
 from kvchat.session.session import Request, Session
 
 IDLE_S = 3.0  # so long nothing has been asked for

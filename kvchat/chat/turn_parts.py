@@ -13,7 +13,7 @@ from kvchat.chat.worker import Worker
 from kvchat.chat.writers import Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import StoreRefused
-from kvchat.session.room import EngineHost
+from kvchat.session.host import EngineHost
 from kvchat.session.session import Session
 from kvchat.session.slot import Slot, Slots
 

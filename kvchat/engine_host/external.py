@@ -20,7 +20,7 @@ from kvchat.engine_host.meeting import loss_noticed, tell_bug
 from kvchat.engine_host.vision import server_cannot_see
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.session.room import ReadyEngine
+from kvchat.session.host import ReadyEngine
 from kvchat.session.self_test import self_test
 from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import Settings

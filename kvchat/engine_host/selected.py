@@ -13,7 +13,7 @@ from kvchat.engine_host.choice import EngineChoice, ModelMissing
 from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.managed import ManagedHost
 from kvchat.library.memory.bar import MemoryBar
-from kvchat.session.room import ReadyEngine
+from kvchat.session.host import ReadyEngine
 from kvchat.session.strategy import Finding
 from kvchat.settings import Settings
 

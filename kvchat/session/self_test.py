@@ -20,9 +20,9 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import Bounds, StoreRefused
 from kvchat.session.events import SaveSkipped, SessionEvent
+from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.proof import PROVED_SHARE
-from kvchat.session.room import ReadyEngine
 from kvchat.session.slot import Slots
 from kvchat.session.strategy import Finding, Strategy
 

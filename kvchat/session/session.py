@@ -15,9 +15,9 @@ from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage,
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
+from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
-from kvchat.session.room import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.slot import Slots
 from kvchat.session.slot_files import DIED_OVER_RESTORE
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way

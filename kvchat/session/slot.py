@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from kvchat.kvstore.savepoint import AbsorbReport, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.finishing import Finishing
+from kvchat.session.host import ReadyEngine
 from kvchat.session.interruption import YieldingLock
 from kvchat.session.proof import RestoreRecord
 from kvchat.session.rates import Rates
-from kvchat.session.room import ReadyEngine
 
 
 @dataclass(frozen=True)

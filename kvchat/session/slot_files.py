@@ -15,8 +15,8 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Grown, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import NothingIsKept, NotWanted, StoreRefused
 from kvchat.session.events import Restoring, Saved, SaveSkipped, Tell
+from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import RestoreRecord
-from kvchat.session.room import ReadyEngine
 from kvchat.session.slot import Slots
 
 TOO_LARGE_NOW = "what is kept of it is larger than the context is now"

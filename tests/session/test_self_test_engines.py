@@ -13,7 +13,7 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session import self_test as module
-from kvchat.session.room import ReadyEngine
+from kvchat.session.host import ReadyEngine
 from kvchat.session.self_test import self_test
 from kvchat.session.strategy import Finding, Strategy
 from tests.e2e.home import engine_path

@@ -17,8 +17,8 @@ from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, 
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.events import Asked, MakingRoom, SessionEvent, WaitingForEngine
+from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
-from kvchat.session.room import EngineHost, ReadyEngine
 from kvchat.session.session import PromptTooLong, Request, Session
 from kvchat.session.slot import Slots
 from kvchat.session.strategy import Finding, Strategy

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QP
 from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
-from kvchat.session.room import TemplateOptions
+from kvchat.session.host import TemplateOptions
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.words.wording import STYLE

@@ -1,4 +1,4 @@
-"""The engine room as a session sees it: a ready engine with the facts that go with it."""
+"""The engine host as a session sees it: a ready engine with the facts that go with it."""
 
 from __future__ import annotations
 
