@@ -57,7 +57,7 @@ class Table:
 
     async def do(self, name: str, act: Callable[[], Awaitable[Message | None]], before: Message | None = None) -> None:
         await self.runtime.stop_engine()
-        await self.runtime.room.ready()  # another process, with an empty slot
+        await self.runtime.host.ready()  # another process, with an empty slot
         reply = await act()
         await self.runtime.chat.idle()
         assert reply is not None
@@ -111,7 +111,7 @@ async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
         await chat.edit_reply(first, "The one over the river.")
         await table.do("after an edited reply", lambda: chat.send(table.chat, "How long is it?", GREEDY))
 
-        cold = (await runtime.room.ready()).engine
+        cold = (await runtime.host.ready()).engine
         assert isinstance(cold, LlamaServerClient)
         for step in table.steps:
             said = await said_by(cold, step.prompt)

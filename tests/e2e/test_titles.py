@@ -50,7 +50,7 @@ async def test_the_next_turn_is_as_warm_as_without_and_says_the_same(
         assert receipt(reply).cached_tokens >= boundary
         assert receipt(reply).cached_tokens >= 0.98 * receipt(reply).prompt_tokens
 
-        cold = (await runtime.room.ready()).engine
+        cold = (await runtime.host.ready()).engine
         assert isinstance(cold, LlamaServerClient)
         said = await said_by(cold, prompt_messages((await chat.messages(talk))[:-1]))
         assert verdict(reply.content, said) != DIFFERS, (reply.content, said)
