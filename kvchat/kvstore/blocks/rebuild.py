@@ -7,7 +7,10 @@ that is what the hash of a whole file would say, which earlier versions kept as 
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +38,9 @@ from kvchat.kvstore.layout.recipe import (
 )
 from kvchat.kvstore.store import Wanted, always
 
+_MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
+_POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then
+_WORTH_ASKING = 1 << 16  # bytes
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
 Hashes = dict[bytes, bytes]  # the XXH3 of blocks
 
@@ -65,15 +71,16 @@ def compose(plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: P
     """Carry out a plan over stored slot files. Returns the XXH3 of blocks of which the recipes did not know it.
 
     `target` is made with mode 0600, or written over in place: to give a file in memory new pages takes longer than
-    everything else. Raises Unusable after looking at every block, OSError where `target` cannot be written, and
-    NotWanted. On any failure no file is left.
+    everything else, and into those that are there, mapped, several threads read at once. Raises Unusable
+    after looking at every block, OSError where `target` cannot be written, and NotWanted.
+    On any failure no file is left.
     """
     copies: list[list[tuple[Extent, int]]] = [[] for _ in sources]
     offset = 0
-    with _written_over(target, sources, blocks) as out:
+    with _written_over(target, sum(part.size for part in plan), sources, blocks) as out:
         for part in plan:
             if isinstance(part, Inline):
-                positioned.write_at(out, part.data, offset)
+                positioned.write_at(out.file, part.data, offset)
             else:
                 copies[part.source].append((Extent(part.span.offset, part.span.size), offset))
             offset += part.size
@@ -81,7 +88,7 @@ def compose(plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: P
         ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
         do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
         learned = positioned.in_parallel(jobs, do, wanted)
-        out.truncate(offset)
+        out.file.truncate(offset)
     return {job.use.block: xxh3 for job, xxh3 in zip(jobs, learned, strict=True) if xxh3}
 
 
@@ -146,7 +153,7 @@ def _jobs(recipe: Recipe, placement: Placement) -> Iterator[_Job]:
 
 
 def _carry_out(
-    job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks: BlockFiles, out: FileIO
+    job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks: BlockFiles, out: _Out
 ) -> bytes | None:
     """Do a job; returns the block's XXH3 if that was not known. Raises DamagedBlock."""
     use = job.use
@@ -154,7 +161,7 @@ def _carry_out(
         positioned.will_need(blocks.path(ahead[job].use.block))
     if use.cache == RESIDUE:
         raw, xxh3 = read_residue(use, blocks)
-        _scatter_bytes(raw, job.goals, out)
+        _scatter_bytes(raw, job.goals, out.file)
         return None if xxh3 == use.xxh3 else xxh3
     try:
         with blocks.path(use.block).open("rb", buffering=0) as file:
@@ -174,25 +181,37 @@ def _carry_out(
     return digests.xxh3
 
 
-def _scatter(file: FileIO, job: _Job, out: FileIO, buffer: memoryview, digests: positioned.Digests) -> None:
-    """Read the block once from end to end, and write its parts where they belong."""
-    first = last = read = 0
-    for target, length in job.goals:
+def _scatter(file: FileIO, job: _Job, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
+    """Read the block once from end to end, its parts to where they belong."""
+    read = 0
+    for gulp in _gulps(job.goals, len(buffer)):
+        places, rest = out.places(gulp, buffer), buffer
+        try:
+            positioned.read_into(file, places, read)
+        except (OSError, EOFError) as error:
+            raise DamagedBlock from error
+        for place in places:
+            digests.add(place)
+        for target, length in gulp:
+            if out.mapped is None and target is not None:
+                positioned.write_at(out.file, rest[:length], target)
+            rest, read = rest[length:], read + length
+
+
+def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
+    """The goals by what is read at once, `most` bytes."""
+    gulp: _Goals = []
+    room = most
+    for target, length in goals:
         while length > 0:
-            if first == last:
-                first, last = 0, min(len(buffer), job.use.size - read)
-                try:
-                    positioned.read_at(file, buffer[:last], read)
-                except (OSError, EOFError) as error:
-                    raise DamagedBlock from error
-                digests.add(buffer[:last])
-                read += last
-            taken = min(length, last - first)
-            if target is not None:
-                positioned.write_at(out, buffer[first : first + taken], target)
-                target += taken
-            first += taken
-            length -= taken
+            taken = min(length, room)
+            gulp.append((target, taken))
+            target, length, room = None if target is None else target + taken, length - taken, room - taken
+            if not room or len(gulp) == _MOST_AT_ONCE:
+                yield gulp
+                gulp, room = [], most
+    if gulp:
+        yield gulp
 
 
 def _scatter_bytes(data: bytes, goals: _Goals, out: FileIO) -> None:
@@ -205,11 +224,50 @@ def _scatter_bytes(data: bytes, goals: _Goals, out: FileIO) -> None:
         done += length
 
 
+class _Out:
+    """The file that is put together, and its bytes, mapped, where most of its pages are there already."""
+
+    def __init__(self, file: FileIO, size: int) -> None:
+        self.file, self.mapped = file, None
+        there = os.fstat(file.fileno()).st_size
+        if sys.platform == "linux" and 0 < size <= 2 * there:
+            if there < size:  # that it has no room is known now, not when a page is touched
+                os.posix_fallocate(file.fileno(), there, size - there)
+            self.mapped = mmap.mmap(file.fileno(), size)
+
+    def places(self, gulp: _Goals, buffer: memoryview) -> list[memoryview]:
+        """Where to read: at once to where the bytes belong, or into the buffer to be written from there."""
+        if self.mapped is None:
+            return [buffer[: sum(length for _, length in gulp)]]
+        found = []
+        whole = memoryview(self.mapped)
+        for target, length in gulp:
+            if target is None:
+                found.append(buffer[:length])
+                buffer = buffer[length:]
+                continue
+            if length >= _WORTH_ASKING:  # else the system does it page by page
+                first = target - target % mmap.PAGESIZE
+                with contextlib.suppress(OSError):
+                    self.mapped.madvise(_POPULATE_READ, first, target + length - first)
+            found.append(whole[target : target + length])
+        return found
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        if self.mapped is not None:
+            with contextlib.suppress(BufferError):  # a fault that is still told holds some: they go with it
+                self.mapped.close()
+
+
 @contextmanager
-def _written_over(target: Path, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[FileIO]:
+def _written_over(target: Path, size: int, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[_Out]:
     """The private file, open; whatever goes wrong it is deleted, and damage is looked into."""
     try:
-        with os.fdopen(os.open(target, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as out:
+        with (
+            os.fdopen(os.open(target, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file,
+            contextlib.closing(_Out(file, size)) as out,
+        ):
             yield out
     except (DamagedBlock, RecipeError, IndexError) as error:
         target.unlink(missing_ok=True)

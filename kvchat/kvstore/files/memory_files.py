@@ -18,6 +18,7 @@ from kvchat.kvstore.files import disk
 from kvchat.words.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
+_EMPTIED_AT_ONCE = 1 << 18  # bytes
 SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
 
 
@@ -136,10 +137,11 @@ def can_link(folder: Path) -> bool:
 
 
 def fill_up(file: Path, size: int) -> None:
-    """Make a private file of that size whose pages are there. Raises OSError."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-        if sys.platform == "linux":
-            os.posix_fallocate(made.fileno(), 0, size)
+    """Make a private file of that size whose pages are there, and empty: not only promised. Raises OSError."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as made:
+        nothing = memoryview(bytes(_EMPTIED_AT_ONCE))
+        while size > 0:
+            size -= made.write(nothing[:size])
 
 
 def is_alone(file: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +38,17 @@ class Passes:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     counted = Passes()
-    read_at, write_at, add = positioned.read_at, positioned.write_at, positioned.Digests.add
+    read_at, read_into, write_at = positioned.read_at, positioned.read_into, positioned.write_at
+    add = positioned.Digests.add
 
     def reading(file: object, place: memoryview, offset: int) -> None:
         counted.read += len(place)
         read_at(file, place, offset)  # type: ignore[arg-type]
+
+    def reading_into(file: object, places: Sequence[memoryview], offset: int) -> None:
+        before = counted.read
+        read_into(file, places, offset)  # type: ignore[arg-type]
+        counted.read = before + sum(map(len, places))
 
     def writing(file: object, data: memoryview | bytes, offset: int) -> None:
         counted.written += len(data)
@@ -51,6 +59,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
         add(self, piece)
 
     monkeypatch.setattr(positioned, "read_at", reading)
+    monkeypatch.setattr(positioned, "read_into", reading_into)
     monkeypatch.setattr(positioned, "write_at", writing)
     monkeypatch.setattr(positioned.Digests, "add", hashing)
     monkeypatch.setattr(positioned, "threads", lambda: 1)  # the counters are no more than numbers
@@ -120,6 +129,28 @@ def test_from_disk_it_is_read_hashed_and_written_once(tmp_path: Path, passes: Pa
     assert (read, hashed) == (rows, rows)
     assert written == point.size
     assert bench.read(staged) == BIG.slot_file(text(LENGTH))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
+@pytest.mark.parametrize("row_size", [512, 8])
+def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
+    tmp_path: Path, passes: Passes, row_size: int
+) -> None:
+    model = Model(layers=8, row_size=row_size)
+    bench = Bench(tmp_path / "store", model, memory=10**9)
+    point = save(bench, text(LENGTH))
+    absorb(bench)
+    bench.reopen()
+    bench.store.prepare()
+    passes.since()
+    staged = stage(bench, point, Tier.DISK)
+    rows = LENGTH * model.row_bytes
+    assert passes.since() == (rows, rows, point.size - rows), "what is no row is written"
+    assert bench.read(staged) == model.slot_file(text(LENGTH))
+    for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
+        bench.reopen()
+        bench.store._parts.staging.prepare(int(share * point.size))
+        assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
 
 
 def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
