@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 
 import keyring
@@ -6,6 +7,10 @@ from hypothesis import HealthCheck, settings
 from keyring.backends import fail
 
 pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures"]
+
+# An engine's threads wait for each other asleep. On a busy machine one that spins waits for one that is not running: a
+# bench of a tiny model that takes 9 s took 35, and three times the CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

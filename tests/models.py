@@ -7,6 +7,8 @@ and cache_n behave as they do for the real architecture. All are made once and k
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
 import subprocess
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from kvchat.library.gguf.header import read_header
 from kvchat.library.remote.starter import fetch_starter, installed_starter
 
 RECIPE = 1  # raise it when what `tiny_model` makes changes
@@ -65,14 +68,15 @@ def seeing(model: Path) -> Path:
             made.mkdir()
             (made / model.name).symlink_to(model)
             _write_projector(made / f"mmproj-{model.name}", embedding_length(model))
-            made.rename(folder)
+            with contextlib.suppress(OSError):  # another test process was sooner
+                made.rename(folder)
     return folder / model.name
 
 
 def embedding_length(model: Path) -> int:
     """How many numbers stand for a token in the model."""
-    fields = gguf.GGUFReader(model).fields
-    return int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
+    values = read_header(model).values
+    return int(str(values[f"{values['general.architecture']}.embedding_length"]))
 
 
 def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 8, width: int = 32) -> None:
@@ -131,11 +135,17 @@ def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
     return {name: next(path for path in found if path.exists()) for name, found in paths.items()}
 
 
+@functools.cache
+def _tokenizer(donor: Path) -> dict[str, gguf.ReaderField]:
+    """What it says of its tokenizer; reading that takes seconds."""
+    return {key: field for key, field in gguf.GGUFReader(donor).fields.items() if key.startswith("tokenizer.")}
+
+
 def _graft(bare: Path, donor_path: Path, out: Path, window: int | None, *, heeds: bool) -> None:
     """Write `bare` with the donor's tokenizer, a random embedding of its vocabulary's size, and another window."""
-    model, donor = gguf.GGUFReader(bare), gguf.GGUFReader(donor_path)
+    model, tokenizer = gguf.GGUFReader(bare), _tokenizer(donor_path)
     architecture = model.fields["general.architecture"].contents()
-    vocabulary = len(donor.fields["tokenizer.ggml.tokens"].data)
+    vocabulary = len(tokenizer["tokenizer.ggml.tokens"].data)
     changed = {f"{architecture}.vocab_size": vocabulary, f"{architecture}.context_length": TRAINED_CONTEXT}
     if window is not None:
         changed[f"{architecture}.attention.sliding_window"] = window
@@ -143,9 +153,8 @@ def _graft(bare: Path, donor_path: Path, out: Path, window: int | None, *, heeds
     for key, field in model.fields.items():
         if not key.startswith(("GGUF.", "tokenizer.")) and key != "general.architecture":
             _copy_field(writer, key, field, changed.get(key))
-    for key, field in donor.fields.items():
-        if key.startswith("tokenizer."):
-            _copy_field(writer, key, field)
+    for key, field in tokenizer.items():
+        _copy_field(writer, key, field)
     random = np.random.default_rng(SEED)
     for tensor in model.tensors:
         if tensor.name in RESIZED:

@@ -51,12 +51,19 @@ def test_a_second_process_goes_on_where_the_first_ended(
     assert from_scratch["reply"] == restored["reply"]
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path]) -> tuple[Home, str]:
+    """A home in which one chat was begun, and the chat. To be copied."""
+    home = Home(tmp_path_factory.mktemp("begun") / "home")
+    return home, home.ask("--new", "--model", str(tiny_model("llama")), notes(60))["chat_id"]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
 def test_a_damaged_store_costs_a_prefill_and_nothing_else(
-    home: Home, tiny_model: Callable[[str], Path], damage: str
+    begun: tuple[Home, str], tmp_path: Path, tiny_model: Callable[[str], Path], damage: str
 ) -> None:
-    model = ("--model", str(tiny_model("llama")))
-    chat = home.ask("--new", *model, notes(60))["chat_id"]
+    model, chat = ("--model", str(tiny_model("llama"))), begun[1]
+    home = begun[0].copy(tmp_path / "home")
     for file in home.kept.block_files():
         spoil(file, damage)
     receipt = home.ask("--chat", chat, *model, QUESTION)["receipt"]
@@ -66,8 +73,8 @@ def test_a_damaged_store_costs_a_prefill_and_nothing_else(
     assert again["source"] == "disk"
 
 
-def test_another_model_is_another_fingerprint(home: Home, tiny_model: Callable[[str], Path], smollm2: Path) -> None:
-    chat = home.ask("--new", "--model", str(tiny_model("llama")), notes(10))["chat_id"]
+def test_another_model_is_another_fingerprint(begun: tuple[Home, str], tmp_path: Path, smollm2: Path) -> None:
+    home, chat = begun[0].copy(tmp_path / "home"), begun[1]
     receipt = home.ask("--chat", chat, "--model", str(smollm2), QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_reason"] == "saved with another model"

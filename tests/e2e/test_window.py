@@ -132,19 +132,6 @@ def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop
         assert only.process.wait(LONG) == 0
 
 
-def test_a_second_start_raises_the_first_window(desktop: Desktop, tmp_path: Path, smollm2: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.write_settings(model_path=str(smollm2))
-    with open_window(desktop, home) as first:
-        first.strip_says("ready")
-        desktop.close_window()
-        assert first.process.poll() is None
-        with desktop.application(*KVCHAT, KVCHAT_HOME=str(home.folder)) as second:
-            assert second.wait(LONG) == 0
-        wait_until(desktop.windows, what="the first window")
-        first.quit()
-
-
 def test_without_a_tray_closing_the_window_quits(tmp_path: Path, smollm2: Path) -> None:
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2))
@@ -155,13 +142,20 @@ def test_without_a_tray_closing_the_window_quits(tmp_path: Path, smollm2: Path) 
         assert not left_behind(home)
 
 
-def test_the_first_start_fetches_the_starter_model_and_chats(desktop: Desktop, tmp_path: Path) -> None:
+def test_the_first_start_fetches_the_starter_model_and_chats_and_a_second_raises_its_window(
+    desktop: Desktop, tmp_path: Path
+) -> None:
     home = Home(tmp_path / "home")
     home.write_settings(max_tokens=12, **GREEDY)
-    with open_window(desktop, home) as only:
+    with open_window(desktop, home) as first:
         desktop.click(desktop.find("push button", "Fetch the starter model (98 MB)", seconds=LONG))
-        only.strip_says("ready")
-        only.send("Hello")
-        only.replies(1)
-        only.quit()
+        first.strip_says("ready")
+        first.send("Hello")
+        first.replies(1)
+        desktop.close_window()
+        assert first.process.poll() is None
+        with desktop.application(*KVCHAT, KVCHAT_HOME=str(home.folder)) as second:
+            assert second.wait(LONG) == 0
+        wait_until(desktop.windows, what="the first window")
+        first.quit()
     assert list((home.folder / "data" / "models").glob("*.gguf"))
