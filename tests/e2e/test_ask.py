@@ -73,9 +73,11 @@ def test_a_damaged_store_costs_a_prefill_and_nothing_else(
     assert again["source"] == "disk"
 
 
-def test_another_model_is_another_fingerprint(begun: tuple[Home, str], tmp_path: Path, smollm2: Path) -> None:
+def test_another_model_is_another_fingerprint(
+    begun: tuple[Home, str], tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
     home, chat = begun[0].copy(tmp_path / "home"), begun[1]
-    receipt = home.ask("--chat", chat, "--model", str(smollm2), QUESTION)["receipt"]
+    receipt = home.ask("--chat", chat, "--model", str(tiny_model("qwen35")), QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_reason"] == "saved with another model"
 
