@@ -13,7 +13,7 @@ import qasync
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from kvchat import __version__
-from kvchat.chat.database_file import ChatsDamaged
+from kvchat.chat.record.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime

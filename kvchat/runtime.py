@@ -8,15 +8,13 @@ import itertools
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.chat.background import Background
-from kvchat.chat.database import Database
+from kvchat.chat.deletion.permanent import forget_strangers
+from kvchat.chat.deletion.recently_deleted import purge_left_behind
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
-from kvchat.chat.findings import Findings
-from kvchat.chat.forgetting import forget_strangers
-from kvchat.chat.own_backups import DailyBackups
-from kvchat.chat.recently_deleted import purge_left_behind
+from kvchat.chat.record.database import Database
+from kvchat.chat.recovery.automatic_backups import DailyBackups
+from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
-from kvchat.chat.worker import Worker
 from kvchat.diagnostics import Facts, report
 from kvchat.engine.output.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
@@ -41,8 +39,10 @@ from kvchat.session.finishing import Unfinished
 from kvchat.session.rates import BreakEven
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, Store, StoreService, open_store_or_none, store_bounds
+from kvchat.system.background import Background
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
+from kvchat.system.worker import Worker
 from kvchat.transfer.service import TransferService
 from kvchat.words.redaction import this_person
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.messages import Message
+from kvchat.chat.record.messages import Message
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths

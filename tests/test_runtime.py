@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvchat.chat.database import Database
 from kvchat.chat.events import SettingsChanged
+from kvchat.chat.record.database import Database
 from kvchat.kvstore.store import StoreRefused
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings

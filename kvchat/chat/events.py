@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvchat.chat.messages import Attachment, Receipt
+from kvchat.chat.record.messages import Attachment, Receipt
 from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session import events as session

@@ -7,34 +7,35 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from kvchat.chat import opening, tree
-from kvchat.chat.ahead import Prefetch
-from kvchat.chat.background import Background
-from kvchat.chat.context_desk import ContextService, StillAnswering
-from kvchat.chat.database import Database
-from kvchat.chat.drafts import Drafts
+from kvchat.chat.context.context_service import ContextService, StillAnswering
+from kvchat.chat.context.options_service import OptionsService
+from kvchat.chat.deletion.organiser import Organiser
+from kvchat.chat.deletion.permanent import PermanentDeletion
+from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
-from kvchat.chat.following import Following
-from kvchat.chat.forgetting import Forgetting
-from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Role
-from kvchat.chat.models import relocate_model, remember_model
-from kvchat.chat.options_desk import OptionsService
-from kvchat.chat.organiser import Organiser
-from kvchat.chat.presets import Preset
-from kvchat.chat.prompt import NEW_TITLE
-from kvchat.chat.recently_deleted import RecentlyDeleted
-from kvchat.chat.search import Finder
-from kvchat.chat.titles import Titles
-from kvchat.chat.tree import Removed
-from kvchat.chat.turn import Turn
+from kvchat.chat.external_changes import ExternalChanges
+from kvchat.chat.options.models import relocate_model, remember_model
+from kvchat.chat.options.presets import Preset
+from kvchat.chat.record import tree
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
+from kvchat.chat.record.prompt import NEW_TITLE
+from kvchat.chat.record.tree import Removed
+from kvchat.chat.record.writers import ANSWERING, Writers
+from kvchat.chat.search.search import Finder
+from kvchat.chat.turn import opening
+from kvchat.chat.turn.prefetch import Prefetch
+from kvchat.chat.turn.titles import Titles
+from kvchat.chat.turn.turn import Turn
+from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.chat.turns import Turns
-from kvchat.chat.worker import Worker
-from kvchat.chat.writers import ANSWERING, Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import SavePointStore, StoreRefused
 from kvchat.session.host import EngineHost
 from kvchat.session.slot import Slots
+from kvchat.system.background import Background
+from kvchat.system.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +75,7 @@ class ChatService:
         self.context = ContextService(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._forgetting = Forgetting(database, worker, self.slots, self.finder, events, self._background.begin)
+        self._forgetting = PermanentDeletion(database, worker, self.slots, self.finder, events, self._background.begin)
         self.recently_deleted = RecentlyDeleted(
             database,
             worker,
@@ -86,7 +87,7 @@ class ChatService:
             keep_deleted_s,
         )
         self.organiser = Organiser(database, worker, events, self.leave, self.recently_deleted)
-        self.following = Following(database, worker, events)
+        self.following = ExternalChanges(database, worker, events)
         self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvchat.chat.database import Database
 from kvchat.chat.events import Absorbed, EventBus, Notice
-from kvchat.chat.messages import Message
-from kvchat.chat.options import ChatOptions
-from kvchat.chat.worker import Worker
-from kvchat.chat.writers import Writers
+from kvchat.chat.options.options import ChatOptions
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Message
+from kvchat.chat.record.writers import Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.store import StoreRefused
 from kvchat.session.host import EngineHost
 from kvchat.session.session import Session
 from kvchat.session.slot import Slot, Slots
+from kvchat.system.worker import Worker
 
 
 @dataclass(frozen=True)

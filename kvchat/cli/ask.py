@@ -7,7 +7,6 @@ import json
 import sys
 from dataclasses import dataclass, field
 
-from kvchat.chat.documents import read_attachment
 from kvchat.chat.events import (
     EngineChanged,
     Event,
@@ -21,8 +20,9 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForWriter,
 )
-from kvchat.chat.messages import Message, Receipt
-from kvchat.chat.receipts import receipt_sentence
+from kvchat.chat.input.documents import read_attachment
+from kvchat.chat.record.messages import Message, Receipt
+from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.grammar.options import AskOptions
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from kvchat.chat.database import Database
+from kvchat.chat.record.database import Database
 from kvchat.cli.columns import columns
 from kvchat.cli.grammar.options import StoreAction, StoreOptions
 from kvchat.errors import KvchatError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from kvchat.chat.database import Database
+from kvchat.chat.record.database import Database
 from kvchat.cli.grammar.options import ExportOptions
 from kvchat.errors import KvchatError
 from kvchat.system.paths import resolve_paths

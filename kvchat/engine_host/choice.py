@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.chat.findings import Subject
+from kvchat.chat.restore_findings import Subject
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.findings import Findings, Subject
+from kvchat.chat.restore_findings import Findings, Subject
 from kvchat.engine.finding.running_server import RunningServer, find_server
 from kvchat.engine.running.attached import AttachedEngine, ServerAddress, parse_address
 from kvchat.engine.speaking.client import LlamaServerClient

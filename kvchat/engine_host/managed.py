@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.findings import Findings
+from kvchat.chat.restore_findings import Findings
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.running import refusal
 from kvchat.engine.running.plan import LaunchPlan

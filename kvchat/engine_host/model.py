@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.chat.messages import Conversation
+from kvchat.chat.record.messages import Conversation
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_host.selected import SelectedHost

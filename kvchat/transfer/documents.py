@@ -14,8 +14,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from kvchat.chat.messages import Attachment, Conversation, Message, Role
-from kvchat.chat.pictures import kind_of
+from kvchat.chat.input.pictures import kind_of
+from kvchat.chat.record.messages import Attachment, Conversation, Message, Role
 from kvchat.words.safe_text import calm, shown_document, spelled_out
 from kvchat.words.wording import one_line
 

@@ -9,8 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, TypeVar
 
-from kvchat.chat.database import Database
-from kvchat.chat.messages import Conversation, Message
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Conversation, Message
 from kvchat.errors import KvchatError
 from kvchat.system.stoppable import Progress
 from kvchat.system.whole_file import whole_file

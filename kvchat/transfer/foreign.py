@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kvchat.chat.messages import MessageState, Role
-from kvchat.chat.prompt import title_from
+from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.record.prompt import title_from
 from kvchat.transfer.rows import BadConversation, Row
 
 _NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export gives the same ids, whenever it comes

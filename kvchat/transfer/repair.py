@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.chat.database_file import doubt_of
-from kvchat.chat.own_backups import FAULTS, backups_of
-from kvchat.chat.salvage import Salvaged, is_whole, salvage
+from kvchat.chat.record.database_file import doubt_of
+from kvchat.chat.recovery.automatic_backups import FAULTS, backups_of
+from kvchat.chat.recovery.salvage import Salvaged, is_whole, salvage
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
 from kvchat.transfer.backup import DATABASE, WAITING

@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from kvchat.chat.migrations import MIGRATIONS
+from kvchat.chat.record.migrations import MIGRATIONS
 from kvchat.errors import KvchatError
 from kvchat.system import migrations
 from kvchat.system.paths import Paths

@@ -8,10 +8,10 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvchat.chat.database import Database
-from kvchat.chat.messages import MessageState, Receipt, Role
-from kvchat.chat.pictures import CannotAttach, picture_of
-from kvchat.chat.rows import attachment_of, receipt_of, role_of, state_of, text_of
+from kvchat.chat.input.pictures import CannotAttach, picture_of
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import MessageState, Receipt, Role
+from kvchat.chat.record.rows import attachment_of, receipt_of, role_of, state_of, text_of
 from kvchat.session.proof import Source
 
 Row = dict[str, Any]

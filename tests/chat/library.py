@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from kvchat.chat.database import Database
+from kvchat.chat.record.database import Database
 
 MESSAGES = 10  # in each chat
 _LATIN = "time year people way day man thing woman life child world school state family café naïve Zürich"

@@ -18,16 +18,17 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from kvchat.chat import opening, tree
-from kvchat.chat.database import Database
-from kvchat.chat.drafts import _load, _load_attached
-from kvchat.chat.messages import Attachment, Message, MessageState, Receipt, Role
-from kvchat.chat.options import ChatOptions
-from kvchat.chat.own_backups import back_up
-from kvchat.chat.presets import default_preset, manner_of, presets, store_options
-from kvchat.chat.prompt import prompt_messages
-from kvchat.chat.recently_deleted import entries
-from kvchat.chat.search import find, index_some
+from kvchat.chat.deletion.recently_deleted import entries
+from kvchat.chat.options.options import ChatOptions
+from kvchat.chat.options.presets import default_preset, manner_of, presets, store_options
+from kvchat.chat.record import tree
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.drafts import _load, _load_attached
+from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
+from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.recovery.automatic_backups import back_up
+from kvchat.chat.search.search import find, index_some
+from kvchat.chat.turn import opening
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source

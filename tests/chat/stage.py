@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.chat.messages import Message, Receipt
+from kvchat.chat.record.messages import Message, Receipt
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.savepoint import SavePoint
 from kvchat.runtime import Runtime, open_runtime

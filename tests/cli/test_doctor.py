@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.database import Database
-from kvchat.chat.findings import Subject, newest_finding, store_finding
+from kvchat.chat.record.database import Database
+from kvchat.chat.restore_findings import Subject, newest_finding, store_finding
 from kvchat.cli.doctor.command import collect, run
 from kvchat.cli.doctor.report import RestoreReport, lines
 from kvchat.engine.finding.probe import NEEDED_OPTIONS

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.chat.messages import Attachment, Conversation, MessageState, Role
+from kvchat.chat.record.messages import Attachment, Conversation, MessageState, Role
 from kvchat.system.paths import resolve_paths
 from tests.transfer.library import open_library
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.database import Database
+from kvchat.chat.record.database import Database
 from kvchat.cli.grammar.arguments import build_parser, store_options
 from kvchat.cli.grammar.options import StoreAction, StoreOptions
 from kvchat.cli.store import plan_lines, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.chat.messages import Message, Receipt
+from kvchat.chat.record.messages import Message, Receipt
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings

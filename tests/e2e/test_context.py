@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.context import NothingToDrop
-from kvchat.chat.context_desk import SUMMARY_REQUEST
+from kvchat.chat.context.context import NothingToDrop
+from kvchat.chat.context.context_service import SUMMARY_REQUEST
 from kvchat.chat.events import Event, Notice, TurnFailed
-from kvchat.chat.messages import Role
+from kvchat.chat.record.messages import Role
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import open_runtime

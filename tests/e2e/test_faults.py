@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, Prefilling, ReplyDelta, Saved, SaveSkipped, Saving, TurnFailed
-from kvchat.chat.messages import Message, MessageState
+from kvchat.chat.record.messages import Message, MessageState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source

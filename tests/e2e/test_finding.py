@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.database import Database
-from kvchat.chat.documents import document_of_text
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import MessageState, Role
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.messages import Message
+from kvchat.chat.record.messages import Message
 from kvchat.cli.bench import after_restart
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime

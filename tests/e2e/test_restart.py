@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.database import Database
+from kvchat.chat.record.database import Database
 from kvchat.system.paths import resolve_paths
 from kvchat.transfer.backup import make_backup
 

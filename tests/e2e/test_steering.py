@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvchat.chat.messages import Message, MessageState
-from kvchat.chat.prompt import prompt_messages
+from kvchat.chat.record.messages import Message, MessageState
+from kvchat.chat.record.prompt import prompt_messages
 from kvchat.engine.speaking.bodies import chat_body
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.prompt import prompt_messages
-from kvchat.chat.titles import is_due
+from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.turn.titles import is_due
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import Sampling
 from tests.e2e.restarts import SYSTEM, receipt

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.attachments import Attachment
 from kvchat.chat.events import MakingRoom, Restored, TurnFailed
-from kvchat.chat.messages import MessageState
+from kvchat.chat.record.attachments import Attachment
+from kvchat.chat.record.messages import MessageState
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.context_size import CHEAP

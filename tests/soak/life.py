@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from kvchat.chat.events import Event, MessagesChanged
-from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings

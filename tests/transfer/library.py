@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvchat.chat.database import Database
-from kvchat.chat.messages import Conversation, MessageState, Receipt, Role
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Conversation, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 
 RECEIPT = Receipt(120.5, 30.0, 80.0, 10.5, 100, 90, 12, 33.3, Source.DISK, saved_ms=900.0, model="abc")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvchat.chat.database import Database
 from kvchat.chat.events import EventBus
-from kvchat.chat.messages import MessageState, Role
-from kvchat.chat.worker import Worker
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.errors import KvchatError
 from kvchat.system.paths import resolve_paths
 from kvchat.system.stoppable import Progress
+from kvchat.system.worker import Worker
 from kvchat.transfer.backup import make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.service import TransferService

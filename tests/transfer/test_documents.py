@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.documents import file_name
 from kvchat.transfer.exporting import ExportFailed, ExportForm, export_file
 from tests.transfer.library import open_library, talk

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.database_file import StorageFailed
-from kvchat.chat.messages import Role
+from kvchat.chat.record.database_file import StorageFailed
+from kvchat.chat.record.messages import Role
 from kvchat.transfer import archives, importing, pieces
 from kvchat.transfer.foreign import parse_chatgpt
 from kvchat.transfer.importing import import_paths

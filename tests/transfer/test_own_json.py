@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
 from kvchat.transfer.own_json import write_json

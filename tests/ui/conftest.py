@@ -11,7 +11,7 @@ import pytest_asyncio
 from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop
 
-from kvchat.chat.messages import Role
+from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from tests.ui.fake_runtime import FakeRuntime

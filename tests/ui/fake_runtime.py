@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
-from kvchat.chat.attachments import searched_text
-from kvchat.chat.context import ContextUse
-from kvchat.chat.context_desk import ContextService
-from kvchat.chat.drafts import Drafts
+from kvchat.chat.context.context import ContextUse
+from kvchat.chat.context.context_service import ContextService
+from kvchat.chat.context.options_service import OptionsService
+from kvchat.chat.deletion.organiser import Organiser
+from kvchat.chat.deletion.recently_deleted import Deleted, RecentlyDeleted
 from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
@@ -22,17 +23,15 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
-from kvchat.chat.folding import has_terms, spans, terms_of
-from kvchat.chat.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
-from kvchat.chat.options import ChatOptions, Manner, check
-from kvchat.chat.options_desk import OptionsService
-from kvchat.chat.organiser import Organiser
-from kvchat.chat.presets import Preset
-from kvchat.chat.recently_deleted import Deleted, RecentlyDeleted
-from kvchat.chat.search import Finder, Found, FoundChat
+from kvchat.chat.options.options import ChatOptions, Manner, check
+from kvchat.chat.options.presets import Preset
+from kvchat.chat.record.attachments import searched_text
+from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
+from kvchat.chat.record.tree import Removed
+from kvchat.chat.search.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
-from kvchat.chat.titles import Titles
-from kvchat.chat.tree import Removed
+from kvchat.chat.turn.titles import Titles
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.inventory import EngineEntry
 from kvchat.engine.running.trial import Trial, TrialStep
@@ -62,6 +61,7 @@ from kvchat.settings import GB, Settings, differ
 from kvchat.store_service import StoreService
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
+from kvchat.words.folding import has_terms, spans, terms_of
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.colors import LIGHT
 from kvchat.ui.rendering.blocks import Block, Prose, Wide
 from kvchat.ui.rendering.markdown import Markdown

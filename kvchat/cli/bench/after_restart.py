@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from kvchat.chat.messages import Message, Role
+from kvchat.chat.record.messages import Message, Role
 from kvchat.cli.bench.home import BenchHome, Reply, bench_home, say
 from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import Sampling

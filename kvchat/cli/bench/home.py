@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.chat.events import Event, QuestionNotStored, Saved, TurnFailed
-from kvchat.chat.messages import Message, Receipt
+from kvchat.chat.record.messages import Message, Receipt
 from kvchat.cli.command_runtime import chosen_settings
 from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import ChatMessage, Sampling

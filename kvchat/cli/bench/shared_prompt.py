@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from statistics import mean, median
 
-from kvchat.chat.messages import Role
+from kvchat.chat.record.messages import Role
 from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, Reply, bench_home, say
 from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import ChatMessage, Sampling

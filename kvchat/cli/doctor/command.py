@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat import __version__
-from kvchat.chat.findings import forget_model, newest_finding
+from kvchat.chat.restore_findings import forget_model, newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.doctor.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.cli.doctor.report import SERVER, DoctorReport, EngineReport, FolderReport, ModelReport, RestoreReport, lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QSize, Signal
 from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QToolButton
 
-from kvchat.chat.messages import Attachment
+from kvchat.chat.record.messages import Attachment
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.elided import plain_tip

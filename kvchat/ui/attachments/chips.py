@@ -8,13 +8,13 @@ from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
-from kvchat.chat.folding import Term, any_span
-from kvchat.chat.messages import Attachment
+from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.card import AttachmentCard
 from kvchat.ui.attachments.document_view import AttachmentView
 from kvchat.ui.attachments.picture_tile import PictureTile, PictureView
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
+from kvchat.words.folding import Term, any_span
 from kvchat.words.wording import one_line
 
 _NAME_LETTERS = 34

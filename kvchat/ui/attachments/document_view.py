@@ -8,12 +8,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QKeySequence, QShortcut, QTextCursor
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QTextEdit, QToolButton, QVBoxLayout, QWidget
 
-from kvchat.chat.folding import Term, spans
-from kvchat.chat.messages import Attachment
+from kvchat.chat.record.messages import Attachment
 from kvchat.ui.base.fonts import code_font
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.base.utf16 import position
+from kvchat.words.folding import Term, spans
 from kvchat.words.safe_text import calm, shown_document
 
 _MOST_MARKS = 1000

@@ -8,7 +8,7 @@ from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QIcon, QImage, QPixmap
 from PySide6.QtWidgets import QDialog, QFrame, QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
-from kvchat.chat.messages import Attachment
+from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.card import AttachmentCard
 from kvchat.ui.attachments.pictures import decoded, shape
 from kvchat.ui.base.icons import icon

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QSize, Qt
 from PySide6.QtGui import QImage, QImageIOHandler, QImageReader, QPainter
 
-from kvchat.chat.messages import Attachment
-from kvchat.chat.pictures import CannotAttach, picture_of
+from kvchat.chat.input.pictures import CannotAttach, picture_of
+from kvchat.chat.record.messages import Attachment
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models look at no more than about that

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.chat.messages import Attachment
+from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.fonts import page_font
 from kvchat.ui.base.icons import icon, stop_icon

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Signal
 
-from kvchat.chat.context import ContextUse
+from kvchat.chat.context.context import ContextUse
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.ui.widgets.cards import Card
 from kvchat.words.wording import tokens_short

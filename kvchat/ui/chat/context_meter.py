@@ -6,7 +6,7 @@ from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
-from kvchat.chat.context import ContextUse
+from kvchat.chat.context.context import ContextUse
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.wording import tokens_short

@@ -6,11 +6,11 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QToolButton, QWidget
 
-from kvchat.chat.attachments import searched_text
-from kvchat.chat.folding import has_terms, terms_of
+from kvchat.chat.record.attachments import searched_text
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.transcript import Transcript
+from kvchat.words.folding import has_terms, terms_of
 
 
 class FindBar(QFrame):

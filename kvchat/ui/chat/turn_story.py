@@ -24,7 +24,7 @@ from kvchat.chat.events import (
     WaitingForEngine,
     WaitingForWriter,
 )
-from kvchat.chat.receipts import UNUSED, where_from, where_told
+from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, size
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults

@@ -8,7 +8,6 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from kvchat.chat.drafts import NOT_BEGUN
 from kvchat.chat.events import (
     Absorbed,
     ConversationsChanged,
@@ -24,7 +23,8 @@ from kvchat.chat.events import (
     SettingsChanged,
     TurnEvent,
 )
-from kvchat.chat.messages import Attachment, Message
+from kvchat.chat.record.drafts import NOT_BEGUN
+from kvchat.chat.record.messages import Attachment, Message
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner

@@ -9,10 +9,10 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvchat.chat.context import ContextUse
-from kvchat.chat.documents import document_of_text
+from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
-from kvchat.chat.messages import Role
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.record.messages import Role
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.session.session import PromptTooLong

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvchat.chat.drafts import NOT_BEGUN, Drafts
-from kvchat.chat.messages import Attachment
+from kvchat.chat.record.drafts import NOT_BEGUN, Drafts
+from kvchat.chat.record.messages import Attachment
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from PySide6.QtCore import QObject
 
-from kvchat.chat.messages import Message, Role
-from kvchat.chat.tree import Removed
+from kvchat.chat.record.messages import Message, Role
+from kvchat.chat.record.tree import Removed
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.dialogs.notices import Notices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvchat.chat.search import FoundChat
+from kvchat.chat.search.search import FoundChat
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.find_bar import FindBar

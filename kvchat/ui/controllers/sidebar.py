@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvchat.chat.messages import Conversation
+from kvchat.chat.record.messages import Conversation
 from kvchat.engine.speaking.status import EngineState
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.chat.messages import Conversation, Message, Role
+from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage

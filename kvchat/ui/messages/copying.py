@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextTable
 from PySide6.QtWidgets import QTextEdit
 
-from kvchat.chat.messages import Message, Role
+from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.base import utf16
 from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
 from kvchat.ui.rendering.formula_layer import FORMULA, fragments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvchat.chat.messages import Message
+from kvchat.chat.record.messages import Message
 
 
 class Request(Enum):

@@ -6,7 +6,7 @@ from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QEnterEvent, QTextCursor
 from PySide6.QtWidgets import QTextEdit, QWidget
 
-from kvchat.chat.messages import Message, Role
+from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.messages.copying import selected_markdown
 from kvchat.ui.messages.message_actions import MessageActions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from kvchat.chat.messages import Receipt
-from kvchat.chat.receipts import receipt_details, receipt_line, receipt_sentence
+from kvchat.chat.record.messages import Receipt
+from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
 from kvchat.ui.widgets.elided import ElidedButton
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal, SignalInstance
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.chat.messages import Message, MessageState
+from kvchat.chat.record.messages import Message, MessageState
 from kvchat.ui.messages.receipt_view import ReceiptView
 from kvchat.ui.widgets.flow import FlowLayout
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtGui import QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QTextEdit, QWidget
 
-from kvchat.chat.messages import Message
+from kvchat.chat.record.messages import Message
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.messages.copying import selected_text
 from kvchat.ui.messages.message_request import Request

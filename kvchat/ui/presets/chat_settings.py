@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QWidget
 
-from kvchat.chat.presets import Preset
+from kvchat.chat.options.presets import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look

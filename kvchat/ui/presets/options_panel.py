@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from kvchat.chat.options import BadOptions
+from kvchat.chat.options.options import BadOptions
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel

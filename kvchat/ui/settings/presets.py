@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QLabel, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.chat.presets import Preset
+from kvchat.chat.options.presets import Preset
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.preset_dialog import PresetDialog
 from kvchat.ui.settings.page import Desk, SettingsPage

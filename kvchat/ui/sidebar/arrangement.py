@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from kvchat.chat.messages import Conversation
+from kvchat.chat.record.messages import Conversation
 
 
 class Order(Enum):

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.chat.messages import Conversation
+from kvchat.chat.record.messages import Conversation
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, one_line

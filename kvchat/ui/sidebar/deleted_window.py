@@ -9,8 +9,8 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
+from kvchat.chat.deletion.recently_deleted import Deleted
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
-from kvchat.chat.recently_deleted import Deleted
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look

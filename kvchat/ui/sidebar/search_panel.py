@@ -6,7 +6,7 @@ from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QAction, QKeyEvent
 from PySide6.QtWidgets import QLabel, QLineEdit, QStackedWidget, QToolButton, QVBoxLayout, QWidget
 
-from kvchat.chat.search import Found
+from kvchat.chat.search.search import Found
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.search_results import SearchResults

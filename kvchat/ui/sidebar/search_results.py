@@ -11,7 +11,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.chat.search import FoundChat
+from kvchat.chat.search.search import FoundChat
 from kvchat.ui.base.theme import Look
 from kvchat.ui.base.utf16 import position
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel

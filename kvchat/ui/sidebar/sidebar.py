@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.chat.messages import Conversation
+from kvchat.chat.record.messages import Conversation
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look

@@ -9,9 +9,9 @@ from PySide6.QtGui import QColor, QTextCursor
 from PySide6.QtWidgets import QTextEdit
 from shiboken6 import isValid
 
-from kvchat.chat.folding import Term, spans
 from kvchat.ui.base.theme import Look
 from kvchat.ui.base.utf16 import position
+from kvchat.words.folding import Term, spans
 
 if TYPE_CHECKING:
     from kvchat.ui.messages.message_view import MessageView

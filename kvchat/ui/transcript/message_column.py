@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
-from kvchat.chat.messages import Message
+from kvchat.chat.record.messages import Message
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH

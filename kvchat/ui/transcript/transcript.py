@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QPoint, QRect, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
-from kvchat.chat.messages import Message, Role
+from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.copying import message_text

@@ -8,7 +8,7 @@ from PySide6.QtGui import QInputMethodEvent, QInputMethodQueryEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage

@@ -10,7 +10,7 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import Role
+from kvchat.chat.record.messages import Role
 from kvchat.ui.app.keyboard import Keyboard
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_story import Piece

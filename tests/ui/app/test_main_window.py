@@ -19,7 +19,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.engine.speaking.interface import EngineError
 from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError

@@ -12,10 +12,10 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
-from kvchat.chat.context import ContextUse
-from kvchat.chat.documents import document_of_text
-from kvchat.chat.messages import Role
-from kvchat.chat.presets import Preset
+from kvchat.chat.context.context import ContextUse
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.options.presets import Preset
+from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow

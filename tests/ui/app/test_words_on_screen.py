@@ -24,8 +24,8 @@ from PySide6.QtWidgets import (
 
 import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished, Restored, Restoring, Saved, SaveSkipped, Saving
-from kvchat.chat.messages import Role
-from kvchat.chat.presets import Preset
+from kvchat.chat.options.presets import Preset
+from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.bar import COMPUTER, MemoryBar
 from kvchat.session.proof import Source, Verdict

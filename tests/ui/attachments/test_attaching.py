@@ -11,10 +11,10 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.context import ContextUse
-from kvchat.chat.documents import document_of_file, document_of_text
+from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import QuestionNotStored
-from kvchat.chat.messages import Attachment
+from kvchat.chat.input.documents import document_of_file, document_of_text
+from kvchat.chat.record.messages import Attachment
 from kvchat.engine_host.vision import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow

@@ -11,7 +11,7 @@ from PySide6.QtCore import QBuffer, QIODevice, QSize, Qt
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.chat.pictures import CannotAttach, kind_of, picture_of, pixels
+from kvchat.chat.input.pictures import CannotAttach, kind_of, picture_of, pixels
 from kvchat.ui.attachments.picture_tile import HEIGHT, WIDEST, PictureTile, tile_size
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
 from kvchat.ui.base.theme import Look

@@ -5,10 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.context import ContextUse
-from kvchat.chat.documents import document_of_text
+from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import TurnFailed
-from kvchat.chat.messages import Role
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.record.messages import Role
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.item_list import ROW

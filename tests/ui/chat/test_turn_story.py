@@ -22,7 +22,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForEngine,
 )
-from kvchat.chat.receipts import receipt_line
+from kvchat.chat.turn.receipts import receipt_line
 from kvchat.errors import KvchatError
 from kvchat.session.proof import NOTHING_TO_MISS, Source, Verdict
 from kvchat.ui.chat.turn_story import Piece, TurnStory

@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.documents import document_of_text
 from kvchat.chat.events import ReplyDelta, ReplyFinished
-from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.chat import MOST_TALKS

@@ -16,9 +16,9 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.database import Database
-from kvchat.chat.worker import Worker
+from kvchat.chat.record.database import Database
 from kvchat.system.stoppable import Progress
+from kvchat.system.worker import Worker
 from kvchat.transfer.backup import BackupFacts
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.restore import finish_restore

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from PySide6.QtGui import QTextCursor
 
-from kvchat.chat.messages import Role
+from kvchat.chat.record.messages import Role
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
-from tests.chat.test_two_writers import Asking, home, prompts
+from tests.chat.turn.test_two_writers import Asking, home, prompts
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import Open, begun

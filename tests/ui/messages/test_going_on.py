@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from PySide6.QtCore import QSize
 
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_request import MessageRequest, Request

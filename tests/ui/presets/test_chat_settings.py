@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.messages import Role
-from kvchat.chat.options import ChatOptions, Manner
-from kvchat.chat.presets import Preset
+from kvchat.chat.options.options import ChatOptions, Manner
+from kvchat.chat.options.presets import Preset
+from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.template_options import TemplateOption, TemplateWord, known_options

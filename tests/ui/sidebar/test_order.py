@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import Conversation
+from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, arranged, from_text

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Absorbed
-from kvchat.chat.messages import Role
+from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
 from kvchat.settings import GB

@@ -7,8 +7,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.documents import document_of_text
-from kvchat.chat.messages import Role
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.document_view import AttachmentView
 from tests.ui.fake_runtime import FakeRuntime

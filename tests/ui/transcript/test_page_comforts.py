@@ -9,9 +9,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.documents import document_of_text
-from kvchat.chat.folding import terms_of
-from kvchat.chat.messages import Role
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.theme import Look
@@ -19,6 +18,7 @@ from kvchat.ui.messages.message_request import MessageRequest, Request
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.transcript import Transcript
+from kvchat.words.folding import terms_of
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.reading import a_message
 from tests.ui.transcript.test_transcript import page, talk

@@ -13,7 +13,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript

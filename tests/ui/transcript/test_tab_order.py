@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QPoint, QRect, Qt
 from PySide6.QtWidgets import QApplication, QTextBrowser, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.transcript.links import LinkDialog

@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QTextEdit, QToolButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.messages import Message, MessageState, Role
+from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView

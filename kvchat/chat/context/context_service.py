@@ -1,0 +1,298 @@
+"""What can be done before a conversation fills its context: count, drop the middle, summarise. Never silently."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvchat.chat.context.context import (
+    BYTES_PER_TOKEN,
+    TEMPLATE_TOKENS,
+    ContextUse,
+    DocumentsTooLong,
+    NoRoomForPart,
+    NothingToDrop,
+    Split,
+    beginning_of,
+    split_branch,
+    tokens_guessed,
+)
+from kvchat.chat.events import ConversationsChanged, MessagesChanged
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.input.pictures import TOKENS_GUESSED
+from kvchat.chat.options.options import Manner
+from kvchat.chat.options.presets import manner_of
+from kvchat.chat.record.attachments import pictures_of, prompt_content
+from kvchat.chat.record.branching import branch_of_copies, words_of_nobody_yet
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Attachment, Message, Role
+from kvchat.chat.record.prompt import needs_vision, prompt_messages
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.host import RESERVE_MOST, ReadyEngine
+from kvchat.session.session import Request
+
+SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
+USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
+BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
+
+
+class StillAnswering(KvchatError):
+    """A conversation answers one message at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("The last message is still being answered", "", "Wait for the reply, or stop it.")
+
+
+class NoSummary(KvchatError):
+    """The model said nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("The model wrote no summary", "", "Try again, or leave the middle out instead.")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A conversation, and the engine that answers in it."""
+
+    engine: ReadyEngine
+    manner: Manner
+    sampling: Sampling
+    branch: list[Message]
+
+    @property
+    def reserve(self) -> int:
+        """Tokens kept for a reply."""
+        return self.engine.reserve(self.sampling.max_tokens)
+
+    async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
+        """The prompt that these messages make."""
+        return await self.engine.engine.prompt_tokens(messages)
+
+    def fits(self, prompt: Tokens) -> bool:
+        """Whether there is room for a reply after it."""
+        return len(prompt) + self.reserve <= self.engine.limit
+
+    async def sizes(self) -> list[int]:
+        """Each message's tokens, roughly."""
+        count = self.engine.engine.count_tokens
+        return [
+            await count(prompt_content(message)) + TEMPLATE_TOKENS + TOKENS_GUESSED * len(pictures_of(message))
+            for message in self.branch
+        ]
+
+
+class ContextService:
+    """Counts with the engine's own tokenizer, and makes the branches that need less context."""
+
+    def __init__(
+        self,
+        parts: TurnParts,
+        is_answering: Callable[[str], bool],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`begin` does something in the background."""
+        self._parts, self._begin_work = parts, begin
+        self._is_answering = is_answering
+        self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
+        self._documents: dict[tuple[str, str], int] = {}  # tokens, by model and the file's hash
+
+    async def use(
+        self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
+    ) -> ContextUse | None:
+        """How full the context is with this draft and what is attached to it; None while no engine is ready.
+
+        Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
+        """
+        manner = await self._manner(conversation_id) if conversation_id else Manner()
+        if not self._parts.host.is_ready(manner.model):
+            return None
+        engine = (await self._parts.host.ready(manner.model)).rendering(manner.options.template)
+        used = await self._used(engine, conversation_id) if conversation_id else 0
+        waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
+        for attachment in attachments:
+            waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
+        reserve = engine.reserve(self._parts.drawn(None, manner.options).max_tokens)
+        if engine.too_small(tokens := used + waiting + reserve):
+            self._begin_work(self._grow_ahead(conversation_id, manner.model, tokens))
+        return ContextUse(used, waiting, reserve, engine.limit)
+
+    async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
+        """Its tokens, and whether they were counted: without an engine that is ready for it they are estimated."""
+        if not self._parts.host.is_ready(sees=bool(attachment.data)):
+            return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
+        return await self._document(await self._parts.host.ready(), attachment), True
+
+    async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
+        """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
+
+        For pictures a model without sight is refused first: that raises a KvchatError, too.
+        """
+        if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
+            attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
+        use = await self.use(conversation_id, draft, attachments)
+        if use is not None and use.over:
+            raise DocumentsTooLong([attachment.name for attachment in attachments], use)
+
+    async def with_part(
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
+    ) -> tuple[Attachment, ...]:
+        """The attachments, the longest text cut to a beginning that fits with room for a reply.
+
+        Raises NoRoomForPart, and KvchatErrors as `use` does.
+        """
+        sizes = [0 if one.data else (await self.tokens_of(one))[0] for one in attachments]
+        place = sizes.index(max(sizes))
+        whole, part = attachments[place], attachments[place]
+        use = await self.use(conversation_id, draft, attachments)
+        while use is not None and use.free < 0:
+            tokens, _ = await self.tokens_of(part)
+            host = tokens + use.free - TEMPLATE_TOKENS
+            if host < LEAST_PART:
+                raise NoRoomForPart(whole.name)
+            part = document_of_text(PART.format(name=whole.name), beginning_of(part.text, host / tokens))
+            attachments = [*attachments[:place], part, *attachments[place + 1 :]]
+            use = await self.use(conversation_id, draft, attachments)
+        return tuple(attachments)
+
+    async def check_vision(self, conversation_id: str | None) -> bool:
+        """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""
+        manner = await self._manner(conversation_id) if conversation_id else Manner()
+        await self._parts.host.check_vision(manner.model)
+        return self._parts.host.is_ready(manner.model, sees=True)
+
+    async def drop_middle(self, conversation_id: str) -> int:
+        """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
+
+        The branch as it was stays in the tree. Raises KvchatError.
+        """
+        async with self._parts.slot.lock:  # it may be another model than the one in use
+            case = await self._begin(conversation_id)
+            sizes = await case.sizes()
+            for share in BUDGET_SHARES:
+                split = split_branch(case.branch, sizes, case.engine.limit // share if share else 0)
+                if case.fits(await case.tokens(prompt_messages([*split.opening, *split.recent]))):
+                    await self._branch_off(split, ())
+                    return len(split.middle)
+        raise NothingToDrop
+
+    async def summarise(self, conversation_id: str) -> int:
+        """Have the model sum up the middle and go on in a branch that has the summary in its place.
+
+        Returns how many messages it stands for. It reads on from what is in the slot, under the slot's lock.
+        May be cancelled. Raises KvchatError.
+        """
+        async with self._parts.slot.lock:
+            case = await self._begin(conversation_id)
+            split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
+            split, messages = await self._summarisable(case, split)
+            plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
+            said: list[str] = []
+            session = self._parts.session(conversation_id)
+            request = Request(messages, lambda: plain, case.manner.model, case.manner.options.template)
+            async with session.losses_explained():
+                await session.answer(request, lambda chunk: said.append(chunk.text))
+            if not (summary := "".join(said).strip()):
+                raise NoSummary
+            asked = words_of_nobody_yet(case.branch[0], Role.USER, SUMMARY_REQUEST)
+            await self._branch_off(split, (asked, words_of_nobody_yet(case.branch[0], Role.ASSISTANT, summary)))
+            return len(split.middle)
+
+    async def tokens_needed(self, model: str | None) -> int:
+        """How many tokens the chats used last have with a model, a reply included. Guessed: there is no engine yet."""
+        try:
+            branches = await self._parts.worker.run(_used_last, self._parts.database, model)
+        except KvchatError:
+            return 0
+        return max(map(tokens_guessed, branches), default=0) + RESERVE_MOST
+
+    async def _grow_ahead(self, conversation_id: str | None, model: str | None, tokens: int) -> None:
+        """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
+        session = self._parts.session(conversation_id or "")
+        with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
+            await self._parts.slot.lock.in_spare_time(session.with_room(Request((), model=model), tokens))
+
+    async def _begin(self, conversation_id: str) -> _Case:
+        if self._is_answering(conversation_id):
+            raise StillAnswering
+        manner = await self._manner(conversation_id)
+        branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        sees = needs_vision(prompt_messages(branch))
+        engine = (await self._parts.host.ready(manner.model, sees=sees)).rendering(manner.options.template)
+        return _Case(engine, manner, self._parts.drawn(None, manner.options), branch)
+
+    async def _manner(self, conversation_id: str) -> Manner:
+        return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
+
+    async def _document(self, engine: ReadyEngine, attachment: Attachment) -> int:
+        if attachment.data and not engine.sees:
+            return TOKENS_GUESSED
+        key = (engine.fingerprint.model, attachment.hash)
+        if key not in self._documents:
+            self._documents[key] = (
+                await _picture_tokens(engine, Picture(attachment.data))
+                if attachment.data
+                else await engine.engine.count_tokens(attachment.text)
+            )
+        return self._documents[key]
+
+    async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
+        branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        messages = prompt_messages(branch)
+        if not messages:
+            return 0
+        key = (engine.generation, tuple(messages))
+        if self._counted is None or self._counted[0] != key:
+            self._counted = (key, await _prompt_size(engine, messages))
+        return self._counted[1]
+
+    async def _summarisable(self, case: _Case, split: Split) -> tuple[Split, list[ChatMessage]]:
+        """As much of the middle as can be read with room for the summary. Raises NothingToDrop."""
+        middle, recent = split.middle, split.recent
+        while middle:
+            messages = [*prompt_messages([*split.opening, *middle]), ChatMessage("user", SUMMARY_REQUEST)]
+            if case.fits(await case.tokens(messages)):
+                return Split(split.opening, middle, recent), messages
+            last = max(i for i, message in enumerate(middle) if message.role is Role.USER)
+            middle, recent = middle[:last], middle[last:] + recent
+        raise NothingToDrop
+
+    async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
+        parts, conversation_id = self._parts, split.recent[0].conversation_id
+        parent = split.opening[-1].id if split.opening else None
+        copies = [*said, *split.recent]
+        await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
+        parts.events.publish(MessagesChanged(conversation_id))
+        parts.events.publish(ConversationsChanged())
+
+
+async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:
+    """A prompt's tokens; pictures are guessed where the engine does not see."""
+    if engine.sees or not needs_vision(messages):
+        return len(await engine.engine.prompt_tokens(messages))
+    words = [replace(message, pictures=()) for message in messages]
+    guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
+    return len(await engine.engine.prompt_tokens(words)) + guess
+
+
+async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
+    """What a picture adds to a prompt."""
+    alone, shown = ChatMessage("user", "?"), ChatMessage("user", "?", pictures=(picture,))
+    count = engine.engine.prompt_tokens
+    return len(await count([shown])) - len(await count([alone]))
+
+
+def _used_last(database: Database, model: str | None) -> list[list[Message]]:
+    """The branches of the chats used last, of those that this model answers."""
+    query = (
+        "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
+        " ORDER BY updated_at DESC LIMIT ?2"
+    )
+    with database.reading() as db:
+        ids = [row["id"] for row in db.execute(query, (model, USED_LAST))]
+    return [database.branch(one) for one in ids]

@@ -1,0 +1,1 @@
+"""Order and deletion: folders and archive, what can still be had back, and what goes for good."""

@@ -1,0 +1,147 @@
+"""What was deleted and cannot be had back goes for good: its words from the disk, its save points from the store.
+
+What can still be had back is in kvchat.chat.deletion.recently_deleted; its save points stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
+
+from kvchat.chat.events import EventBus, Notice
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.tree import removed_messages
+from kvchat.chat.recovery.automatic_backups import scrub
+from kvchat.chat.search.search import Finder
+from kvchat.errors import KvchatError
+from kvchat.kvstore.store import SavePointStore
+from kvchat.session.slot import Slots
+from kvchat.system.worker import Worker
+
+AGAIN_S = 300.0  # after so long what could not be deleted is tried again
+
+
+class PermanentDeletion:
+    """Forgets. Belongs to the event loop's thread.
+
+    What cannot be deleted now is told once, and tried again: in this run, and at the next start.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        worker: Worker,
+        slots: Slots,
+        finder: Finder,
+        events: EventBus,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._database, self._worker, self._slots, self._finder = database, worker, slots, finder
+        self._events, self._spawn = events, spawn
+        self._overwriting = False
+        self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
+        self._again: asyncio.TimerHandle | None = None
+        self._told = False
+
+    async def conversation(self, conversation_id: str) -> None:
+        """Forget a conversation, and what a running turn still saves of it: that goes when the turn is over."""
+        await self._forget({conversation_id: {conversation_id}})
+
+    async def messages(self, conversation_id: str, ids: set[str]) -> None:
+        """Forget messages of a conversation that stays."""
+        await self._forget({conversation_id: ids})
+
+    async def left_behind(self) -> None:
+        """Forget what was deleted and could not go, or in a run that had no time for it."""
+        with self._in_words():
+            if deleted := await self._worker.run(_deleted, self._database):
+                await self._forget(deleted)
+
+    def close(self) -> None:
+        """Try nothing again in this run."""
+        if self._again is not None:
+            self._again.cancel()
+
+    async def _forget(self, deleted: Mapping[str, set[str]]) -> None:
+        with self._in_words():
+            async with self._slots.slot.lock:
+                for conversation_id, ids in deleted.items():
+                    if conversation_id in ids:
+                        await self._slots.discard(conversation_id)
+                    else:
+                        await self._slots.discard_messages(conversation_id, ids)
+            await self._words(set().union(*deleted.values()))
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except KvchatError as error:
+            if not self._told:
+                words = f"{error.title.rstrip('.')}. {error.detail} It is tried again."
+                self._events.publish(Notice("What was deleted is not all gone yet", words))
+            self._told = True
+            self.close()
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(AGAIN_S, lambda: self._spawn(self.left_behind()))
+
+    async def _words(self, ids: Iterable[str]) -> None:
+        """Many chats may go at once, and the index is written anew for all of them together."""
+        self._gone.update(ids)
+        if self._overwriting:
+            return  # whoever does it does it once more
+        self._overwriting = True
+        try:
+            while self._gone:
+                gone, self._gone = self._gone, set()
+                await self._finder.forget()
+                await self._worker.run(self._database.write_through)
+                await asyncio.to_thread(scrub, self._database.file, gone)
+                await self._worker.run(_forgotten, self._database, gone)
+        finally:
+            self._overwriting = False
+
+
+def forget_strangers(store: SavePointStore, database: Database) -> None:
+    """Delete what the store keeps of conversations and messages that are gone, in a run that had no time to do so.
+
+    Looks only at what is noted as deleted, and at what was kept since the last look: another process may have saved
+    something of a chat just after its deletion. Raises StorageFailed and StoreRefused.
+    """
+    by = database.file_id()
+    new = store.unseen(by)
+    # Read after that: what another process began and saved in between is known then.
+    gone = _deleted(database)
+    with database.reading() as db:
+        for conversation_id, messages in new.messages.items():
+            if db.execute("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)).fetchone() is None:
+                gone.setdefault(conversation_id, set()).add(conversation_id)
+                continue
+            query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
+            missing = messages - {row["id"] for row in db.execute(query, (json.dumps(sorted(messages)),))}
+            if missing:
+                gone.setdefault(conversation_id, set()).update(missing)
+    kept = {row["id"] for removed in removed_messages(database) for row in removed.rows} if gone else set()
+    for conversation_id, ids in gone.items():
+        if conversation_id in ids:
+            store.delete_conversation(conversation_id)
+        elif ids - kept:
+            store.delete_messages(conversation_id, ids - kept)
+    store.seen(by, new)
+
+
+def _deleted(database: Database) -> dict[str, set[str]]:
+    """Of what something may still be kept: the ids of messages, or the chat's own, by conversation."""
+    found: dict[str, set[str]] = {}
+    with database.reading() as db:
+        for row in db.execute("SELECT conversation_id, id FROM deleted"):
+            found.setdefault(row["conversation_id"], set()).add(row["id"])
+    return found
+
+
+def _forgotten(database: Database, ids: Iterable[str]) -> None:
+    with database.transaction() as db:
+        db.executemany("DELETE FROM deleted WHERE id = ?", [(id,) for id in ids])

@@ -1,0 +1,1 @@
+"""What goes with a message: documents and pictures, read within bounds."""

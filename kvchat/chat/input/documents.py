@@ -1,0 +1,110 @@
+"""From a file to what can be attached: text of any encoding, and the text of a PDF. Call it off the event loop."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvchat.chat.input.pictures import CannotAttach, is_picture, picture_of
+from kvchat.chat.record.messages import Attachment
+from kvchat.errors import KvchatError
+from kvchat.system.plain_file import NotAFile, TooLarge, read_plain
+
+MOST_BYTES = 64_000_000
+PDF_PATIENCE_S = 60.0
+_HEAD = 16_384  # bytes that are looked at to tell text from what is not
+_OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
+
+
+def read_attachment(path: Path) -> Attachment:
+    """A file as text, or a picture as it is. Raises CannotAttach."""
+    data = read_bytes(path)
+    name = os.fsencode(path.name).decode("utf-8", "replace")  # what is no text cannot be stored
+    return picture_of(name, data) if is_picture(data) else document_of_file(name, data)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file, within bounds. Raises CannotAttach."""
+    try:
+        return read_plain(path, MOST_BYTES)
+    except NotAFile as error:
+        raise CannotAttach(path.name, f"{error.strerror}.", "Attach files one by one, or several at once.") from error
+    except TooLarge as error:
+        raise CannotAttach(path.name, f"{error.strerror}.", "Attach the part that matters.") from error
+    except OSError as error:
+        raise CannotAttach(path.name, f"{error.strerror or error}.", "Check that you may read it.") from error
+
+
+def document_of_file(name: str, data: bytes) -> Attachment:
+    """What a file holds, as text. Raises CannotAttach."""
+    return _attachment(name, data, _text(name, data))
+
+
+def document_of_text(name: str, text: str) -> Attachment:
+    """Text that comes from no file, such as a long paste."""
+    return _attachment(name, text.encode(), _tidy(text))
+
+
+def _attachment(name: str, data: bytes, text: str) -> Attachment:
+    if not text.strip():
+        raise CannotAttach(name, "There is no text in it.", "Attach a file with text.")
+    return Attachment(name, len(data), blake3(data).hexdigest(), text)
+
+
+def _text(name: str, data: bytes) -> str:
+    if data[:1024].lstrip().startswith(b"%PDF-"):
+        return _tidy(_pdf_text(name, data))
+    if Path(name).suffix.lower() in _OFFICE:
+        raise CannotAttach(name, "kvchat reads text and PDF.", "Save it as PDF or as text, and attach that.")
+    return _tidy(_decoded(name, data))
+
+
+def _decoded(name: str, data: bytes) -> str:
+    """UTF-8 or UTF-16 where it says so, else the encoding that makes the most sense of it."""
+    for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    if b"\0" not in data[:_HEAD]:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            from charset_normalizer import from_bytes  # imported only where it is needed
+
+            best = from_bytes(data).best()
+            if best is not None:
+                return str(best)
+    raise CannotAttach(name, "It holds no text that kvchat can read.", "Attach text, code, Markdown, CSV or a PDF.")
+
+
+def _pdf_text(name: str, data: bytes) -> str:
+    from pypdf import PdfReader  # a third of a second: imported with the first PDF
+
+    deadline = time.monotonic() + PDF_PATIENCE_S
+    pages: list[str] = []
+    try:
+        reader = PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise CannotAttach(name, "It is protected by a password.", "Save it without the password, and attach that.")
+        for page in reader.pages:
+            if time.monotonic() > deadline:
+                raise CannotAttach(name, "Its text takes too long to find.", "Attach fewer of its pages.")
+            pages.append(page.extract_text().strip())
+    except KvchatError:
+        raise
+    except Exception as error:  # a damaged PDF can break the reader in any way
+        words = f"The PDF is damaged or unusual ({type(error).__name__})."
+        raise CannotAttach(name, words, "Save it anew from another program, or attach its text.") from error
+    if not any(pages):
+        advice = "Run text recognition (OCR) over it first."
+        raise CannotAttach(name, "Its pages are pictures: there is no text in it.", advice)
+    return "\n\n".join(pages)
+
+
+def _tidy(text: str) -> str:
+    """Line ends as everywhere else, and nothing that no database or template takes."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+    return text.encode("utf-8", "replace").decode("utf-8")

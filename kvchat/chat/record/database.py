@@ -1,0 +1,285 @@
+"""The conversations and their messages on disk: every write durable before the call returns. For one thread."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import psutil
+
+from kvchat.chat.record.attachments import insert_attachments, with_attachments
+from kvchat.chat.record.database_file import DatabaseFile
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
+from kvchat.chat.record.rows import conversation_of, message_of, receipt_json
+from kvchat.errors import KvchatError
+
+BEING_WRITTEN = "SELECT id, writer FROM messages WHERE state = 'streaming'"
+
+
+class ConversationGone(KvchatError):
+    """The conversation was deleted meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__("This chat was deleted", "", "Begin a new one to go on.")
+
+
+class Database(DatabaseFile):
+    """Conversations and messages. What has tables of its own uses `reading` and `transaction`. Raises StorageFailed."""
+
+    def conversations(self) -> list[Conversation]:
+        """All conversations, the newest first."""
+        with self.reading() as db:
+            rows = db.execute(
+                "SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY updated_at DESC, rowid DESC"
+            )
+            return [conversation_of(row) for row in rows]
+
+    def conversation(self, conversation_id: str) -> Conversation | None:
+        """One conversation, or None if there is none of that id."""
+        with self.reading() as db:
+            row = db.execute(
+                "SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)
+            ).fetchone()
+            return conversation_of(row) if row else None
+
+    def create_conversation(self, title: str, system: str | None = None) -> Conversation:
+        """A new conversation, with a system message if given."""
+        now, conversation_id = _now(), uuid.uuid4().hex
+        with self.transaction() as db:
+            db.execute(
+                "INSERT INTO conversations (id, title, created_at, updated_at) VALUES (?, ?, ?, ?)",
+                (conversation_id, title, now, now),
+            )
+            if system:
+                _insert(db, conversation_id, None, Role.SYSTEM, system, MessageState.COMPLETE)
+        made = self.conversation(conversation_id)
+        assert made is not None
+        return made
+
+    def rename(self, conversation_id: str, title: str, *, by_user: bool) -> None:
+        """Set a title. One that the user gave is never replaced by an automatic one.
+
+        An automatic one is a first guess: the model may find a better one, see kvchat.chat.turn.titles.
+        """
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
+                " WHERE id = ? AND (? OR NOT title_by_user)",
+                (title, by_user, not by_user, conversation_id, by_user),
+            )
+
+    def delete(self, conversation_id: str) -> None:
+        """Delete a conversation and its messages."""
+        query = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY rowid DESC"
+        with self.transaction() as db:
+            # The last first: SQLite follows a cascade no more than 1,000 messages deep.
+            ids = [(row["id"],) for row in db.execute(query, (conversation_id,))]
+            db.executemany("DELETE FROM messages WHERE id = ?", ids)
+            db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+            db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (conversation_id,))
+
+    def branch(self, conversation_id: str) -> list[Message]:
+        """The messages from the root to the conversation's leaf, oldest first."""
+        with self.reading() as db:
+            leaf = leaf_of(db, conversation_id)
+        return self.path(leaf) if leaf is not None else []
+
+    def path(self, message_id: str) -> list[Message]:
+        """The messages from the root to this one, oldest first; empty if it was deleted.
+
+        Messages of a damaged file that answer each other in a circle are said once.
+        """
+        query = """
+            WITH RECURSIVE up (id) AS (
+                SELECT ? UNION SELECT messages.parent_id FROM up JOIN messages USING (id)
+            )
+            SELECT messages.* FROM up JOIN messages USING (id)
+        """
+        with self.reading() as db:
+            found = {message.id: message for message in map(message_of, db.execute(query, (message_id,)))}
+            path: list[Message] = []
+            at: str | None = message_id
+            while at is not None and at in found:
+                path.append(found.pop(at))
+                at = path[-1].parent_id
+            return with_attachments(db, path[::-1])
+
+    def append(
+        self,
+        conversation_id: str,
+        parent_id: str | None,
+        role: Role,
+        content: str,
+        state: MessageState,
+        attachments: Sequence[Attachment] = (),
+    ) -> Message:
+        """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
+        with self.transaction() as db:
+            _checked_leaf(db, conversation_id)
+            return _insert(db, conversation_id, parent_id, role, content, state, attachments)
+
+    def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
+        """Add a user's message under the conversation's leaf, whoever wrote that. Raises ConversationGone."""
+        with self.transaction() as db:
+            leaf = _checked_leaf(db, conversation_id)
+            return _insert(db, conversation_id, leaf, Role.USER, content, MessageState.COMPLETE, attachments)
+
+    def set_leaf(self, conversation_id: str, message_id: str) -> None:
+        """Make one of the conversation's messages the end of its current branch."""
+        with self.transaction() as db:
+            db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
+
+    def update_reply(self, message: Message) -> None:
+        """Write a reply's text, thinking, state and receipt as they are now."""
+        receipt = receipt_json(message.receipt) if message.receipt else None
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
+                (message.content, message.thinking, message.state.value, receipt, message.id),
+            )
+
+    def reopen(self, message: Message) -> None:
+        """A reply that had ended is being written again, by this process, and is the conversation's leaf."""
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE messages SET state = ?, writer = ? WHERE id = ?",
+                (MessageState.STREAMING.value, this_process(), message.id),
+            )
+            db.execute(
+                "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?",
+                (message.id, _now(), message.conversation_id),
+            )
+
+    def remove_leaf(self, message: Message) -> None:
+        """Take back a message nobody has seen (an empty reply); its parent is the leaf again.
+
+        What another process said after it meanwhile comes into its place.
+        """
+        with self.transaction() as db:
+            db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
+            db.execute(
+                "UPDATE conversations SET leaf_id = ? WHERE id = ? AND leaf_id = ?",
+                (message.parent_id, message.conversation_id, message.id),
+            )
+            db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
+
+    def disown(self, question_id: str) -> None:
+        """No process is going to answer this question."""
+        with self.transaction() as db:
+            db.execute("UPDATE messages SET writer = '' WHERE id = ?", (question_id,))
+
+    def mark_interrupted(self) -> int:
+        """Replies whose writer died while streaming become interrupted ones; returns how many.
+
+        Replies another living process is writing are left alone: the app and `ask` share the file.
+        """
+        with self.transaction() as db:
+            rows = db.execute(BEING_WRITTEN).fetchall()
+            orphans = [(MessageState.INTERRUPTED.value, row["id"]) for row in rows if not is_alive(row["writer"])]
+            db.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
+            return len(orphans)
+
+    def shares_system_prompt(self, text: str, reply_id: str) -> bool:
+        """Whether another reply than this one came first after the same system prompt, in any conversation."""
+        query = """
+            SELECT EXISTS (
+                SELECT 1 FROM messages AS system INDEXED BY system_prompts
+                JOIN messages AS question ON question.parent_id = system.id
+                JOIN messages AS reply ON reply.parent_id = question.id
+                WHERE system.role = 'system' AND system.content = ? AND reply.id != ?
+            )
+        """
+        with self.reading() as db:
+            return bool(db.execute(query, (text, reply_id)).fetchone()[0])
+
+    def seconds_saved(self) -> dict[str, float]:
+        """The time spared by what was remembered, by conversation: the sum of what its replies' receipts say."""
+        query = """
+            SELECT conversation_id, sum(CASE WHEN json_valid(receipt) THEN receipt ->> '$.saved_ms' END) / 1000
+            FROM messages WHERE receipt IS NOT NULL GROUP BY conversation_id
+        """
+        with self.reading() as db:
+            return {row[0]: float(row[1]) for row in db.execute(query) if row[1]}
+
+    def prefill_ms_per_token(self, model: str) -> float | None:
+        """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
+        query = """
+            SELECT receipt ->> '$.prefill_ms' / (receipt ->> '$.prompt_tokens' - receipt ->> '$.cached_tokens')
+            FROM messages WHERE CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?
+            AND CASE WHEN json_valid(receipt)
+                THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
+            ORDER BY created_at DESC LIMIT 1
+        """
+        with self.reading() as db:
+            row = db.execute(query, (model,)).fetchone()
+            return float(row[0]) if row else None
+
+
+def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
+    """The end of the conversation's current branch; where that is missing in a damaged file, the newest message."""
+    here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
+    newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
+    row = db.execute(here, (conversation_id,)).fetchone() or db.execute(newest, (conversation_id,)).fetchone()
+    return row[0] if row else None
+
+
+def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
+    """The conversation's leaf. Raises ConversationGone."""
+    there = "SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NULL"
+    if not db.execute(there, (conversation_id,)).fetchone():
+        raise ConversationGone
+    return leaf_of(db, conversation_id)
+
+
+def _insert(
+    db: sqlite3.Connection,
+    conversation_id: str,
+    parent_id: str | None,
+    role: Role,
+    content: str,
+    state: MessageState,
+    attachments: Sequence[Attachment] = (),
+) -> Message:
+    message = Message(
+        id=uuid.uuid4().hex,
+        conversation_id=conversation_id,
+        parent_id=parent_id,
+        role=role,
+        content=content,
+        thinking="",
+        state=state,
+        created_at=datetime.now(UTC),
+        attachments=tuple(attachments),
+    )
+    created = message.created_at.timestamp()
+    db.execute(
+        "INSERT INTO messages (id, conversation_id, parent_id, role, content, state, created_at, writer)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (message.id, conversation_id, parent_id, role.value, content, state.value, created, this_process()),
+    )
+    insert_attachments(db, message.id, attachments)
+    db.execute(
+        "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?", (message.id, created, conversation_id)
+    )
+    return message
+
+
+def this_process() -> str:
+    """This process's name for all time: its pid alone is used again after a while."""
+    return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
+
+
+def is_alive(writer: str | None) -> bool:
+    """Whether the process that wrote this still runs."""
+    pid, _, started = (writer or "").partition(":")
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" == started
+    except (ValueError, psutil.Error):
+        return False
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()

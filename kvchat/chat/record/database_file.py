@@ -1,0 +1,171 @@
+"""The conversations' SQLite file: opened, read, written all or nothing, and its faults in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from kvchat.chat.record.migrations import migrate
+from kvchat.errors import KvchatError
+
+LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
+
+
+BACKUPS = "backups"  # the folder's name, beside the file, see kvchat.chat.recovery.automatic_backups
+SMALL = 64_000_000  # bytes: a file of that size is looked through in a fraction of a second
+
+
+class StorageFailed(KvchatError):
+    """The conversations' database could not be read or written."""
+
+
+class ChatsDamaged(StorageFailed):
+    """What is in the conversations' database is not what was written there."""
+
+    def __init__(self, path: Path, what: str, title: str = "The chats' file is damaged") -> None:
+        super().__init__(
+            title,
+            f"{path}: {what}.",
+            "Quit kvchat and start it again to have it repaired, or run kvchat repair: what can be read is kept, and"
+            " what the newest automatic backup has; the damaged file is set aside.",
+        )
+
+
+class DatabaseFile:
+    """The file, brought to the newest format. Raises StorageFailed from every method when disk or file fail."""
+
+    def file_id(self) -> str:
+        """What tells this file from one that was put in its place, out of a backup or after a loss."""
+        with _in_words(self.file):
+            found = self.file.stat()
+        return f"{found.st_dev:x}-{found.st_ino:x}"
+
+    def __init__(self, path: Path) -> None:
+        """Raises ChatsDamaged for a file that was emptied, or that is gone while there are backups of it."""
+        self.file = path
+        with _in_words(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            log = path.with_name(f"{path.name}-wal")
+            self._was_closed = not (log.exists() and log.stat().st_size) and not doubt_of(path).exists()
+            if not path.exists():
+                _make(path)
+            elif not path.stat().st_size:
+                raise ChatsDamaged(path, "it holds nothing", "The chats' file is empty")
+            self._connection = _connected(path)
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = FULL")
+                self._connection.execute("PRAGMA foreign_keys = ON")
+                self._connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone, not hidden
+                migrate(self._connection, path)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def check(self) -> None:
+        """Look the file through where that is quick or the last run did not end well. Raises ChatsDamaged."""
+        if self._was_closed and self.file.stat().st_size > SMALL:
+            return
+        with _in_words(self.file):
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise ChatsDamaged(self.file, str(found).replace("\n", " "))
+            doubt_of(self.file).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def write_through(self) -> None:
+        """Nothing stays in the log beside the file, as far as no other process is in the way."""
+        with _in_words(self.file):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """To ask something. Nothing is changed in it."""
+        with _in_words(self.file):
+            yield self._connection
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[sqlite3.Connection]:
+        """To ask several things of one moment, whoever writes meanwhile, and without holding them up."""
+        with _in_words(self.file):
+            self._connection.execute("BEGIN")
+            try:
+                yield self._connection
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")  # nothing was changed
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and on disk when the block has ended."""
+        with _in_words(self.file):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def doubt_of(path: Path) -> Path:
+    """The file that says that damage was met in the chats' one: the next start looks it through, however large."""
+    return path.with_name(f"{path.name}.doubt")
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # a damaged letter costs that letter
+    return connection
+
+
+def _make(path: Path) -> None:
+    """A new file, there whole or not at all: one without anything in it was emptied. Raises ChatsDamaged."""
+    if any(path.with_name(BACKUPS).glob("*.db")):
+        raise ChatsDamaged(path, "there are backups of it", "The chats' file is gone")
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.new")
+    try:
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        with contextlib.closing(_connected(new)) as connection:
+            migrate(connection, new)
+        if not path.exists():  # another process may have been quicker
+            new.rename(path) if os.name == "nt" else os.link(new, path)
+    except FileExistsError:
+        pass
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """Errors the environment causes become StorageFailed; misuse (ProgrammingError, IntegrityError) stays a bug."""
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        raise StorageFailed(
+            "Your chats could not be read or written",
+            f"{path}: {error}.",
+            "Check that the disk is not full and that the file may be written, then try again.",
+        ) from error
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):
+            raise
+        raise _doubted(path, str(error)) from error
+    except UnicodeDecodeError as error:  # SQLite quotes what it could not make sense of, and Python not that
+        raise _doubted(path, error.object.decode("utf-8", "replace")) from error
+
+
+def _doubted(path: Path, what: str) -> ChatsDamaged:
+    with contextlib.suppress(OSError):
+        doubt_of(path).touch(0o600)
+    return ChatsDamaged(path, what)

@@ -1,0 +1,64 @@
+"""What has been written or attached and not sent, for each conversation and for the one that has not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Attachment
+from kvchat.chat.record.rows import attachment_of, text_of
+from kvchat.system.worker import Worker
+
+NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a draft but no id
+
+
+class Drafts:
+    """The drafts on disk, by conversation id. Raises StorageFailed."""
+
+    def __init__(self, database: Database, worker: Worker) -> None:
+        self._database = database
+        self._worker = worker
+
+    async def all(self) -> dict[str, str]:
+        """Every draft there is."""
+        return await self._worker.run(_load, self._database)
+
+    async def attached(self) -> dict[str, tuple[Attachment, ...]]:
+        """What waits with them."""
+        return await self._worker.run(_load_attached, self._database)
+
+    async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
+        """Put these drafts on disk, and what waits with some of them.
+
+        Empty ones are forgotten, and those of conversations that are gone.
+        """
+        await self._worker.run(_store, self._database, dict(drafts), dict(attached))
+
+
+def _load(database: Database) -> dict[str, str]:
+    with database.reading() as db:
+        return {text_of(row["conversation_id"]): text_of(row["text"]) for row in db.execute("SELECT * FROM drafts")}
+
+
+def _load_attached(database: Database) -> dict[str, tuple[Attachment, ...]]:
+    found: dict[str, tuple[Attachment, ...]] = {}
+    with database.reading() as db:
+        for row in db.execute("SELECT * FROM draft_attachments ORDER BY position"):
+            id = text_of(row["conversation_id"])
+            found[id] = (*found.get(id, ()), attachment_of(row))
+    return found
+
+
+def _store(database: Database, drafts: dict[str, str], attached: dict[str, tuple[Attachment, ...]]) -> None:
+    there = "EXISTS (SELECT 1 FROM conversations WHERE id = ?1 UNION SELECT 1 WHERE ?1 = '')"
+    with database.transaction() as db:
+        for id, text in drafts.items():
+            db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))
+            if text:
+                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {there}", (id, text))
+        for id, attachments in attached.items():
+            db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
+            db.executemany(
+                f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {there}",
+                [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
+            )

@@ -1,0 +1,126 @@
+"""From the conversations' tables to values, and a receipt to what stands in its column.
+
+A file may be damaged: what makes no sense in a row costs that value, never the message or the chat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sqlite3
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
+from kvchat.session.proof import Source
+
+_LATEST_S = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
+_NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
+
+
+@lru_cache(maxsize=32_768)  # the list is read again whenever a row of it changes, and making all is most of the work
+def conversation_of(row: sqlite3.Row) -> Conversation:
+    """A row of `conversations`."""
+    return Conversation(
+        id=text_of(row["id"]),
+        title=text_of(row["title"]),
+        title_by_user=bool(row["title_by_user"]),
+        created_at=time_of(row["created_at"]),
+        updated_at=time_of(row["updated_at"]),
+        leaf_id=_or_none(row["leaf_id"]),
+        model=_or_none(row["model"]),
+        folder=_or_none(row["folder"]),
+        on_top=bool(row["on_top"]),
+        archived=bool(row["archived"]),
+    )
+
+
+def message_of(row: sqlite3.Row) -> Message:
+    """A row of `messages`."""
+    receipt = receipt_of(row["receipt"]) if row["receipt"] else None
+    return Message(
+        id=text_of(row["id"]),
+        conversation_id=text_of(row["conversation_id"]),
+        parent_id=_or_none(row["parent_id"]),
+        role=role_of(row),
+        content=text_of(row["content"]),
+        thinking=text_of(row["thinking"]),
+        state=state_of(row["state"]),
+        created_at=time_of(row["created_at"]),
+        receipt=receipt,
+    )
+
+
+def attachment_of(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
+    """A row of `attachments` or `draft_attachments`."""
+    size, data = row["size"], row["data"]
+    return Attachment(
+        text_of(row["name"]),
+        size if isinstance(size, int) else 0,
+        text_of(row["hash"]),
+        text_of(row["text"]),
+        data if isinstance(data, bytes) else b"",
+    )
+
+
+def role_of(row: sqlite3.Row) -> Role:
+    """Who speaks; where that cannot be read, whoever most probably did."""
+    try:
+        return Role(row["role"])
+    except ValueError:
+        return Role.ASSISTANT if row["receipt"] or row["thinking"] else Role.USER
+
+
+def state_of(value: Any) -> MessageState:
+    """How a message ended; whole where that cannot be read."""
+    try:
+        return MessageState(value)
+    except ValueError:
+        return MessageState.COMPLETE
+
+
+def receipt_json(receipt: Receipt) -> str:
+    """A receipt as it is stored."""
+    return json.dumps(dataclasses.asdict(receipt) | {"source": receipt.source.value})
+
+
+def receipt_of(text: Any) -> Receipt | None:
+    """A stored receipt; None where it cannot be read."""
+    try:
+        fields = json.loads(text)
+        fields["prefetched"] = fields.pop("restored_ahead", None) or fields.get("prefetched", False)  # its older name
+        receipt = Receipt(**(fields | {"source": Source(fields["source"])}))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return receipt if all(_fits(name, getattr(receipt, name)) for name in _NUMBERS) else None
+
+
+def text_of(value: Any) -> str:
+    """A column that should hold text."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def time_of(value: Any) -> datetime:
+    """A column that should hold seconds since 1970."""
+    fits = isinstance(value, int | float) and 0 <= value <= _LATEST_S
+    return datetime.fromtimestamp(value if fits else 0, UTC)
+
+
+def _fits(name: str, value: Any) -> bool:
+    kind = _NUMBERS[name]
+    if value is None:
+        return "None" in kind
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind.startswith(("int", "float")):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return kind.startswith("Source") or isinstance(value, str)
+
+
+def _or_none(value: Any) -> str | None:
+    return None if value is None else text_of(value)

@@ -1,0 +1,254 @@
+"""The conversation as a tree: branches beside each other, going from one to another, deleting and putting back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvchat.chat.record.database import ConversationGone, Database
+from kvchat.chat.record.messages import Message, Role
+from kvchat.chat.record.prompt import NEW_TITLE, title_from
+from kvchat.chat.record.rows import attachment_of, text_of
+from kvchat.chat.record.title_words import words_said
+from kvchat.errors import KvchatError
+
+# UNION and not UNION ALL: the messages of a damaged file may answer each other in a circle.
+_BELOW = """
+    WITH RECURSIVE down (id) AS (
+        SELECT ? UNION SELECT messages.id FROM down JOIN messages ON messages.parent_id = down.id
+    )
+"""
+
+_FIRST_QUESTION = (
+    "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY created_at, rowid LIMIT 1"
+)
+
+
+class BelongsToDeleted(KvchatError):
+    """What a deleted message answers is deleted, too."""
+
+    def __init__(self) -> None:
+        super().__init__("The message before it is deleted, too", "", "Put that one back first.")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Messages that were deleted: enough to put them back as they were."""
+
+    conversation_id: str
+    leaf_id: str | None  # the conversation's leaf before
+    title: str  # and its title
+    rows: tuple[dict[str, Any], ...]  # of the table `messages`, parents before their children
+    attachments: tuple[dict[str, Any], ...]  # of the table `attachments`
+    removed_at: float = 0.0  # seconds since 1970
+    title_now: str = ""
+
+    @property
+    def id(self) -> str:
+        """The first message's."""
+        return str(self.rows[0]["id"])
+
+    @property
+    def words(self) -> str:
+        """What the first message says, or what is attached to it is called."""
+        names = (row["name"] for row in self.attachments if row["message_id"] == self.id)
+        return str(self.rows[0]["content"]).strip() or ", ".join(names)
+
+
+def current_branch(database: Database, conversation_id: str) -> list[Message]:
+    """The messages from the root to the conversation's leaf, oldest first, each with its siblings.
+
+    Branches below other system prompts part at the first message, for a system prompt is not shown.
+    """
+    branch = database.branch(conversation_id)
+    query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+    children: defaultdict[str | None, list[str]] = defaultdict(list)
+    with database.reading() as db:
+        rows = db.execute(query, (conversation_id,)).fetchall()
+    systems = {row["id"] for row in rows if row["role"] == Role.SYSTEM.value and row["parent_id"] is None}
+    for row in rows:
+        if row["id"] not in systems:
+            children[None if row["parent_id"] in systems else row["parent_id"]].append(row["id"])
+    forks = {parent: tuple(ids) for parent, ids in children.items() if len(ids) > 1}
+    return [
+        message
+        if message.id in systems
+        else replace(message, siblings=forks.get(None if message.parent_id in systems else message.parent_id, ()))
+        for message in branch
+    ]
+
+
+def switch(database: Database, conversation_id: str, message_id: str) -> None:
+    """Show the branch that goes through this message, to the newest end of it. Raises ConversationGone."""
+    with database.transaction() as db:
+        if not db.execute("SELECT 1 FROM messages WHERE id = ?", (message_id,)).fetchone():
+            raise ConversationGone
+        _set_leaf(db, conversation_id, _newest_end(db, message_id))
+
+
+def remove(database: Database, message: Message) -> Removed:
+    """Delete a message and all that follows it. A branch beside it comes into its place, else its parent is the leaf.
+
+    What followed was said because of it; without it the model would be shown answers to questions nobody asked.
+    """
+    with database.transaction() as db:
+        query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id)"
+        removed = _in_order([dict(row) for row in db.execute(query, (message.id,))], message.id)
+        query = "SELECT leaf_id, title FROM conversations WHERE id = ?"
+        leaf = db.execute(query, (message.conversation_id,)).fetchone()
+        if leaf is None or not removed:
+            raise ConversationGone
+        if leaf["leaf_id"] in {row["id"] for row in removed}:
+            beside = _neighbour(db, message)
+            _set_leaf(db, message.conversation_id, _newest_end(db, beside) if beside else message.parent_id)
+        attached = f"{_BELOW} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
+        attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
+        # The last first: SQLite follows a cascade no more than 1,000 messages deep.
+        db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
+        kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
+        _keep(db, kept)
+        questions = [text_of(row["content"]) for row in removed if row["role"] == Role.USER.value]
+        first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
+        gone = [text_of(row["content"]) for row in removed]
+        gone += [f"{text_of(row['name'])}\n{text_of(row['text'])}" for row in attachments]
+        if (
+            first is None
+            or leaf["title"] in map(title_from, questions)
+            or _names(db, text_of(leaf["title"]), gone, message)
+        ):
+            _set_title(db, message.conversation_id, title_from(text_of(first["content"])) if first else NEW_TITLE)
+        return kept
+
+
+def removed_messages(database: Database) -> list[Removed]:
+    """All that `remove` took and nobody put back or let go."""
+    query = (
+        "SELECT removed.*, conversations.title AS title_now FROM removed"
+        " JOIN conversations ON conversations.id = conversation_id"
+    )
+    with database.reading() as db:
+        return [removed for row in db.execute(query) if (removed := _removed(row))]
+
+
+def put_back(database: Database, first_id: str) -> None:
+    """Undo `remove`, whose first message this was. A chat that was deleted since comes back with it.
+
+    Raises ConversationGone if they are gone for good, BelongsToDeleted if what they follow is deleted, too.
+    """
+    with database.transaction() as db:
+        query = (
+            "SELECT removed.*, conversations.title AS title_now FROM removed"
+            " JOIN conversations ON conversations.id = conversation_id WHERE removed.id = ?"
+        )
+        row = db.execute(query, (first_id,)).fetchone()
+        removed = _removed(row) if row else None
+        if removed is None:
+            raise ConversationGone
+        parent = removed.rows[0]["parent_id"]
+        circle = parent in {row["id"] for row in removed.rows}  # of a damaged file
+        if parent and not circle and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
+            raise BelongsToDeleted
+        db.execute("PRAGMA defer_foreign_keys = ON")
+        _insert(db, "messages", removed.rows)
+        _insert(db, "attachments", removed.attachments)
+        db.execute("DELETE FROM removed WHERE id = ?", (first_id,))
+        db.execute("UPDATE conversations SET deleted_at = NULL WHERE id = ?", (removed.conversation_id,))
+        _set_leaf(db, removed.conversation_id, removed.leaf_id)
+        _set_title(db, removed.conversation_id, removed.title)
+
+
+def let_go(database: Database, first_id: str) -> set[str]:
+    """Messages that were removed go for good; their ids, of which something may still be kept elsewhere."""
+    with database.transaction() as db:
+        row = db.execute("SELECT *, '' AS title_now FROM removed WHERE id = ?", (first_id,)).fetchone()
+        if row is None:
+            return set()
+        removed = _removed(row)
+        ids = {entry["id"] for entry in removed.rows} if removed else {first_id}
+        db.execute("DELETE FROM removed WHERE id = ?", (first_id,))
+        db.executemany("INSERT OR IGNORE INTO deleted VALUES (?, ?)", [(id, row["conversation_id"]) for id in ids])
+        return ids
+
+
+def _keep(db: sqlite3.Connection, removed: Removed) -> None:
+    """Put what was removed where it can be had back from."""
+    attachments = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in removed.attachments]
+    rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False, default=text_of)
+    values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
+    db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?, ?, ?)", values)
+
+
+def _removed(row: sqlite3.Row) -> Removed | None:
+    """None where the row is damaged."""
+    try:
+        kept = json.loads(row["rows"])
+        attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in kept["attachments"])
+        where = row["conversation_id"], row["leaf_id"], row["title"], tuple(kept["messages"]), attachments
+        removed = Removed(*where, row["removed_at"], row["title_now"])
+        return removed if removed.id == row["id"] and isinstance(removed.words, str) else None
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return None
+
+
+def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, Any], ...]:
+    """The rows of a message and all below it, parents before their children."""
+    children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        children[row["parent_id"]].append(row)
+    ordered = [row for row in rows if row["id"] == first_id]
+    for row in ordered:
+        ordered += [child for child in children.pop(row["id"], []) if child["id"] != first_id]
+    return tuple(ordered)
+
+
+def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:
+    """Whether the title has a word of what is gone, and of nothing else that was said in the chat."""
+    said = words_said(title, gone)
+    query = (
+        "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
+        " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
+    )
+    rows = db.execute(query, (message.conversation_id,))
+    return words_said(" ".join(said), (text_of(row[0]) for row in rows)) != said
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        places = ", ".join("?" * len(row))
+        db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
+
+
+def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:
+    db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
+
+
+def _set_title(db: sqlite3.Connection, conversation_id: str, title: str) -> None:
+    """But for one that the user gave."""
+    db.execute("UPDATE conversations SET title = ? WHERE id = ? AND NOT title_by_user", (title, conversation_id))
+
+
+def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
+    query = f"""
+        {_BELOW} SELECT messages.id FROM down JOIN messages USING (id)
+        WHERE NOT EXISTS (SELECT 1 FROM messages AS child WHERE child.parent_id = messages.id)
+        ORDER BY created_at DESC, messages.rowid DESC LIMIT 1
+    """
+    return str(db.execute(query, (message_id,)).fetchone()["id"])
+
+
+def _neighbour(db: sqlite3.Connection, message: Message) -> str | None:
+    """The branch before this one, or the first after it."""
+    rows = db.execute(
+        "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY created_at, rowid",
+        (message.conversation_id, message.parent_id),
+    )
+    ids = [row["id"] for row in rows]
+    position = ids.index(message.id) if message.id in ids else 0
+    beside = ids[position - 1 : position] if position else ids[1:2]
+    return beside[0] if beside else None

@@ -1,0 +1,152 @@
+"""The automatic backups: the chats of the last days, beside their file, for when that is damaged.
+
+One a day is kept, as of the last time that kvchat ended or looked, and the newest three. A backup is made row by row
+into a fresh file: a damaged one is never copied over a good one. What is deleted for good goes from the backups, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed
+from kvchat.chat.record.migrations import migrate
+
+KEPT = 3
+LOOK_EVERY_S = 3600.0
+FAULTS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes from it what is no text
+LARGE = 256_000_000  # bytes: such a file is copied once a day, and not at every end of a run
+# What is said, in an order in which each row finds what it refers to. What is searched is made anew from it.
+TABLES = (
+    "conversations",
+    "messages",
+    "attachments",
+    "drafts",
+    "draft_attachments",
+    "presets",
+    "restore_findings",
+    "removed",
+    "deleted",
+)
+
+
+def backups_of(file: Path) -> list[Path]:
+    """The automatic backups of the chats in `file`, the newest first."""
+    return sorted(file.with_name(BACKUPS).glob("chats-*.db"), reverse=True)
+
+
+def back_up(file: Path, *, often: bool) -> bool:
+    """Make today's backup if something has changed since the last one; whether one was made.
+
+    Unless `often`, one a day will do. Raises StorageFailed, and ChatsDamaged where not all can be read.
+    """
+    today = file.with_name(BACKUPS) / f"chats-{datetime.now(UTC):%Y-%m-%d}.db"
+    try:
+        newest = next(iter(backups_of(file)), None)
+        changed = [part.stat().st_mtime for part in (file, file.with_name(f"{file.name}-wal")) if part.exists()]
+        if newest is not None and newest.stat().st_mtime >= max(changed, default=0.0):
+            return False
+        if newest == today and not (often and file.stat().st_size < LARGE):
+            return False
+        today.parent.mkdir(mode=0o700, exist_ok=True)
+        new = today.with_name(f".{uuid.uuid4().hex[:12]}.new")
+        try:
+            _copy(file, new)
+            new.replace(today)
+        finally:
+            new.unlink(missing_ok=True)
+        for old in backups_of(file)[KEPT:]:
+            old.unlink(missing_ok=True)
+        return True
+    except (OSError, sqlite3.OperationalError) as error:
+        raise StorageFailed("No automatic backup could be made", f"{today}: {error}.", "Make room there.") from error
+    except FAULTS as error:
+        raise ChatsDamaged(file, str(error)) from error
+
+
+class DailyBackups:
+    """Makes them while kvchat runs and at its end. Belongs to the event loop's thread."""
+
+    def __init__(self, file: Path, tell: Callable[[str, str], None]) -> None:
+        """`tell` is given a title and a detail when a backup cannot be made: that costs nothing else."""
+        self._file, self._tell = file, tell
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """For an app that stays: look now, and then every hour, whether today has one."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """The last one of the run; of a run that did not stay only if today has none."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._make(often=self._task is not None)
+
+    async def _run(self) -> None:
+        while True:
+            await self._make(often=False)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _make(self, *, often: bool) -> None:
+        try:
+            await asyncio.to_thread(back_up, self._file, often=often)
+        except StorageFailed as error:
+            self._tell(error.title, f"{error.detail} {error.advice}")
+
+
+def scrub(file: Path, ids: Iterable[str]) -> None:
+    """Take chats and messages that were deleted for good out of the backups, and titles that were made of them."""
+    gone = [(id,) for id in ids]
+    for backup in backups_of(file):
+        try:
+            with closing(_attached(backup, file)) as db, db:
+                db.execute("BEGIN IMMEDIATE")
+                db.executemany("DELETE FROM messages WHERE conversation_id = ? OR id = ?1", gone)
+                for table in ("conversations", "removed"):
+                    db.executemany(f"DELETE FROM {table} WHERE id = ?", gone)
+                db.execute(
+                    "UPDATE conversations SET title = live.title FROM live.conversations AS live"
+                    " WHERE live.id = conversations.id"
+                )
+        except FAULTS:  # what cannot be taken out of it goes with it
+            with contextlib.suppress(OSError):
+                backup.unlink()
+
+
+def make_empty(file: Path) -> None:
+    """A new file for chats, private to the user. Raises OSError and sqlite3.Error."""
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        migrate(db, file)
+
+
+def _copy(file: Path, target: Path) -> None:
+    make_empty(target)
+    with closing(_attached(target, file)) as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("BEGIN")
+        for table in TABLES:
+            columns = ", ".join(row[1] for row in db.execute(f"PRAGMA main.table_info({table})"))
+            db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM live.{table} ORDER BY rowid")
+        db.execute("COMMIT")
+
+
+def _attached(target: Path, file: Path) -> sqlite3.Connection:
+    """`target`, with the chats in `file` as `live`, which are only read."""
+    db = sqlite3.connect(target, timeout=10.0, isolation_level=None, uri=True)
+    try:
+        db.execute("PRAGMA secure_delete = ON")
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("ATTACH ? AS live", (f"{file.absolute().as_uri()}?mode=ro",))
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -1,0 +1,227 @@
+"""One reply while it is being made: collects the stream, keeps it on disk, measures it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Silent, Speed
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import StorageFailed
+from kvchat.chat.record.messages import Message, MessageState, Receipt
+from kvchat.engine.speaking.wire import ChatChunk, Timings
+from kvchat.session.proof import NOTHING_LOADED, Loaded, Verdict, judged
+from kvchat.system.worker import Worker
+
+FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
+SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest
+SPEED_INTERVAL_S = 0.25  # how often the strip hears of the speed
+
+
+@dataclass
+class Draft:
+    """What has come of a reply so far."""
+
+    text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    timings: Timings | None = None
+    ttft_ms: float | None = None
+    thinking_since: float | None = None  # time.perf_counter() at its first token
+    thinking_ms: float | None = None  # how long it took; None while it goes on, or without any
+    prefill_ms: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the reply has come yet."""
+        return not self.text and not self.thinking
+
+    def take(self, chunk: ChatChunk, now: float) -> None:
+        """Add what the chunk brings, at time.perf_counter() `now`. The first words of the reply end the thinking."""
+        if chunk.thinking:
+            if self.thinking_since is None:
+                self.thinking_since = now
+            self.thinking.append(chunk.thinking)
+        if chunk.text:
+            if self.thinking_since is not None and self.thinking_ms is None:
+                self.thinking_ms = 1000 * (now - self.thinking_since)
+            self.text.append(chunk.text)
+
+    def written_into(self, message: Message, state: MessageState, receipt: Receipt | None = None) -> Message:
+        """The message as it stands now, `message` being what it was before this draft."""
+        return replace(
+            message,
+            content=message.content + "".join(self.text),
+            thinking=message.thinking + "".join(self.thinking),
+            state=state,
+            receipt=receipt,
+        )
+
+
+class ReplyWriter:
+    """Feeds a streamed reply to the screen at once and to the disk twice a second.
+
+    `message` is what is there before: an empty reply, or one that goes on.
+    """
+
+    def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
+        self.message = self.before = message
+        self.draft = Draft()
+        self._engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
+        self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
+        self._loaded = NOTHING_LOADED  # how the slot was made ready for the request
+        self._asked = False  # the engine has a request and is to say something
+        self._earlier: Timings | None = None  # of a reply that took several requests
+        self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
+        self._longest_gap_s, self._silent = 0.0, False
+        self._database = database
+        self._worker = worker
+        self._events = events
+        self._unwritten = False
+        self._speed_told_at = 0.0
+
+    @property
+    def predicted_before(self) -> int:
+        """Tokens of the reply that earlier requests brought."""
+        return self._earlier.predicted_n if self._earlier else 0
+
+    def goes_on(self) -> None:
+        """Another request is about to go on with the reply: the receipt is of all of them."""
+        self._earlier, self.draft.timings = self._timings, None
+
+    @property
+    def _timings(self) -> Timings | None:
+        """Of the whole reply: what was read for it at first, and what all requests brought."""
+        first, now = self._earlier, self.draft.timings
+        if first is None or now is None:
+            return now
+        spent = first.predicted_ms + now.predicted_ms
+        return replace(first, predicted_n=first.predicted_n + now.predicted_n, predicted_ms=spent)
+
+    def asked(self, loaded: Loaded | None, engine_wait_s: float) -> None:
+        """The request went out, the slot made ready for it so; None: not yet, or not any more."""
+        self._asked, self._engine_wait_s, self._heard_at = loaded is not None, engine_wait_s, time.perf_counter()
+        if loaded is None:
+            return
+        self._loaded = loaded
+        restore = loaded.restore
+        # What of the wait went by with this conversation's own restore was no waiting for another.
+        if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
+            self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
+
+    @contextlib.asynccontextmanager
+    async def written_along(self) -> AsyncIterator[None]:
+        """Write the reply to the disk as it grows."""
+        flusher = asyncio.create_task(self._flush_regularly())
+        try:
+            yield
+        finally:
+            flusher.cancel()
+            await asyncio.wait([flusher])
+
+    async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
+        """Write the reply as it is now, for good."""
+        self.message = self.draft.written_into(self.before, state, receipt or self.before.receipt)
+        await self._worker.run(self._database.update_reply, self.message)
+        return self.message
+
+    def receipt(self, loaded: Loaded, verdict: Verdict, model: str, prefill_rate: float | None) -> Receipt | None:
+        """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown."""
+        draft, timings = self.draft, self._timings
+        if draft.ttft_ms is None or timings is None:
+            return None
+        restore = loaded.restore
+        in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
+        ahead = restore is not None and restore.finished_at <= self._sent_at
+        cached = timings.cache_n
+        return Receipt(
+            ttft_ms=draft.ttft_ms,
+            restore_ms=restore.ms if restore and ahead else in_ttft,
+            prefill_ms=draft.prefill_ms,
+            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms),
+            prompt_tokens=timings.prompt_tokens,
+            cached_tokens=cached,
+            predicted_tokens=timings.predicted_n,
+            tokens_per_second=timings.tokens_per_second,
+            source=verdict.source,
+            miss_reason=verdict.miss_reason,
+            hollow=verdict.hollow,
+            thinking_ms=draft.thinking_ms or (self.before.receipt.thinking_ms if self.before.receipt else None),
+            prefetched=ahead,
+            restored_bytes=restore.bytes if restore else 0,
+            saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
+            engine_wait_ms=1000 * self._engine_wait_s,
+            queue_wait_ms=1000 * self.queue_wait_s,
+            model=model,
+        )
+
+    def take(self, chunk: ChatChunk) -> None:
+        """Take what comes next, without the echo of what was there. It stays in `draft`."""
+        self._heard()
+        self.draft.timings = chunk.timings or self.draft.timings
+        if progress := chunk.progress:
+            where = self.message.conversation_id, progress.processed, progress.total, progress.cache
+            self._events.publish(Prefilling(*where))
+        if chunk.text or chunk.thinking:
+            self._take_text(chunk)
+
+    def _take_text(self, chunk: ChatChunk) -> None:
+        draft, conversation = self.draft, self.message.conversation_id
+        now = time.perf_counter()
+        first = draft.empty
+        draft.take(chunk, now)
+        self._unwritten = True
+        if first:
+            draft.ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
+            cached, prompt, verdict = 0, 0, None
+            if told := draft.timings:
+                cached, prompt, draft.prefill_ms = told.cache_n, told.prompt_tokens, told.prompt_ms
+                verdict = judged(self._loaded, cached, prompt)
+            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict))
+        text, thinking = chunk.text, chunk.thinking
+        if first:  # whoever listens may not know the beginning
+            text, thinking = self.before.content + text, self.before.thinking + thinking
+        self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, draft.thinking_ms))
+        if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
+            self._speed_told_at = now
+            used = draft.timings.prompt_tokens + draft.timings.predicted_n
+            self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
+
+    def _tell_silence(self) -> None:
+        """Say that nothing comes, if that is longer than usual."""
+        if not self._asked:
+            return
+        silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
+        if silent >= max(usual, SILENT_READING_S if self.draft.empty else SILENT_S):
+            self._silent = True
+            self._events.publish(Silent(self.message.conversation_id, silent))
+
+    def _heard(self) -> None:
+        """Something came: how long that took is what is usual here."""
+        now = time.perf_counter()
+        gap, self._heard_at = now - self._heard_at, now
+        if self._silent:
+            self._silent = False
+            self._events.publish(Silent(self.message.conversation_id, 0.0))
+        elif not self.draft.empty:
+            self._longest_gap_s = max(self._longest_gap_s, gap)
+
+    async def _flush_regularly(self) -> None:
+        warned = False
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            self._tell_silence()
+            if not self._unwritten:
+                continue
+            self._unwritten = False
+            partial = self.draft.written_into(self.before, MessageState.STREAMING)
+            try:
+                await self._worker.run(self._database.update_reply, partial)
+            except StorageFailed as error:
+                self._unwritten = True  # the next round tries again: the other process may only have been slow
+                if not warned:
+                    warned = True
+                    words = f"{error.detail} The reply goes on; kvchat keeps trying to write it down."
+                    self._events.publish(Notice(error.title, words))

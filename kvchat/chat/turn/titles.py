@@ -1,0 +1,217 @@
+"""Titles by the model, made in its spare time as an extension of the chat's own prompt.
+
+Only the chat whose state is in the slot is named, so that nothing is loaded for it, and afterwards the slot holds that
+chat's turn boundary again. Whoever asks for the slot meanwhile has it at once. A chat is tried once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvchat.chat.events import ConversationsChanged
+from kvchat.chat.options.presets import manner_of
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.title_words import REQUEST, is_over, title_in
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.host import TemplateOptions
+from kvchat.session.session import Request, Session
+from kvchat.system.background import Background
+
+IDLE_S = 3.0  # so long nothing has been asked for
+_HELD_SHARE = 0.9  # of the chat must be in the slot: it is not read again for a title
+_TITLE_TOKENS, _THINKING_TOKENS = 40, 512
+_READ_CHARACTERS = 20_000  # of each message, to see whether a title is about it
+# What the chat templates of most models that think understand; one that knows neither says the same as without.
+_NO_THINKING: TemplateOptions = (("enable_thinking", False), ("thinking", False))
+
+
+class NoTitle(KvchatError):
+    """The model named nothing."""
+
+    def __init__(self, *, asked: bool) -> None:
+        if asked:
+            super().__init__("The model found no name", "", "The chat keeps the one it has.")
+        else:
+            what, advice = "The model is busy, or has not read this chat yet.", "Send a message here, then try again."
+            super().__init__("The chat cannot be named now", what, advice)
+
+
+@dataclass
+class _Attempt:
+    """One chat that is asked for its title."""
+
+    conversation_id: str
+    branch: list[Message]
+    answer: str | None = None  # None: the model could not be asked now
+
+    @property
+    def end(self) -> str | None:
+        """The last message that the title may be about."""
+        return self.branch[-1].id if self.branch else None
+
+    @property
+    def title(self) -> str | None:
+        """What the answer comes to."""
+        said = " ".join(
+            text[:_READ_CHARACTERS] for m in self.branch for text in (m.content, *(a.text for a in m.attachments))
+        )
+        return title_in(self.answer or "", said)
+
+
+class Titles:
+    """Names new chats when there is nothing else to do. Belongs to the event loop's thread."""
+
+    def __init__(self, parts: TurnParts) -> None:
+        self._parts = parts
+        self._wanted: Callable[[], bool] = lambda: False
+        self._timer: asyncio.TimerHandle | None = None
+        self._background = Background()
+
+    def begin(self, wanted: Callable[[], bool]) -> None:
+        """From now on chats may be named, if they are `wanted` to be at that moment."""
+        self._wanted = wanted
+
+    def hear(self, busy: bool) -> None:
+        """There is something else to do from now on, or no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not busy and self._wanted():
+            self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.come)
+
+    def come(self) -> None:
+        """There is time now: begin to name the chat in the slot, if it waits for that."""
+        conversation_id = self._parts.slot.holds()
+        if conversation_id is not None and self._wanted():
+            self._background.begin(self._name_in_spare_time(conversation_id))
+
+    async def idle(self) -> None:
+        """Wait until no title is being made."""
+        await self._background.idle()
+
+    def close(self) -> None:
+        """Name nothing any more."""
+        self._wanted = lambda: False
+        self.hear(True)
+
+    async def name(self, conversation_id: str) -> None:
+        """The user wants the chat to be named by the model, whatever it is called now. Raises NoTitle, StorageFailed.
+
+        What the user asks for meanwhile goes first, and ends it.
+        """
+        parts = self._parts
+        await self.idle()  # it may be being named already: that one would be in the way, and this one end it
+        await parts.worker.run(make_due, parts.database, conversation_id)
+        attempt = await self._attempt(conversation_id)
+        await parts.worker.run(settle, parts.database, conversation_id, attempt.title, attempt.end)
+        if attempt.title is None:
+            raise NoTitle(asked=attempt.answer is not None)
+        parts.events.publish(ConversationsChanged())
+
+    async def _name_in_spare_time(self, conversation_id: str) -> None:
+        """Find the chat a title. Where that fails nobody is told: it has one already."""
+        parts = self._parts
+        with contextlib.suppress(KvchatError):
+            if not await parts.worker.run(is_due, parts.database, conversation_id) or not self._wanted():
+                return
+            attempt = await self._attempt(conversation_id)
+            if attempt.answer is not None and await parts.worker.run(
+                settle, parts.database, conversation_id, attempt.title, attempt.end
+            ):
+                parts.events.publish(ConversationsChanged())
+
+    async def _attempt(self, conversation_id: str) -> _Attempt:
+        """Ask the model, if that can be done now."""
+        parts = self._parts
+        attempt = _Attempt(conversation_id, await parts.worker.run(parts.database.branch, conversation_id))
+        if attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
+            await parts.slot.lock.in_spare_time(self._ask(attempt))
+        return attempt
+
+    async def _ask(self, attempt: _Attempt) -> None:
+        """Have the model answer, then bring the slot back to the turn boundary. May be cancelled at any point."""
+        session = self._parts.session(attempt.conversation_id)
+        try:
+            async with session.losses_explained():
+                if question := await self._question(attempt, session):
+                    await self._answer(attempt, session, *question)
+        except KvchatError:
+            attempt.answer = attempt.answer or ""
+
+    async def _question(self, attempt: _Attempt, session: Session) -> tuple[Request, Tokens] | None:
+        """What to ask, after which turn boundary; None if that cannot be now, or not without reading the chat again."""
+        parts, conversation_id = self._parts, attempt.conversation_id
+        manner = await parts.worker.run(manner_of, parts.database, conversation_id)
+        history = prompt_messages(attempt.branch)
+        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(manner.model, sees=needs_vision(history)):
+            return None
+        messages = [*history, ChatMessage(Role.USER.value, REQUEST)]
+        request = Request(messages, model=manner.model, template=manner.options.template)
+        lease = await session.ready(request)
+        boundary = await lease.boundary(history)
+        if parts.slot.holds(lease.engine.generation) != conversation_id or not await lease.can_return(boundary):
+            return None
+        quiet = replace(request, template=(*request.template, *_NO_THINKING))
+        plain = await lease.engine.engine.prompt_tokens(messages)
+        prompt = await (await session.ready(quiet)).engine.engine.prompt_tokens(messages)
+        if prompt[: len(boundary)] != boundary:  # there the switch stands at the beginning: it would be read again
+            quiet, prompt = request, plain
+        most_tokens = _TITLE_TOKENS
+        if prompt == plain and any(message.thinking for message in attempt.branch):
+            most_tokens += _THINKING_TOKENS
+        if prompt[: len(boundary)] != boundary or len(prompt) + most_tokens > lease.engine.context_size:
+            attempt.answer = ""
+            return None
+        return replace(quiet, sampling=lambda: Sampling(most_tokens, temperature=0.0)), boundary
+
+    async def _answer(self, attempt: _Attempt, session: Session, request: Request, boundary: Tokens) -> None:
+        """Read what the model answers, greedily and no further than its first line."""
+        lease = await session.prepare(request)
+        if session.loaded.expected_cached < _HELD_SHARE * len(boundary):
+            return
+        said: list[str] = []
+
+        def hear(chunk: ChatChunk) -> bool:
+            said.append(chunk.text)
+            return is_over("".join(said))
+
+        await session.ask(request, hear)
+        attempt.answer = "".join(said)
+        await lease.load_boundary(boundary)
+        await lease.settle(boundary)
+
+
+def is_due(database: Database, conversation_id: str) -> bool:
+    """Whether the model may find this chat a title. Raises StorageFailed."""
+    with database.reading() as db:
+        query = "SELECT 1 FROM conversations WHERE id = ? AND title_due AND deleted_at IS NULL"
+        return db.execute(query, (conversation_id,)).fetchone() is not None
+
+
+def make_due(database: Database, conversation_id: str) -> None:
+    """Have the model find this chat a title, whoever gave it the one it has. Raises StorageFailed."""
+    with database.transaction() as db:
+        db.execute("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
+
+
+def settle(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
+    """Give a chat the model's title, or leave it with the one it has: it is not tried again. Whether it has another.
+
+    What the user called it in the meantime stays. A title that may be about a message deleted since (`end`, the last
+    one it was made of) is none. Raises StorageFailed.
+    """
+    with database.transaction() as db:
+        query = (
+            "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
+            " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"
+            " AND (?1 IS NULL OR EXISTS (SELECT 1 FROM messages WHERE id = ?3))"
+        )
+        return db.execute(query, (title, conversation_id, end)).rowcount > 0 and title is not None

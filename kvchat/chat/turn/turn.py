@@ -1,0 +1,236 @@
+"""The turn: restore, stream, settle at the turn boundary, save. The same for the window, `ask` and `bench`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, SaveSkipped, TurnFailed
+from kvchat.chat.options.options import FormatRefused, Manner
+from kvchat.chat.options.presets import manner_of
+from kvchat.chat.record.database import ConversationGone
+from kvchat.chat.record.database_file import StorageFailed
+from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt, Role
+from kvchat.chat.record.prompt import ends_with_reply, prompt_messages
+from kvchat.chat.turn.continuation import Echo
+from kvchat.chat.turn.opening import Beginning
+from kvchat.chat.turn.reply import ReplyWriter
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.interface import EngineError, EngineRefused
+from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.errors import KvchatError
+from kvchat.session.events import Asked, SessionEvent
+from kvchat.session.interruption import Interruption
+from kvchat.session.proof import Loaded, Verdict
+from kvchat.session.session import Request, Session
+from kvchat.session.settling import Settling
+from kvchat.session.system_prompt import SystemPrompt
+
+
+class Turn:
+    """The answer to one question. It reads the path to that question, whatever else is said meanwhile."""
+
+    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling | None, *, keep: bool = True) -> None:
+        """The beginning is set before `run`. With `keep` false the turn ends after the reply, unsettled and unsaved.
+
+        That is for measuring.
+        """
+        self.conversation_id = conversation_id
+        self.beginning: Beginning | None = None
+        self.answered = False  # the reply is over; the turn may still be saving
+        self._answering = Interruption()
+        self._tell = parts.events.of_chat(conversation_id)
+        self._session = Session(parts.slots, parts.host, conversation_id, self._hear)
+        self._settling = Settling(self._tell)
+        self._stopped = False
+        self.behind_another = (
+            False  # another reply comes first: another conversation's, or in this one another process's
+        )
+        self._sent_at = time.perf_counter()
+        self._queued_s = 0.0
+        self._sampling = sampling  # wishes for this reply alone
+        self._drawn = ENGINE_DEFAULTS
+        self._keeps = keep
+        self._parts = parts
+        self._reply: ReplyWriter | None = None
+        self._first: tuple[Verdict, Loaded] | None = None  # of a reply that went on in a larger context
+
+    def stop(self) -> None:
+        """End the reply now, or before it begins; what has come of it is kept."""
+        self._stopped = True
+        self._answering.interrupt()
+
+    def supersede(self) -> None:
+        """The conversation's next message makes settling pointless; a save that has begun goes on."""
+        self._settling.supersede()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the reply was to end."""
+        return self._stopped
+
+    @property
+    def answering(self) -> bool:
+        """Whether the reply is being made right now."""
+        return self._answering.task is not None
+
+    async def run(self, done: Callable[[Message | None], None]) -> None:
+        """Answer, call `done` with the reply (None if there is none), then settle and save.
+
+        Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
+        """
+        async with self._parts.slot.lock:
+            self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
+            reply: Message | None = None
+            try:
+                reply = await self._answer()
+            except KvchatError as error:
+                self._parts.events.publish(TurnFailed(self.conversation_id, error))
+                await self._close_interrupted()
+            finally:
+                self.answered = True
+                done(reply)
+            if reply is not None and self._keeps:
+                await self._settle(reply)
+
+    async def _answer(self) -> Message | None:
+        """The reply, whole or as far as Stop let it come."""
+        if self._stopped:
+            return None
+        try:
+            async with self._session.losses_explained():
+                message = await self._answering.run(self._stream())
+        except EngineRefused as refusal:
+            raise self._in_words(refusal) from refusal
+        return message if message is not None else await self._close_reply(MessageState.STOPPED)
+
+    async def _stream(self) -> Message | None:
+        """From the stored question to the whole reply on disk."""
+        assert self.beginning is not None
+        parts, session, unfinished = self._parts, self._session, self.beginning.unfinished
+        path = await parts.path(unfinished.id if unfinished else self.beginning.question_id)
+        messages = prompt_messages(path, going_on=unfinished is not None)
+        if not messages:
+            raise ConversationGone
+        reply = await self._open_reply(self.beginning)
+        manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
+        system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
+        request = Request(messages, lambda: self._draw(manner, reply), manner.model, manner.options.template, system)
+        async with reply.written_along():
+            await self._say(request, reply)
+            while session.outgrown and session.verdict:
+                self._first = self._first or (session.verdict, session.loaded)
+                written = reply.draft.written_into(reply.before, MessageState.STREAMING)
+                messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
+                if self._keeps:
+                    await session.save_what_fits(messages, written.id)
+                reply.goes_on()
+                await self._say(replace(request, messages=messages, system=None), reply)
+        limited = session.finish_reason == "length"
+        return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
+
+    async def _say(self, request: Request, reply: ReplyWriter) -> None:
+        """Have the engine answer, without the echo of what is there already."""
+        last = request.messages[-1]
+        echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
+        await self._session.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
+
+    def _draw(self, manner: Manner, reply: ReplyWriter) -> Sampling:
+        """How the reply is drawn, now that the engine is ready; what earlier requests brought is part of its length."""
+        drawn, said = self._parts.drawn(self._sampling, manner.options), reply.predicted_before
+        if drawn.max_tokens is not None and said:
+            drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
+        self._drawn = drawn
+        return drawn
+
+    def _system(self, system: Message, reply: ReplyWriter) -> SystemPrompt:
+        parts = self._parts
+
+        async def is_shared() -> bool:
+            await self._recall_rate()
+            return await parts.worker.run(parts.database.shares_system_prompt, system.content, reply.message.id)
+
+        return SystemPrompt(system.id, is_shared)
+
+    async def _recall_rate(self) -> float | None:
+        """What earlier replies of this model measured, in ms a token."""
+        parts, engine = self._parts, self._session.engine
+        rate = await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model if engine else "")
+        parts.slots.rates.recall_prefill(rate)
+        return rate
+
+    def _hear(self, event: SessionEvent) -> None:
+        if self._reply is not None:
+            self._reply.asked(event.loaded if isinstance(event, Asked) else None, self._session.engine_wait_s)
+        self._tell(event)
+
+    async def _open_reply(self, beginning: Beginning) -> ReplyWriter:
+        parts, message = self._parts, beginning.unfinished
+        if message is not None:
+            await parts.worker.run(parts.database.reopen, message)
+        else:
+            where = self.conversation_id, beginning.question_id
+            message = await parts.worker.run(parts.database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
+        self._reply = ReplyWriter(message, self._sent_at, parts.database, parts.worker, parts.events)
+        self._reply.queue_wait_s = self._queued_s
+        parts.events.publish(MessagesChanged(self.conversation_id))
+        return self._reply
+
+    async def _close_reply(self, state: MessageState) -> Message | None:
+        """Put the reply on disk for good as it is now; what added nothing and did not complete is taken back."""
+        reply, parts = self._reply, self._parts
+        if reply is None:
+            return None
+        if reply.draft.empty and state is not MessageState.COMPLETE:
+            if reply.before.state is MessageState.STREAMING:
+                await parts.worker.run(parts.database.remove_leaf, reply.message)
+            else:  # it was to go on
+                await parts.worker.run(parts.database.update_reply, reply.before)
+            parts.events.publish(MessagesChanged(self.conversation_id))
+            return None
+        receipt = await self._receipt(reply)
+        message = await reply.finish(state, receipt)
+        parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
+        if receipt is not None and self._session.full and (engine := self._session.engine):
+            taken = f"All {engine.context_size:,} tokens of it are taken."  # never passed off as a whole one
+            words = f"{taken} Choose a larger one, or go on in a shorter branch."
+            parts.events.publish(Notice("The reply was cut off: the context is full", words))
+        return message
+
+    async def _close_interrupted(self) -> None:
+        """After a failure: what came is kept if the disk lets us; why it does not was told already."""
+        try:
+            await self._close_reply(MessageState.INTERRUPTED)
+        except StorageFailed as error:
+            self._parts.events.publish(Notice(error.title, f"{error.detail} {error.advice}"))
+
+    async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
+        session = self._session
+        if session.verdict is None or session.engine is None:
+            return None
+        verdict, loaded = self._first or (session.verdict, session.loaded)
+        return reply.receipt(loaded, verdict, session.engine.fingerprint.model, await self._recall_rate())
+
+    async def _settle(self, reply: Message) -> None:
+        """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
+        parts, lease = self._parts, self._session.lease
+        try:
+            path = await parts.path(reply.id)
+            if lease is not None and ends_with_reply(path):
+                going_on = prompt_messages(path, going_on=True) if path[-1].state in UNFINISHED else ()
+                async with self._session.losses_explained():
+                    await self._settling.run(lease, prompt_messages(path), reply.id, going_on)
+            if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
+                await parts.slots.discard_messages(self.conversation_id, [reply.id])
+        except KvchatError as error:
+            parts.events.publish(SaveSkipped(self.conversation_id, str(error)))
+
+    def _in_words(self, refusal: EngineRefused) -> KvchatError:
+        if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
+            return FormatRefused(refusal.message)
+        return EngineError(
+            "The engine would not answer",
+            refusal.message,
+            "Try again. If it happens every time, the model's chat template may not suit this chat.",
+        )

@@ -1,0 +1,186 @@
+"""The turns that run or wait: one after the other, at most one reply in a conversation, the words on disk first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from kvchat.chat.context.context_service import ContextService, StillAnswering
+from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed, WaitingForWriter
+from kvchat.chat.options.models import remember_model
+from kvchat.chat.record.database_file import StorageFailed
+from kvchat.chat.record.messages import Attachment, Message
+from kvchat.chat.turn.opening import Beginning, stand_last
+from kvchat.chat.turn.queue import TurnQueue
+from kvchat.chat.turn.turn import Turn
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.errors import KvchatError
+from kvchat.system.background import Background
+
+SETTLING_PATIENCE_S = 1.0  # for so long a message waits for another chat's settling: most take less, and are saved
+LOOK_EVERY_S = 0.2  # whether another process still answers in the chat
+
+
+class Turns:
+    """Begins them, stops them, and knows which are still there."""
+
+    def __init__(
+        self,
+        parts: TurnParts,
+        background: Background,
+        context: ContextService,
+        model: Callable[[], str | None],
+        give_way: Callable[[str], None],
+    ) -> None:
+        """`model`: the path of the one that answers in a conversation that has none yet.
+
+        `give_way`: a message was sent in a conversation, and what nobody waits for must not keep it from the slot.
+        """
+        self._parts, self._background, self._context, self._model = parts, background, context, model
+        self._give_way = give_way
+        self._line = TurnQueue(parts.events)
+        self._turns: list[Turn] = []  # running or waiting, until their save is over
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any, those included that only save."""
+        return bool(self._turns)
+
+    @property
+    def busy(self) -> str | None:
+        """The conversation whose reply is being made right now, if any."""
+        return next((turn.conversation_id for turn in self._turns if turn.answering), None)
+
+    def is_answering(self, conversation_id: str) -> bool:
+        """Whether a reply in this conversation is being made or waits for its turn."""
+        return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
+
+    def stop(self, conversation_id: str | None = None) -> None:
+        """Stop the replies in a conversation, or all, those included that still wait for the slot."""
+        for turn in self._turns:
+            if conversation_id in (None, turn.conversation_id):
+                turn.stop()
+
+    def ahead_of(self, conversation_id: str) -> str | None:
+        """The conversation that is answered while this one waits, None if it does not wait for another."""
+        return self._line.ahead_of(conversation_id)
+
+    def go_first(self, conversation_id: str) -> None:
+        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
+        other = self._line.ahead_of(conversation_id)
+        self._line.put_first(conversation_id)
+        if other is not None:
+            self.stop(other)
+
+    def end_settling(self, conversation_id: str) -> None:
+        """The next message makes the pending settle step of this conversation pointless."""
+        for turn in self._turns:
+            if turn.conversation_id == conversation_id and turn.answered:
+                turn.supersede()
+
+    def _end_settling_soon(self) -> None:
+        """Where a message waits, another chat's settling is not worth a long wait."""
+        waiting = {turn.conversation_id for turn in self._turns if not turn.answered}
+        for turn in self._turns:
+            if turn.answered and waiting - {turn.conversation_id}:
+                asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S, turn.supersede)
+
+    def begin(
+        self,
+        turn: Turn,
+        begin: Callable[[], Beginning],
+        words: str | None = None,
+        attachments: tuple[Attachment, ...] = (),
+    ) -> asyncio.Future[Message | None]:
+        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new.
+
+        The future ends with the reply, or None if there is none.
+        """
+        turn.behind_another = any(other.conversation_id != turn.conversation_id for other in self._turns)
+        self._turns.append(turn)
+        reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._background.begin(self._run(turn, begin, words, attachments, reply))
+        return reply
+
+    async def _run(
+        self,
+        turn: Turn,
+        begin: Callable[[], Beginning],
+        words: str | None,
+        attachments: tuple[Attachment, ...],
+        reply: asyncio.Future[Message | None],
+    ) -> None:
+        def done(message: Message | None) -> None:
+            if not reply.done():
+                reply.set_result(message)
+                self._end_settling_soon()
+
+        alone = self._parts.writers.take(turn.conversation_id)
+        try:
+            if words is None and not alone:  # what the answer begins with is known when the other one is there
+                alone = await self._wait(turn)
+            if alone or words is not None:
+                turn.beginning = await self._stored(turn, begin, words, attachments)
+            if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
+                self._give_way(turn.conversation_id)
+                self._end_settling_soon()
+                async with self._line.turn(turn.conversation_id):
+                    await turn.run(done)
+                await self._parts.absorb()
+        finally:
+            await self._give_up(turn, reply)
+            done(None)
+            self._turns.remove(turn)
+            if alone:
+                self._parts.writers.give_back(turn.conversation_id)
+
+    async def _wait(self, turn: Turn) -> bool:
+        """Until no other process answers in the chat; False if the turn was stopped before."""
+        parts, conversation_id = self._parts, turn.conversation_id
+        parts.events.publish(WaitingForWriter(conversation_id))
+        turn.behind_another = True
+        while not turn.stopped:
+            await asyncio.sleep(LOOK_EVERY_S)
+            alone = parts.writers.take(conversation_id)
+            if turn.beginning is not None and turn.beginning.last:
+                with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
+                    where = parts.database, turn.beginning.question_id
+                    await parts.worker.run(stand_last, *where, answered_now=alone)
+            if alone:
+                parts.events.publish(MessagesChanged(conversation_id))
+                return True
+        return False
+
+    async def _give_up(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
+        """Nobody waits any more for the answer to a question that has none."""
+        if turn.beginning is not None and not (reply.done() and reply.result()):
+            with contextlib.suppress(StorageFailed):
+                await self._parts.worker.run(self._parts.database.disown, turn.beginning.question_id)
+
+    async def _stored(
+        self, turn: Turn, begin: Callable[[], Beginning], words: str | None, attachments: tuple[Attachment, ...]
+    ) -> Beginning | None:
+        """The turn's beginning, on disk before anything else happens.
+
+        None where it could not be stored: the words go back to the sender.
+        """
+        conversation_id, parts = turn.conversation_id, self._parts
+        try:
+            if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
+                raise StillAnswering
+            self.end_settling(conversation_id)
+            if model := self._model():
+                await parts.worker.run(remember_model, parts.database, conversation_id, model, replace=False)
+            if attachments:
+                await self._context.check_fits(conversation_id, words or "", attachments)
+            beginning = await parts.worker.run(begin)
+        except KvchatError as error:
+            if words is None:
+                parts.events.publish(TurnFailed(conversation_id, error))
+            else:
+                parts.events.publish(QuestionNotStored(conversation_id, words, error, attachments))
+            return None
+        parts.events.publish(ConversationsChanged())
+        parts.events.publish(MessagesChanged(conversation_id))
+        return beginning

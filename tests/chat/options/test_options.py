@@ -1,0 +1,168 @@
+"""How each conversation is answered: sampling, template options, output format, system prompt, presets."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+
+import pytest
+
+from kvchat.chat.context.options_service import TemplateFixed
+from kvchat.chat.options.options import BadOptions, ChatOptions, check, options_from, options_json
+from kvchat.chat.options.presets import Preset, PresetExists
+from kvchat.chat.record.messages import Role
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.library.gguf.template_options import known_options, words_in
+from kvchat.session.proof import Source
+from tests.chat.stage import QUESTION, Stage
+
+WISHES = ChatOptions(
+    Sampling(temperature=0.3, top_k=20, min_p=0.1, stop=("END",), json_schema='{"type": "object"}'),
+    template=(("enable_thinking", False), ("reasoning_effort", "low")),
+)
+
+
+def test_options_come_back_from_their_json() -> None:
+    assert options_from(options_json(WISHES)) == WISHES
+    assert options_json(ChatOptions()) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "nonsense", '{"sampling": 3}', '{"sampling": {"temperature": 99}}', '{"sampling": {"top_k": "x"}}', "1" * 9],
+)
+def test_options_that_make_no_sense_are_none(text: str) -> None:
+    assert options_from(text) == ChatOptions()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (Sampling(temperature=2.1), "Temperature must be from 0 to 2"),
+        (Sampling(top_p=-0.1), "Top-p must be from 0 to 1"),
+        (Sampling(seed=2**32), "Seed must be from -1 to 4,294,967,295"),
+        (Sampling(max_tokens=0), "Longest reply must be from 1"),
+        (Sampling(stop=("",)), "none of them empty"),
+        (Sampling(json_schema="{"), "not JSON"),
+        (Sampling(json_schema="[1]"), "not an object"),
+        (Sampling(grammar="a ::= b"), "no rule named root"),
+        (Sampling(json_schema="{}", grammar='root ::= "a"'), "not both"),
+    ],
+)
+def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
+    with pytest.raises(BadOptions) as refused:
+        check(ChatOptions(sampling))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{%- if enable_thinking is defined and enable_thinking is false %}", {"enable_thinking": [True, False]}),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", {"thinking": [True, False]}),
+        ('{{ "Reasoning: " + reasoning_effort }}', {"reasoning_effort": ["low", "medium", "high"]}),
+        (
+            "{% elif reasoning_effort not in ['high', 'low', 'no_think'] %}{{ raise_exception('medium is none') }}",
+            {"reasoning_effort": ["no_think", "low", "high"]},
+        ),
+        ("{% if thinking_effort | lower == \"max\" or thinking_effort=='x_y' %}", {"thinking_effort": ["max", "x_y"]}),
+        ("{%- if clear_thinking is defined and not clear_thinking -%}", {"clear_thinking": [False, True]}),
+        ("{% set thinking = thinking or enable_thinking %}", {"enable_thinking": [True, False]}),
+        ("{# enable_thinking #}{{ message.thinking }} thinking {{ '<thinking>' }}{{ message['thinking'] }}", {}),
+        ("{{ 'you may be thinking of it' }}{% set thinking = false %}{{ no_thinking }}", {}),
+    ],
+)
+def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | str]]) -> None:
+    options = known_options(words_in(template))
+    assert {option.name: [value for value, _ in option.choices] for option in options} == found
+    assert all(words for option in options for _, words in option.choices)
+
+
+async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.runtime.chat.options.change(chat, WISHES)
+    await stage.ask_while_busy(chat, QUESTION)
+    await stage.runtime.chat.idle()
+    (asked,) = stage.requests("/v1/chat")
+    wished = {"temperature": 0.3, "top_k": 20, "min_p": 0.1, "stop": ["END"], "json_schema": {"type": "object"}}
+    assert asked.items() >= wished.items()
+    assert asked["repeat_penalty"] == 1.1  # what they leave open is the model's
+    kwargs = {"enable_thinking": False, "reasoning_effort": "low"}
+    bodies = [*stage.requests("/v1/chat"), *stage.requests("/apply-template")]
+    assert [body["chat_template_kwargs"] for body in bodies] == [kwargs] * len(bodies)
+
+
+async def test_greedy_is_the_model_alone(stage: Stage) -> None:
+    await stage.answered(await stage.chat())  # temperature 0
+    (asked,) = stage.requests("/v1/chat")
+    assert "repeat_penalty" not in asked
+    assert "chat_template_kwargs" not in asked
+
+
+async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) -> None:
+    chat, desk = await stage.chat("Be brief."), stage.runtime.chat.options
+    await desk.change(chat, WISHES)
+    await stage.answered(chat)
+    await desk.change(chat, replace(WISHES, sampling=Sampling(temperature=1.0)))
+    with pytest.raises(TemplateFixed):
+        await desk.change(chat, ChatOptions())
+    assert (await desk.manner(chat)).options == replace(WISHES, sampling=Sampling(temperature=1.0))
+
+
+async def test_other_sampling_costs_no_cache(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.chat.options.change(chat, ChatOptions(Sampling(top_p=0.5)))
+    assert (await stage.answered(chat, "And then?")).source is Source.HOT
+
+
+async def test_another_system_prompt_is_a_branch_where_something_was_said(stage: Stage) -> None:
+    chat, desk = await stage.chat("Be brief."), stage.runtime.chat.options
+    assert not await desk.change_system_prompt(chat, "Be long.")
+    assert await desk.system_prompt(chat) == "Be long."
+    await stage.answered(chat)
+    assert await desk.change_system_prompt(chat, "Speak in rhymes.")
+    branch = await stage.runtime.chat.messages(chat)
+    assert [message.role for message in branch] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
+    assert branch[0].content == "Speak in rhymes."
+    await stage.answered(chat, "And then?")
+    prompts = [body["messages"][0]["content"] for body in stage.requests("/v1/chat")]  # type: ignore[index]
+    assert prompts == ["Be long.", "Speak in rhymes."]
+    with sqlite3.connect(stage.runtime.paths.database) as db:
+        systems = {row[0] for row in db.execute("SELECT content FROM messages WHERE role = 'system'")}
+    assert systems == {"Be long.", "Speak in rhymes."}  # the branch as it was is still there
+    assert await desk.change_system_prompt(chat, "")
+    assert await desk.system_prompt(chat) == ""
+
+
+async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
+    desk = stage.runtime.chat.options
+    poet = await desk.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", WISHES))
+    assert await desk.system_prompt(await stage.chat()) == ""
+    await desk.store_preset(replace(poet, is_default=True))
+    chat = await stage.chat()
+    manner = await desk.manner(chat)
+    assert (await desk.system_prompt(chat), manner.model, manner.options) == (
+        "Speak in rhymes.",
+        "/m/poet.gguf",
+        WISHES,
+    )
+    assert await desk.system_prompt(await stage.chat("My own.")) == "My own."
+    other = await desk.store_preset(Preset("Other", is_default=True))
+    assert [preset.name for preset in await desk.presets() if preset.is_default] == ["Other"]
+    await desk.delete_preset(other)
+    assert await desk.default_preset() is None
+
+
+async def test_presets_are_renamed_and_duplicated(stage: Stage) -> None:
+    desk = stage.runtime.chat.options
+    poet = await desk.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
+    copies = [await desk.duplicate_preset(poet), await desk.duplicate_preset(poet)]
+    assert [(copy.name, copy.system, copy.is_default) for copy in copies] == [
+        ("Poet copy", "Speak in rhymes.", False),
+        ("Poet copy 2", "Speak in rhymes.", False),
+    ]
+    with pytest.raises(PresetExists):
+        await desk.store_preset(replace(copies[0], name="Poet"))
+    await desk.store_preset(replace(poet, name="诗人 🌿"))
+    assert [preset.name for preset in await desk.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]

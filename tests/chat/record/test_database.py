@@ -1,0 +1,252 @@
+"""Conversations on disk: the tree, the migrations, and what happens when the file or the disk is bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.record import migrations
+from kvchat.chat.record.database import BEING_WRITTEN, Database
+from kvchat.chat.record.database_file import StorageFailed
+from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
+from kvchat.session.proof import Source
+from kvchat.system.migrations import DatabaseTooNew
+from kvchat.system.worker import Worker
+from tests.chat.library import fill_chat
+
+RECEIPT = Receipt(
+    ttft_ms=310.0,
+    restore_ms=21.0,
+    prefill_ms=2000.0,
+    first_token_ms=9.0,
+    prompt_tokens=1000,
+    cached_tokens=0,
+    predicted_tokens=7,
+    tokens_per_second=41.0,
+    source=Source.COLD,
+    miss_reason="nothing saved yet",
+    model="m",
+)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / "data" / "conversations.db")
+    yield database
+    database.close()
+
+
+def said(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
+    return database.append(chat, parent.id if parent else None, role, text, MessageState.COMPLETE)
+
+
+def test_a_conversation_comes_back_as_it_was(database: Database) -> None:
+    chat = database.create_conversation("晚餐食譜 🍜", system="Be kind.")
+    system = database.branch(chat.id)[0]
+    question = said(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
+    reply = database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    whole = dataclasses.replace(reply, content="42", thinking="hm", state=MessageState.COMPLETE, receipt=RECEIPT)
+    database.update_reply(whole)
+    assert database.branch(chat.id) == [system, question, whole]
+    assert database.conversation(chat.id) is not None
+    assert database.conversation("nobody") is None
+
+
+def test_branches_share_their_beginning(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    question = said(database, chat.id, None, Role.USER, "q")
+    first = said(database, chat.id, question, Role.ASSISTANT, "first")
+    database.set_leaf(chat.id, question.id)
+    second = said(database, chat.id, question, Role.ASSISTANT, "second")
+    assert database.branch(chat.id) == [question, second]
+    database.set_leaf(chat.id, first.id)
+    assert database.branch(chat.id) == [question, first]
+
+
+def test_the_newest_conversation_comes_first(database: Database) -> None:
+    old, new = database.create_conversation("old"), database.create_conversation("new")
+    assert [c.id for c in database.conversations()] == [new.id, old.id]
+    said(database, old.id, None, Role.USER, "again")
+    assert [c.id for c in database.conversations()] == [old.id, new.id]
+
+
+def test_a_users_title_is_never_replaced(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    database.rename(chat.id, "from the words", by_user=False)
+    database.rename(chat.id, "Mine", by_user=True)
+    database.rename(chat.id, "from the model", by_user=False)
+    assert [(c.title, c.title_by_user) for c in database.conversations()] == [("Mine", True)]
+
+
+def test_delete_takes_the_messages_along(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    said(database, chat.id, None, Role.USER, "q")
+    database.delete(chat.id)
+    assert database.branch(chat.id) == []
+    assert database.conversations() == []
+
+
+def test_a_long_conversation_is_deleted(database: Database) -> None:
+    """SQLite follows a cascade no more than 1,000 messages deep."""
+    chat = database.create_conversation("x")
+    fill_chat(database, chat.id, 1500)
+    database.delete(chat.id)
+    assert database.conversations() == []
+
+
+async def test_drafts_go_with_their_conversation(database: Database) -> None:
+    worker = Worker("test")
+    drafts = Drafts(database, worker)
+    one, other = database.create_conversation("x"), database.create_conversation("y")
+    await drafts.keep({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
+    note, picture = Attachment("湖.txt", 9, "h", "A lake."), Attachment("a.png", 3, "i", "", b"\x89PN")
+    await drafts.keep({one.id: ""}, {other.id: (note, picture), "": (note,), "gone": (note,), one.id: (picture,)})
+    await drafts.keep({}, {one.id: ()})
+    assert await drafts.attached() == {other.id: (note, picture), "": (note,)}
+    assert await drafts.all() == {other.id: "湖", "": "Not begun"}
+    database.delete(other.id)
+    assert await drafts.all() == {"": "Not begun"}
+    assert await drafts.attached() == {"": (note,)}
+    worker.close()
+
+
+def test_an_empty_reply_is_taken_back(database: Database) -> None:
+    chat = database.create_conversation("New chat")
+    question = said(database, chat.id, None, Role.USER, "q")
+    reply = database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    database.remove_leaf(reply)
+    assert database.branch(chat.id) == [question]
+
+
+def test_the_prefill_rate_comes_from_the_newest_long_prefill(database: Database) -> None:
+    assert database.prefill_ms_per_token("m") is None
+    chat = database.create_conversation("New chat")
+    for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
+        reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
+        database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
+    assert database.prefill_ms_per_token("m") == 2.0
+    assert database.prefill_ms_per_token("another") is None
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import MessageState, Role
+database = Database(Path(sys.argv[1]))
+chat = database.create_conversation("New chat")
+question = database.append(chat.id, None, Role.USER, "are you there?", MessageState.COMPLETE)
+database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+print(chat.id, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(database: Database) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.file)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    try:
+        chat = writer.stdout.readline().strip()
+        assert database.mark_interrupted() == 0
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+    assert [m.content for m in database.branch(chat)] == ["are you there?", ""]
+    assert database.mark_interrupted() == 1
+    assert database.branch(chat)[1].state is MessageState.INTERRUPTED
+
+
+def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(database: Database) -> None:
+    def reply(system: str, question: Message | None = None) -> Message:
+        if question is None:
+            chat = database.create_conversation("x", system)
+            question = database.append_question(chat.id, "q")
+        return database.append(question.conversation_id, question.id, Role.ASSISTANT, "a", MessageState.COMPLETE)
+
+    first = reply("Be brief.")
+    assert not database.shares_system_prompt("Be brief.", first.id)
+    database.create_conversation("unused", "Be brief.")
+    reply("Be long.")
+    assert not database.shares_system_prompt("Be brief.", first.id)
+    second = reply("Be brief.")
+    assert database.shares_system_prompt("Be brief.", second.id)
+    again = reply("Be long.", database.path(reply("Be kind.").id)[1])
+    assert database.shares_system_prompt("Be kind.", again.id), "regenerated"
+
+
+def test_the_file_is_private(database: Database) -> None:
+    assert database.file.stat().st_mode & 0o777 == 0o600
+    assert database.file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.db"
+    Database(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO migrations VALUES (999, 0)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(DatabaseTooNew, match="newer kvchat"):
+        Database(path)
+
+
+def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "conversations.db"
+    before = Database(path)
+    chat = before.create_conversation("precious")
+    before.close()
+    broken = (*migrations.MIGRATIONS, "CREATE TABLE extra (x); SELECT nonsense FROM nowhere")
+    monkeypatch.setattr(migrations, "MIGRATIONS", broken)
+    with pytest.raises(StorageFailed):
+        Database(path)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*broken[:-1], "CREATE TABLE extra (x)"))
+    after = Database(path)
+    assert after.conversation(chat.id) == chat
+    after.close()
+    monkeypatch.setattr(migrations, "MIGRATIONS", broken[:-1])
+    backup = Database(path.with_name(f"conversations.db.before-{len(broken)}"))
+    assert backup.conversation(chat.id) == chat
+    backup.close()
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.db"
+    path.write_bytes(b"this is not SQLite at all" * 50)
+    with pytest.raises(StorageFailed, match="damaged"):
+        Database(path)
+    assert path.read_bytes().startswith(b"this is not")
+
+
+def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "conversations.db").mkdir()
+    with pytest.raises(StorageFailed, match="could not be read or written"):
+        Database(tmp_path / "conversations.db")
+
+
+def test_no_start_reads_through_all_messages(tmp_path: Path) -> None:
+    database = Database(tmp_path / "chats.db")
+    with database.reading() as db:
+        (step,) = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + BEING_WRITTEN)]
+    database.close()
+    assert "messages_streaming" in step
+
+
+def test_a_list_read_again_is_made_of_what_changed(tmp_path: Path) -> None:
+    database = Database(tmp_path / "chats.db")
+    ids = [database.create_conversation(title).id for title in "abc"]
+    before = {chat.id: chat for chat in database.conversations()}
+    database.rename(ids[1], "other", by_user=True)
+    after = {chat.id: chat for chat in database.conversations()}
+    database.close()
+    assert [after[id] is before[id] for id in ids] == [True, False, True]
+    assert after[ids[1]].title == "other"

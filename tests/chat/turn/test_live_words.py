@@ -1,0 +1,103 @@
+"""What the strip says while a reply comes is what its receipt says afterwards: one verdict, wherever a chat was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import FirstToken, ReplyFinished, RestoreFailed
+from kvchat.chat.record.messages import Receipt
+from kvchat.chat.turn.receipts import receipt_line
+from kvchat.ui.chat.turn_story import TurnStory
+from tests.chat.stage import QUESTION, Stage
+from tests.kept import spoil
+
+OTHER = "Something quite different about a violin, a lamp and a clock."
+SYSTEM = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
+
+
+def told_of(stage: Stage, chat: str) -> tuple[str, str, str]:
+    """Of the chat's last reply: the strip at its first word, the strip at its end, its receipt."""
+    story, live, receipt = TurnStory(), "", None
+    for event in stage.events:
+        if getattr(event, "conversation_id", None) != chat:
+            continue
+        if isinstance(event, RestoreFailed) and event.hollow:
+            continue  # published between the last word and the receipt; its words are the same
+        story.tell(event)  # type: ignore[arg-type]
+        if isinstance(event, FirstToken):
+            live = _first_piece(story)
+        elif isinstance(event, ReplyFinished):
+            receipt, end = event.receipt, _first_piece(story)
+    assert isinstance(receipt, Receipt)
+    return live, end, receipt_line(receipt).text.partition(" · ")[2].partition(" · ")[0]
+
+
+def _first_piece(story: TurnStory) -> str:
+    return story.pieces[0].text
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("first", "first reply"),
+        ("first, another loaded", "first reply"),
+        ("first, shared", "still loaded"),
+        ("hot", "still loaded"),
+        ("back", "remembered"),
+        ("ahead", "remembered"),
+        ("longer", "read"),
+        ("regenerated", "still loaded"),
+    ],
+)
+async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Stage, case: str, words: str) -> None:
+    system = SYSTEM if "shared" in case else None
+    chat = await stage.chat(system)
+    if case == "first, another loaded":
+        await stage.ask(await stage.chat(), OTHER)
+    elif case == "first, shared":
+        await stage.ask(await stage.chat(system), OTHER)
+    elif not case.startswith("first"):
+        await stage.ask(chat)
+    if case in ("back", "ahead"):
+        await stage.ask(await stage.chat(), OTHER)
+    if case == "ahead":
+        stage.runtime.chat.select(chat)
+        await stage.runtime.chat.idle()
+    if case == "regenerated":
+        reply = (await stage.runtime.chat.messages(chat))[-1]
+        await stage.runtime.chat.regenerate(reply)
+        await stage.runtime.chat.idle()
+    else:
+        await stage.answered(chat, "Many words are new here. " * 100 if case == "longer" else "Go on, please.")
+    live, end, receipt = told_of(stage, chat)
+    assert (live, receipt) == (end, words)
+    assert live.partition(":")[0] == words
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("hollow", "read again: what was loaded was not used"),
+        ("refused", "read again: the engine refused its memory"),
+        ("died", "read again: the engine died while it loaded its memory"),
+        ("damaged", "read again"),
+    ],
+)
+async def test_they_agree_on_what_was_in_vain(stage: Stage, smollm2: Path, fault: str, words: str) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    if fault == "damaged":
+        for file in stage.kept().block_files():
+            spoil(file, "flipped")
+    else:
+        switches = {"hollow": "FAKE_HOLLOW_RESTORE", "refused": "FAKE_REFUSE_RESTORE"}
+        stage.fake.set(**({"FAKE_DIE_DURING": "restore"} if fault == "died" else {switches[fault]: 1}))
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.answered(chat, f"And then? {QUESTION}")
+        live, end, receipt = told_of(again, chat)
+    assert live == end
+    assert live.startswith(words)
+    assert live.partition(":")[0] == receipt.partition(":")[0]

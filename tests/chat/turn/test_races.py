@@ -1,0 +1,522 @@
+"""What happens when two things happen at once: each of these once went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat import runtime as runtime_module
+from kvchat.chat.events import (
+    Notice,
+    Prefilling,
+    QuestionNotStored,
+    ReplyDelta,
+    ReplyFinished,
+    Restored,
+    RestoreFailed,
+    Restoring,
+    Saved,
+    SaveSkipped,
+    Saving,
+    Silent,
+    TurnFailed,
+    WaitingForChat,
+)
+from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.turn import reply as reply_module
+from kvchat.chat.turn import turns
+from kvchat.engine.speaking.status import EngineState
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import AbsorbReport, RestorePlan
+from kvchat.kvstore.store import NotWanted
+from kvchat.session.proof import Source
+from tests.chat.stage import QUESTION, Stage
+
+SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
+
+
+async def test_sending_while_the_engine_is_being_chosen_waits_for_it(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.runtime.start_engine()
+    await asyncio.sleep(0)
+    assert await stage.ask(chat) is not None
+    await stage.runtime.restart_engine()
+    assert await stage.ask(chat, "And now?") is not None
+    assert not stage.errors()
+
+
+async def test_a_short_prefix_of_another_chat_in_the_slot_does_not_hide_the_save_point(stage: Stage) -> None:
+    first, second = await stage.chat(SYSTEM), await stage.chat(SYSTEM)
+    await stage.answered(first, "A long story. " * 60)
+    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    future = stage.runtime.chat.send(second, "Another story. " * 60)
+    await stage.until(lambda: stage.of(Prefilling) and stage.of(Prefilling)[-1].conversation_id == second)
+    stage.runtime.chat.stop(second)
+    await future
+    stage.fake.set(FAKE_BATCH_DELAY=None)
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.source is Source.WARM
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+
+
+async def test_stop_before_a_word_of_reading_leaves_no_wrong_belief_about_the_slot(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first, "A long story. " * 60)
+    stage.fake.set(FAKE_HOLD_DURING="begin")
+    future = stage.runtime.chat.send(second, "Something else altogether.")
+    asked = "/v1/chat/completions"
+    await stage.until(lambda: len(stage.requests(asked)) == 2)
+    stage.runtime.chat.stop(second)
+    await future
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.source is Source.WARM
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+
+
+def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on a save point is put together as long as anybody wants it. Whose is begun is in the list."""
+    begun: list[str] = []
+    store = stage.runtime._store
+
+    def put_together(plan: RestorePlan, *_: object, wanted: Callable[[], bool], **__: object) -> None:
+        begun.append(plan.save_point.conversation_id)
+        while wanted():
+            time.sleep(0.005)
+        raise NotWanted
+
+    monkeypatch.setattr(store, "stage", put_together)
+    return begun
+
+
+async def test_a_restore_that_nobody_waits_for_gives_way_to_a_message_in_another_chat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, asked, between = await stage.chat(), await stage.chat(), await stage.chat()
+    await stage.answered(looked_at, "A long story. " * 60)
+    await stage.answered(between)
+    begun = staged_for_ever(stage, monkeypatch)
+    stage.runtime.chat.select(looked_at)
+    await stage.until(lambda: begun)
+    assert await stage.answered(asked, "Hello?")
+    assert begun == [looked_at]
+
+
+async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = [await stage.chat() for _ in range(5)]
+    for number, chat in enumerate(chats):
+        await stage.answered(chat, f"Story {number}. " * 60)
+    stage.runtime.chat.slots.slot.forget()
+    stage.events.clear()
+    with monkeypatch.context() as slowly:
+        begun = staged_for_ever(stage, slowly)
+        stage.runtime.chat.select(chats[0])
+        await stage.until(lambda: begun)
+        for chat in chats[1:4]:
+            stage.runtime.chat.select(chat)
+        await stage.until(lambda: len(begun) == 2)
+    stage.runtime.chat.select(chats[4])
+    await stage.runtime.chat.idle()
+    assert begun == [chats[0], chats[3]]
+    assert [event.conversation_id for event in stage.of(Restored)] == [chats[4]]
+    assert stage.runtime.slot_conversation == chats[4]
+    assert not stage.of(RestoreFailed)
+
+
+async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SETTLING_PATIENCE_S", 0.0)
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    one = stage.runtime.chat.send(first, "A long story. " * 60)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    two = stage.runtime.chat.send(second, "Hello?")
+    await stage.until(lambda: stage.runtime.chat.is_answering(second))
+    stage.fake.set(FAKE_HOLD_DURING="begin")
+    await one
+    await stage.until(lambda: stage.of(SaveSkipped))
+    assert stage.of(SaveSkipped)[0].conversation_id == first
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await two is not None
+
+
+async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, "A long story. " * 60)
+    stage.fake.set(FAKE_BATCH_DELAY=0.3)
+    before = len(stage.of(Saving))
+    await stage.runtime.chat.send(chat, "More of it. " * 60)
+    await stage.until(lambda: len(stage.of(Saving)) > before)
+    second = await stage.runtime.chat.send(chat, "And the end?")
+    await stage.runtime.chat.idle()
+    assert second is not None
+    assert second.receipt is not None
+    assert not stage.of(Restoring), "nothing is restored over a live slot"
+    assert second.receipt.source is Source.HOT
+    assert second.receipt.cached_tokens > 0.9 * second.receipt.prompt_tokens
+
+
+@pytest.mark.parametrize("phase", ["save", "prefill"])
+async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 0.2)
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
+    await asyncio.wait_for(stage.runtime.stop_engine(), 120)
+    assert stage.runtime.engine.status.state is EngineState.STOPPED
+    await future
+    await stage.runtime.chat.idle()
+    stage.fake.set(FAKE_HANG_DURING=None)
+    assert await stage.ask(chat, "Are you back?") is not None
+
+
+async def test_a_database_that_fails_in_the_middle_of_a_reply_is_said_and_no_bug(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    bugs: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+    future = stage.runtime.chat.send(chat, "word " * 60)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("ALTER TABLE messages RENAME TO lost")
+    connection.commit()
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await future is None
+    await stage.runtime.chat.idle()
+    assert stage.of(TurnFailed)
+    assert not bugs
+    connection.execute("ALTER TABLE lost RENAME TO messages")
+    connection.commit()
+    connection.close()
+    assert await stage.ask(chat, "And now?") is not None
+
+
+async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> None:
+    talking, dropped = await stage.chat(), await stage.chat()
+    await stage.answered(dropped)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    future = stage.runtime.chat.send(talking, "word " * 100)
+    await stage.until(lambda: [e for e in stage.of(ReplyDelta) if e.conversation_id == talking])
+    await stage.runtime.chat.delete(dropped)
+    assert stage.runtime.chat.busy == talking
+    assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
+    assert not stage.save_points()
+    assert await stage.ask_while_busy(dropped, "Hello?") is None
+    assert stage.of(QuestionNotStored)[0].text == "Hello?"
+    stage.runtime.chat.stop(talking)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await future
+
+
+async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_restarts_by_itself(
+    stage: Stage, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(str(stage.settings.model_path), model)
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
+    chat = await stage.chat()
+    await stage.answered(chat)
+    data = bytearray(model.read_bytes())
+    data[-200_000:] = bytes(200_000)
+    model.unlink()
+    model.write_bytes(data)
+    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
+    assert await stage.ask(chat, "Still you?") is None
+    reply = await stage.runtime.chat.retry(chat)
+    await stage.runtime.chat.idle()
+    assert reply is not None
+    assert reply.receipt is not None
+    assert reply.receipt.source is Source.COLD
+    assert not stage.of(Restored)
+
+
+async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.start_engine()
+        await again.until(lambda: again.runtime.host.is_ready())
+        again.runtime.chat.select(chat)
+        await again.runtime.chat.idle()
+        assert len(again.of(Restored)) == 1
+        reply = await again.runtime.chat.retry(chat)  # its prompt is shorter than what was restored
+        await again.runtime.chat.idle()
+        assert reply is not None
+        assert reply.receipt is not None
+        assert reply.receipt.hollow
+        assert reply.receipt.prefetched
+
+
+async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    first = stage.runtime.chat.send(chat, "one " * 50)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    assert await stage.runtime.chat.send(chat, "two") is None
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert stage.of(QuestionNotStored)[0].text == "two"
+    assert await first is not None
+    await stage.runtime.chat.idle()
+    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT]
+
+
+async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    future = stage.runtime.chat.send(chat, "one " * 30)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("DELETE FROM conversations")
+    connection.commit()
+    connection.close()
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await future
+    await stage.runtime.chat.idle()
+    assert not stage.save_points()
+
+
+async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    one = stage.runtime.chat.send(first, "word " * 100)
+    two = stage.runtime.chat.send(second, "word " * 100)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    await stage.runtime.stop_engine()
+    assert (await one) is not None
+    assert (await two) is None
+    assert [m.role for m in await stage.runtime.chat.messages(second)] == [Role.USER]
+
+
+async def test_stop_during_a_restore_leaves_no_link_behind(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        future = again.runtime.chat.send(chat, "And then?")
+        await again.until(lambda: again.of(Restoring))
+        again.runtime.chat.stop(chat)
+        await future
+        await again.runtime.chat.idle()
+        slots = stage.home / "cache" / "savepoints" / "staging"
+        assert not [file for file in slots.rglob("*") if file.is_file() and file.suffix != ".lock"]
+
+
+async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    one = stage.runtime.chat.send(first, "word " * 20)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    two = stage.runtime.chat.send(second, "Hello there, second conversation.")
+    await asyncio.sleep(0.2)  # the shortest wait that the receipt may name
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await one
+    reply = await two
+    assert reply is not None
+    assert reply.receipt is not None
+    receipt = reply.receipt
+    assert receipt.queue_wait_ms > 100
+    parts = receipt.restore_ms + receipt.prefill_ms + receipt.first_token_ms
+    assert parts == pytest.approx(receipt.ttft_ms, rel=0.02), "the wait is no part of the time to the first token"
+
+
+async def test_an_empty_reply_is_not_saved_and_spoils_nothing(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    kept = stage.save_points()
+    stage.fake.set(FAKE_REPLY=" ")
+    await stage.ask(chat, "Say nothing.")
+    assert stage.save_points() == kept
+    stage.fake.set(FAKE_REPLY=None)
+    assert await stage.ask(chat, "Say something.") is not None
+
+
+async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(stage: Stage, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"half a model")
+    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
+    await stage.runtime.start_engine()
+    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.FAILED)
+    shutil.copyfile(str(stage.settings.model_path), model)
+    await stage.runtime.use_model(model)
+    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
+
+
+async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
+    runtime = stage.runtime
+    await stage.answered(await stage.chat())
+    first = runtime.host.engine_pid
+    await runtime.apply_settings(replace(runtime.settings, context_size=2048))
+    assert runtime.engine.restart_pending
+    assert runtime.host.engine_pid == first
+    await runtime.apply_settings(replace(runtime.settings, context_size=4096))
+    assert not runtime.engine.restart_pending, "what it was started with is back"
+    await runtime.apply_settings(replace(runtime.settings, context_size=2048))
+    await runtime.restart_engine()
+    await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
+    assert runtime.host.engine_pid != first
+    assert runtime.host.choice is not None
+    assert runtime.host.choice.plan.context_size == 2048
+    assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
+    assert not runtime.engine.restart_pending
+
+
+async def test_the_reply_is_on_disk_when_it_is_said_to_be_finished(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.ask(chat)
+    finished = stage.of(ReplyFinished)[0]
+    stored = (await stage.runtime.chat.messages(chat))[-1]
+    assert stored.id == finished.message_id
+    assert stored.state is MessageState.COMPLETE
+    assert not stage.of(SaveSkipped)
+
+
+async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(stage: Stage) -> None:
+    chat = await stage.chat()
+    for text in ("one", "two", "three"):
+        await stage.answered(chat, f"{text} {'word ' * 100}")
+    stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
+    summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
+    await stage.until(lambda: stage.runtime.chat.slots.slot.lock.locked() or summing.done())
+    assert not summing.done()
+    sent = stage.runtime.chat.send(chat, "four")
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    with contextlib.suppress(KvchatError):
+        await summing
+    assert await sent is not None
+    await stage.runtime.chat.idle()
+    assert "four" in [message.content for message in await stage.runtime.chat.messages(chat)]
+
+
+async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    for text in ("one", "two", "three"):
+        await stage.answered(chat, f"{text} {'word ' * 100}")
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.chat.context.summarise(chat)
+        assert again.of(RestoreFailed)
+        assert again.runtime.host.finding is not None
+        assert again.runtime.host.finding.hollow == 1
+
+
+async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 2.0)
+    chat = await stage.chat()
+    stage.fake.set(FAKE_SAVE_DELAY=0.3)
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(Saving))
+    await future
+    await stage.runtime.close()
+    assert stage.of(Saved)
+    assert not stage.of(Notice)
+    assert len(stage.save_points()) == 1
+
+
+async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    kept = stage.save_points()
+    stage.fake.set(FAKE_HOLD_DURING="save")
+    future = stage.runtime.chat.send(chat, "And then? " * 40)
+    await stage.until(lambda: len(stage.requests("/slots/0?action=save")) == 2)
+    await future
+    closing = asyncio.create_task(stage.runtime.close())
+    await asyncio.sleep(0)
+    unfinished = stage.runtime.unfinished
+    assert unfinished is not None
+    assert unfinished.bytes > 0
+    assert unfinished.seconds is not None
+    assert "about 1 s" in unfinished.words
+    assert not closing.done()
+    stage.runtime.give_up_saving()
+    await closing
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert stage.save_points() == kept
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert [message.role for message in await again.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
+        assert (await again.answered(chat, "Are you back?")).source is Source.DISK
+
+
+async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    absorb = stage.runtime._store.absorb_pending
+    asked: list[bool] = []
+
+    def slowly(wanted: Callable[[], bool] = lambda: True) -> AbsorbReport:
+        asked.append(wanted())
+        while wanted():
+            time.sleep(0.005)
+        return absorb(wanted)
+
+    stage.runtime._store.absorb_pending = slowly  # type: ignore[method-assign]
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: asked)
+    await future
+    closing = asyncio.create_task(stage.runtime.close())
+    await stage.until(lambda: stage.runtime.unfinished)
+    stage.runtime.give_up_saving()
+    await closing
+    assert stage.kept().absorbed() == 0
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert not again.save_points()
+        receipt = await again.answered(chat, "Are you back?")
+        assert receipt.source is Source.COLD
+        assert again.kept().absorbed() == 1
+
+
+async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_module, "SILENT_S", 0.1)
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream", FAKE_REPLY="one two three four")
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(Silent))
+    assert stage.of(Silent)[0].seconds > 0.1
+    assert stage.runtime.engine.status.state is EngineState.READY
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    reply = await future
+    assert reply is not None
+    assert reply.content == "one two three four"
+    assert stage.of(Silent)[-1].seconds == 0
+
+
+async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> None:
+    talking, second, third = await stage.chat(), await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    one = stage.runtime.chat.send(talking, "word " * 60)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    two, three = stage.runtime.chat.send(second, "Hello?"), stage.runtime.chat.send(third, "And me?")
+    await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
+    assert {event.other for event in stage.of(WaitingForChat)} == {talking}
+    chat = stage.runtime.chat
+    assert (chat.ahead_of(talking), chat.ahead_of(second), chat.ahead_of(third)) == (None, talking, talking)
+    chat.go_first(third)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    stopped = await one
+    assert stopped is not None
+    assert stopped.state is MessageState.STOPPED
+    assert await three is not None
+    assert await two is not None
+    order = [event.conversation_id for event in stage.of(ReplyFinished)]
+    assert order == [talking, third, second]
+    assert (await chat.go_on(stopped)) is not None
+    await chat.idle()

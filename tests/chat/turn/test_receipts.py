@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvchat.chat.record.messages import Receipt
+from kvchat.chat.record.rows import receipt_json, receipt_of
+from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
+from kvchat.session.proof import NOTHING_TO_MISS, Source
+
+WARM = Receipt(
+    ttft_ms=312.0,
+    restore_ms=21.0,
+    prefill_ms=200.0,
+    first_token_ms=91.0,
+    prompt_tokens=5918,
+    cached_tokens=5906,
+    predicted_tokens=80,
+    tokens_per_second=41.26,
+    source=Source.DISK,
+    restored_bytes=136_000_000,
+    saved_ms=36_200.0,
+)
+
+
+COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_reason="its file was damaged")
+
+
+@pytest.mark.parametrize(
+    ("receipt", "line"),
+    [
+        (WARM, "0.3 s · remembered"),
+        (replace(WARM, source=Source.WARM), "0.3 s · remembered"),
+        (replace(WARM, source=Source.HOT, ttft_ms=94), "under 0.1 s · still loaded"),
+        (replace(WARM, cached_tokens=1000), "0.3 s · remembered in part"),
+        (replace(WARM, source=Source.HOT, cached_tokens=30, ttft_ms=19_000), "19 s · read"),
+        (replace(WARM, queue_wait_ms=12_000), "0.3 s · remembered · waited 12 s for another reply"),
+        (replace(WARM, engine_wait_ms=4_000), "0.3 s · remembered · waited 4.0 s for the engine to start"),
+        (COLD, "35 s · read again"),
+        (replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=NOTHING_TO_MISS), "1.9 s · first reply"),
+        (replace(COLD, ttft_ms=145_000, miss_reason=NOTHING_TO_MISS), "2 min · first reply"),
+    ],
+)
+def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> None:
+    assert receipt_line(receipt).text == line
+    assert not receipt_line(receipt).fault
+
+
+@pytest.mark.parametrize(
+    ("receipt", "sentence"),
+    [
+        (WARM, "0.31 s · read 12 new tokens, remembered 5,906 from disk · saved about 36 s"),
+        (replace(WARM, source=Source.WARM), "0.31 s · read 12 new tokens, remembered 5,906 · saved about 36 s"),
+        (replace(WARM, source=Source.HOT, saved_ms=50), "0.31 s · read 12 new tokens, 5,906 still loaded"),
+        (replace(WARM, cached_tokens=5917, saved_ms=None), "0.31 s · read 1 new token, remembered 5,917 from disk"),
+        (COLD, "34.6 s · read 5,918 tokens · its file was damaged"),
+    ],
+)
+def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
+    assert receipt_sentence(receipt) == sentence
+
+
+def test_a_hollow_restore_is_a_fault() -> None:
+    hollow = replace(COLD, hollow=True, miss_reason="hollow restore: the engine accepted 5,906 tokens")
+    assert receipt_line(hollow).fault
+    assert receipt_line(hollow).text == "35 s · read again: what was loaded was not used"
+    assert receipt_sentence(hollow) == "34.6 s · read 5,918 tokens again: what was loaded was not used"
+    assert ("Where from", "read again; hollow restore: what was loaded was not used") in receipt_details(hollow)
+
+
+def test_a_restore_before_send_is_named_as_not_counted() -> None:
+    ahead = dict(receipt_details(replace(WARM, prefetched=True)))
+    assert ahead["  Loading (restore)"] == "136 MB in 21 ms (before you pressed Send, not counted)"
+
+
+OF_0_1 = (  # as kvchat wrote it before its fields had today's names
+    '{"ttft_ms": 2201.3, "restore_ms": 12.5, "prefill_ms": 2121.7, "first_token_ms": 79.6, "prompt_tokens": 132, '
+    '"cached_tokens": 100, "predicted_tokens": 74, "tokens_per_second": 2.4, "source": "disk", "miss_reason": null, '
+    '"hollow": false, "restored_ahead": true, "restored_bytes": 9, "engine_wait_ms": 0.1, "queue_wait_ms": 0.0, '
+    '"model": "22dd", "thinking_ms": null, "saved_ms": null}'
+)
+
+
+def test_a_receipt_of_an_earlier_version_is_still_read() -> None:
+    receipt = receipt_of(OF_0_1)
+    assert receipt is not None
+    assert (receipt.prefetched, receipt.cached_tokens, receipt.source) == (True, 100, Source.DISK)
+    assert receipt_of(receipt_json(receipt)) == receipt
+    assert receipt_of('["no", "receipt"]') is receipt_of('"none"') is receipt_of("7") is None
+
+
+def test_a_speed_that_was_not_measured_is_not_told() -> None:
+    assert dict(receipt_details(replace(WARM, predicted_tokens=1, tokens_per_second=0.0)))["Reply"] == "1 token"

@@ -1,0 +1,138 @@
+"""Regenerate, edit, continue, branch and delete, on a fake engine: what becomes of the tree and of the save points."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.events import ReplyDelta, Restored
+from kvchat.chat.record.database import ConversationGone
+from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.chat.service import StillAnswering
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.session.proof import Source
+from tests.chat.stage import QUESTION, Stage
+
+WHOLE = "One two three four five six seven eight nine ten."
+
+
+async def page(stage: Stage, chat: str) -> list[Message]:
+    return await stage.runtime.chat.messages(chat)
+
+
+async def words(stage: Stage, chat: str) -> list[str]:
+    return [message.content for message in await page(stage, chat)]
+
+
+async def begun(stage: Stage, chat: str, letters: int) -> Message:
+    """A reply that its limit cut off."""
+    stage.fake.set(FAKE_REPLY=WHOLE)
+    reply = await stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=letters))
+    await stage.runtime.chat.idle()
+    assert reply is not None
+    assert (reply.state, reply.content) == (MessageState.LIMITED, WHOLE[:letters])
+    return reply
+
+
+async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    first = (await page(stage, chat))[1]
+    await stage.answered(chat, "And the harbour?")
+    stage.fake.set(FAKE_REPLY="Something else.")
+    again = await stage.runtime.chat.regenerate(first)
+    await stage.runtime.chat.idle()
+    assert again is not None
+    assert again.receipt is not None
+    assert again.receipt.source is Source.HOT
+    question, reply = await page(stage, chat)
+    assert (reply.id, reply.siblings, question.siblings) == (again.id, (first.id, again.id), ())
+    await stage.runtime.chat.switch(chat, first.id)
+    assert (await words(stage, chat))[-1] == "You said: And the harbour?", "a branch is shown to its end"
+
+
+async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage) -> None:
+    chat = await stage.chat("You are brief.")
+    await stage.answered(chat)
+    await stage.answered(chat, "And the harbour?")
+    _, first, reply, *_ = await page(stage, chat)
+    asked = len(stage.requests("/v1/chat/completions"))
+    edited = await stage.runtime.chat.edit_reply(reply, "It flows.")
+    assert await words(stage, chat) == ["You are brief.", QUESTION, "It flows."]
+    assert len(stage.requests("/v1/chat/completions")) == asked, "nothing is generated"
+    assert edited.receipt is None
+    await stage.runtime.chat.edit(first, "And the wood?")
+    await stage.runtime.chat.idle()
+    assert (await words(stage, chat))[1:] == ["And the wood?", "You said: And the wood?"]
+    assert (await page(stage, chat))[1].siblings[0] == first.id
+
+
+@pytest.mark.parametrize("echo", [None, 1])
+async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_ECHO=echo, FAKE_EXACT_ONLY=1)
+    reply = await begun(stage, chat, 18)
+    stage.events.clear()
+    whole = await stage.runtime.chat.go_on(reply)
+    await stage.runtime.chat.idle()
+    assert whole is not None
+    assert whole.receipt is not None
+    assert (whole.id, whole.state, whole.content) == (reply.id, MessageState.COMPLETE, WHOLE)
+    assert (await page(stage, chat))[-1] == whole
+    assert "".join(event.text for event in stage.of(ReplyDelta)) == WHOLE, "whoever listens hears all of it"
+
+
+async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> None:
+    chat = await stage.chat()
+    reply = await begun(stage, chat, 18)
+    stage.fake.set(FAKE_BREAK_STREAM="no more")
+    stage.fake.set(FAKE_REPLY=WHOLE[:18])
+    whole = await stage.runtime.chat.go_on(reply)
+    assert whole is not None
+    assert whole.receipt == reply.receipt
+    assert (await words(stage, chat)) == [QUESTION, WHOLE[:18]]
+    stage.fake.set(FAKE_BREAK_STREAM=None, FAKE_REPLY=WHOLE, FAKE_TOKEN_DELAY=5)
+    future = stage.runtime.chat.go_on(reply)
+    await stage.until(lambda: stage.runtime.chat.busy)
+    with pytest.raises(StillAnswering):
+        await stage.runtime.chat.delete_message(reply)
+    stage.runtime.chat.stop(chat)
+    await future
+    assert (await page(stage, chat))[-1].content == WHOLE[:18]
+
+
+async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) -> None:
+    chat = await stage.chat()
+    for text in (QUESTION, "Two?", "Three?"):
+        await stage.answered(chat, text)
+    before = await page(stage, chat)
+    removed = await stage.runtime.chat.delete_message(before[2])
+    assert await page(stage, chat) == before[:2]
+    await stage.runtime.chat.put_back(removed)
+    assert await page(stage, chat) == before
+    again = await stage.runtime.chat.regenerate(before[1])
+    assert again is not None
+    removed = await stage.runtime.chat.delete_message(again)
+    assert await page(stage, chat) == before, "the branch beside it is shown"
+    await stage.runtime.chat.delete(chat)
+    with pytest.raises(ConversationGone):
+        await stage.runtime.chat.put_back(removed)
+
+
+async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
+    """Where states cannot be cut the other branch's own save point is needed."""
+    chat = await stage.chat()
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered(chat)
+    question = (await page(stage, chat))[0]
+    await stage.runtime.chat.edit(question, "Another question altogether, about a violin and a lamp in the night.")
+    await stage.runtime.chat.idle()
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    stage.events.clear()
+    await stage.runtime.chat.switch(chat, question.id)
+    await stage.runtime.chat.idle()
+    assert stage.of(Restored)
+    receipt = await stage.answered(chat, "Go on.")
+    assert receipt.prefetched
+    assert receipt.cached_tokens == stage.of(Restored)[0].tokens
+    assert (await page(stage, chat))[0].role is Role.USER

@@ -1,0 +1,469 @@
+"""The turn on a fake engine: what is restored, proved, settled and saved, and what the receipt says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.chat.events import (
+    FirstToken,
+    Prefilling,
+    QuestionNotStored,
+    ReplyDelta,
+    Restored,
+    RestoreFailed,
+    Saved,
+    SaveSkipped,
+    Saving,
+)
+from kvchat.chat.record.messages import MessageState, Role
+from kvchat.kvstore import saving
+from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
+from kvchat.kvstore.layout.recipe import RowMap
+from kvchat.kvstore.layout.spans import Before
+from kvchat.session.lease import NOT_WORTH_IT
+from kvchat.session.proof import Source
+from tests.chat.stage import QUESTION, Stage
+from tests.engine_fixtures import FakeEngine
+from tests.kept import spoil
+
+
+async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> None:
+    chat = await stage.chat()
+    receipt = await stage.answered(chat)
+    assert receipt.source is Source.COLD
+    assert receipt.cached_tokens == 0
+    assert receipt.miss_reason == "the first reply"
+    assert [type(event) for event in stage.events if isinstance(event, (FirstToken, Saving, Saved))] == [
+        FirstToken,
+        Saving,
+        Saved,
+    ]
+    assert len(stage.save_points()) == 1
+    branch = await stage.runtime.chat.messages(chat)
+    assert [(m.role, m.content, m.state) for m in branch] == [
+        (Role.USER, QUESTION, MessageState.COMPLETE),
+        (Role.ASSISTANT, f"You said: {QUESTION}", MessageState.COMPLETE),
+    ]
+
+
+async def test_the_next_turn_is_hot_and_restores_nothing(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    receipt = await stage.answered(chat, "And the harbour?")
+    assert receipt.source is Source.HOT
+    assert receipt.prompt_tokens - receipt.cached_tokens < 60
+    assert receipt.restore_ms == 0
+    assert not stage.requests("/slots/0?action=restore")
+
+
+async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    absorbed: list[tuple[int, int]] = []
+
+    def spy(slot_file: Path, row_map: RowMap, before: Before | None, *rest: Any, **more: Any) -> Absorbed:
+        absorbed.append((before.unchanged, before.shared) if before else (0, 0))
+        return take_apart(slot_file, row_map, before, *rest, **more)
+
+    monkeypatch.setattr(saving, "take_apart", spy)
+    chat = await stage.chat()
+    await stage.answered(chat)
+    (first,) = [event.tokens for event in stage.events if isinstance(event, Saved)]
+    await stage.answered(chat, "And the harbour?")
+    assert absorbed == [(0, 0), (first, first)]
+    other = await stage.chat()
+    await stage.answered(other, "Something else altogether?")  # the slot keeps the template's first words at most
+    assert absorbed[-1][0] <= absorbed[-1][1] < first
+    await stage.answered(chat, "Back again.")  # restored, and grown from there
+    assert absorbed[-1][0] > first
+
+
+async def test_the_slot_file_holds_the_turn_boundary(stage: Stage) -> None:
+    """Settled: the next prompt extends the saved tokens exactly."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    saved = stage.save_points()[-1].tokens
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    receipt = await stage.answered(chat, "Next?")
+    assert receipt.cached_tokens == len(saved)
+
+
+async def test_after_a_restart_the_prefix_comes_from_disk(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        receipt = await again.answered(chat, "And then?")
+        assert receipt.source is Source.DISK
+        assert receipt.restore_ms > 0
+        assert not receipt.prefetched
+        assert receipt.cached_tokens == again.of(Restored)[0].tokens
+        assert receipt.ttft_ms >= receipt.restore_ms
+
+
+async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first)
+    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
+    stage.runtime.chat.select(first)
+    await stage.runtime.chat.idle()
+    assert stage.runtime.slot_conversation == first
+    assert [event.conversation_id for event in stage.of(Restored)] == [first]
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.source is Source.WARM
+    assert receipt.prefetched
+    assert len(stage.of(Restored)) == 1
+
+
+async def test_a_chat_has_saved_what_its_replies_say_however_often_it_was_looked_at(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    receipts = [await stage.answered(first, QUESTION * 3), await stage.answered(first, "And the harbour?")]
+    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
+    for looked_at in (first, second, first):
+        stage.runtime.chat.select(looked_at)
+        await stage.runtime.chat.idle()
+    receipts.append(await stage.answered(first, "Go on."))
+    said = sum(receipt.saved_ms or 0.0 for receipt in receipts) / 1000
+    assert said > 0
+    assert (await stage.runtime.chat.seconds_saved())[first] == pytest.approx(said)
+
+
+@pytest.mark.usefixtures("cannot_cut")
+async def test_selecting_restores_the_newest_state_where_only_that_is_of_use(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first)
+    await stage.answered(first, "And the harbour?")
+    newest = stage.save_points()[-1]
+    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
+    stage.runtime.chat.select(first)
+    await stage.runtime.chat.idle()
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.prefetched
+    assert receipt.cached_tokens == newest.n_tokens
+    assert [event.tokens for event in stage.of(Restored)] == [newest.n_tokens]
+
+
+async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_writes(
+    stage: Stage, smollm2: Path
+) -> None:
+    system = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
+    async with stage:
+        await stage.ask(await stage.chat(system))
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.host.ready()
+        chat = await again.chat(system)
+        again.runtime.chat.select(chat)
+        await again.runtime.chat.idle()
+        assert again.of(Restored)
+        receipt = await again.answered(chat, "Which trees stand by the river?")
+    assert receipt.prefetched
+    assert receipt.cached_tokens >= 0.9 * again.of(Restored)[-1].tokens
+
+
+async def test_selecting_what_is_in_the_slot_restores_nothing(stage: Stage) -> None:
+    """Restoring over a live slot would throw away the engine's own checkpoints."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    assert not stage.of(Restored)
+
+
+async def test_only_the_last_selection_is_restored(stage: Stage) -> None:
+    chats = [await stage.chat() for _ in range(3)]
+    for number, chat in enumerate(chats):
+        await stage.answered(chat, f"{number}: {QUESTION}")
+    for chat in (chats[0], chats[1], chats[0]):
+        stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    assert [event.conversation_id for event in stage.of(Restored)] == [chats[0]]
+
+
+async def test_sending_while_another_chat_saves_mixes_nothing(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.01)
+    one = stage.runtime.chat.send(first, "Alpha " * 20)
+    two = stage.runtime.chat.send(second, "Omega " * 20)
+    await asyncio.gather(one, two)
+    await stage.runtime.chat.idle()
+    saved = [point.tokens for point in stage.save_points()]
+    texts = ["".join(chr(token - 10) for token in tokens if token >= 10) for tokens in saved]
+    assert len(texts) == 2
+    assert all(("Alpha" in text) != ("Omega" in text) for text in texts)
+
+
+async def test_the_next_message_cancels_settling_but_the_reply_stays(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    stage.fake.set(FAKE_BATCH_DELAY=0.2)
+    first = stage.runtime.chat.send(chat, "one " * 60)
+    await first
+    second = stage.runtime.chat.send(chat, "two")
+    assert (await second) is not None
+    await stage.runtime.chat.idle()
+    assert [event.reason for event in stage.of(SaveSkipped)] == ["the next message came first"]
+    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
+    assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
+
+
+async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage, smollm2: Path) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        receipt = await again.answered(chat, "And then?")
+        assert receipt.hollow
+        assert receipt.source is Source.COLD
+        assert receipt.miss_reason is not None
+        assert receipt.miss_reason.startswith("hollow restore")
+        assert again.of(RestoreFailed)
+
+
+@pytest.mark.parametrize(
+    ("switches", "reason"),
+    [
+        ({"FAKE_REFUSE_RESTORE": 1}, "the engine refused its memory"),
+        ({"FAKE_DIE_DURING": "restore"}, "the engine died while it loaded its memory"),
+    ],
+)
+async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
+    stage: Stage, smollm2: Path, switches: dict[str, object], reason: str
+) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    stage.fake.set(**switches)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        receipt = await again.answered(chat, "And then?")
+        assert receipt.source is Source.COLD
+        assert reason in str(receipt.miss_reason)
+        assert reason in again.of(RestoreFailed)[0].reason
+        assert again.of(Saved), "the fresh state must be saved again"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
+async def test_a_damaged_block_never_reaches_the_engine(stage: Stage, smollm2: Path, damage: str) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    for file in stage.kept().block_files():
+        spoil(file, damage)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        receipt = await again.answered(chat, "And then?")
+        assert receipt.source is Source.COLD
+        assert receipt.miss_reason
+        assert not again.requests("/slots/0?action=restore")
+        assert (await again.answered(chat, "And now?")).source is Source.HOT
+
+
+@pytest.mark.parametrize("switch", ["FAKE_EMPTY_SAVE", "FAKE_TRUNCATE_SAVE"])
+async def test_a_bad_save_is_never_kept(stage: Stage, switch: str) -> None:
+    chat = await stage.chat()
+    stage.fake.set(**{switch: 1})
+    await stage.answered(chat)
+    assert not stage.save_points()
+    assert stage.of(SaveSkipped)
+    stage.fake.set(**{switch: None})
+    await stage.answered(chat, "Once more.")
+    assert len(stage.save_points()) == 1
+
+
+@pytest.mark.parametrize("phase", ["prefill", "stream"])
+async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    stage.fake.set(FAKE_DIE_DURING=phase, FAKE_DIE_TIMES=2 if phase == "prefill" else 1, FAKE_TOKEN_DELAY=0.001)
+    reply = await stage.ask(chat, "What now, after all that has been said and done?")
+    assert reply is None
+    assert "crashed" in stage.errors()[0].lower() or "died" in stage.errors()[0].lower(), stage.errors()
+    branch = await stage.runtime.chat.messages(chat)
+    assert branch[2].content.startswith("What now")
+    if phase == "stream":
+        assert branch[3].state is MessageState.INTERRUPTED
+        assert branch[3].content.startswith("You said:")
+    else:
+        assert len(branch) == 3
+    again = await stage.runtime.chat.retry(chat)  # the engine came back by itself
+    await stage.runtime.chat.idle()
+    assert again is not None
+    assert again.receipt is not None
+    assert again.receipt.source is Source.WARM or again.receipt.miss_reason == NOT_WORTH_IT
+
+
+@pytest.mark.parametrize("how", ["abort", "kill"])
+async def test_an_engine_that_dies_before_the_first_word_costs_nothing_but_time(stage: Stage, how: str) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_HOW=how)
+    receipt = await stage.answered(chat, "What now, after all that has been said and done?")
+    assert receipt.source is Source.WARM
+    assert receipt.engine_wait_ms > 0
+    assert not stage.errors()
+    branch = await stage.runtime.chat.messages(chat)
+    assert [message.state for message in branch] == [MessageState.COMPLETE] * 4
+
+
+async def test_an_engine_stopped_on_purpose_is_not_brought_back_for_a_reply(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HANG_DURING="prefill")
+    waiting = stage.runtime.chat.send(chat, "Hello")
+    await stage.until(lambda: bool(stage.requests("/v1/chat/completions")))
+    await stage.runtime.host.stop()
+    assert await waiting is None
+    await stage.runtime.chat.idle()
+    assert len(stage.fake.launches()) == 1
+
+
+@pytest.mark.parametrize("message", ["CUDA error: unspecified launch failure", "Compute error."])
+async def test_a_gpu_lost_while_the_engine_still_answers_costs_no_message(stage: Stage, message: str) -> None:
+    """As after sleep: /health is well, and every request that computes fails."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    first = stage.runtime.host.engine_pid
+    stage.fake.set(FAKE_LOSE_GPU=message)
+    receipt = await stage.answered(chat, "And now?")
+    assert receipt.source is Source.WARM  # what was saved before serves the engine after it
+    assert stage.runtime.host.engine_pid != first
+    assert not stage.errors()
+
+
+async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_DIE_DURING="save")
+    receipt = await stage.answered(chat)
+    assert receipt.source is Source.COLD
+    assert stage.of(SaveSkipped)
+    assert not stage.save_points()
+    assert (await stage.answered(chat, "Still there?")).source is Source.COLD
+    assert len(stage.save_points()) == 1
+
+
+async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    future = stage.runtime.chat.send(chat, "word " * 100)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    assert stage.runtime.chat.is_answering(chat)
+    stage.runtime.chat.stop(chat)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    reply = await future
+    assert reply is not None
+    assert reply.state is MessageState.STOPPED
+    assert "".join(event.text for event in stage.of(ReplyDelta)) == reply.content
+    await stage.runtime.chat.idle()
+    assert stage.of(Saved)
+    assert not stage.runtime.chat.is_answering(chat)
+    assert (await stage.answered(chat, "go on")).source is Source.HOT
+
+
+async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
+    future = stage.runtime.chat.send(chat, "word " * 300)
+    await stage.until(lambda: stage.of(Prefilling))
+    stage.runtime.chat.stop(chat)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await future is None
+    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
+
+
+async def test_the_partial_reply_is_on_disk_while_the_rest_is_waited_for(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02, FAKE_HOLD_DURING="stream")
+    future = stage.runtime.chat.send(chat, "word " * 100)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    while not (await stage.runtime.chat.messages(chat))[-1].content.startswith("You said"):
+        assert not future.done()
+    stage.runtime.chat.stop(chat)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await future
+
+
+async def test_a_conversation_too_long_for_the_context_says_so(stage: Stage) -> None:
+    chat = await stage.chat()
+    assert await stage.ask(chat, "x" * 5000) is None
+    assert "no longer fits" in stage.errors()[0]
+    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
+
+
+async def test_messages_in_a_row_are_joined_for_the_template(stage: Stage) -> None:
+    chat = await stage.chat("Be brief.")
+    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
+    assert await stage.ask(chat, "first") is None
+    await stage.answered(chat, "second")
+    sent = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert sent == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first\n\nsecond"}]
+
+
+async def test_deleting_a_conversation_deletes_its_files(stage: Stage) -> None:
+    keep, drop = await stage.chat(), await stage.chat()
+    await stage.answered(keep)
+    await stage.answered(drop, "Quite another matter, with quite other words in it.")
+    await stage.runtime.chat.delete(drop)
+    assert len(stage.save_points()) == 1
+    assert [c.id for c in await stage.runtime.chat.conversations()] == [keep]
+
+
+async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    future = stage.runtime.chat.send(chat, "word " * 100)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    deleting = asyncio.create_task(stage.runtime.chat.delete(chat))
+    await asyncio.sleep(0)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await deleting
+    await future
+    await stage.runtime.chat.idle()
+    assert await stage.runtime.chat.conversations() == []
+    assert stage.save_points() == []
+
+
+async def test_thinking_is_kept_and_sent_back(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_THINKING="Hm, a river.")
+    await stage.answered(chat)
+    stage.fake.set(FAKE_THINKING=None)
+    await stage.answered(chat, "More.")
+    sent = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert sent[1]["reasoning_content"] == "Hm, a river."
+
+
+async def test_no_engine_at_all_is_said_in_words(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START="1:error: failed to load model")
+    async with Stage(tmp_path / "home", fake_engine, smollm2) as stage:
+        chat = await stage.chat()
+        assert await stage.ask(chat, QUESTION) is None
+        assert stage.errors()
+        fake_engine.set(FAKE_EXIT_AT_START=None)
+        reply = await stage.runtime.chat.retry(chat)
+        assert reply is not None
+
+
+async def test_words_that_cannot_be_stored_come_back_and_nothing_is_sent(stage: Stage) -> None:
+    chat = await stage.chat()
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("DROP TABLE messages")
+    connection.commit()
+    connection.close()
+    assert await stage.ask(chat) is None
+    (back,) = stage.of(QuestionNotStored)
+    assert back.text == QUESTION
+    assert not stage.requests("/v1/chat/completions")
+
+
+async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, "A long story. " * 80)
+    await stage.answered(chat, "And then?")  # whether prompts can be cut was tried by now
+    before = len(stage.requests("/tokenize"))
+    await stage.runtime.chat.context.use(chat)
+    await stage.answered(chat, "And then?")
+    await stage.runtime.chat.context.use(chat)
+    asked = [len(str(body["content"])) for body in stage.requests("/tokenize")[before:]]
+    assert max(asked) < 200
+    assert len(asked) <= 5

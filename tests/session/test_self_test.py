@@ -1,0 +1,305 @@
+"""Does restoring work here? Tried out on a fake engine that misbehaves, and what the chat makes of the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling, Saved, SaveSkipped, Saving, WaitingForEngine
+from kvchat.chat.record.messages import Role
+from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.session import system_prompt
+from kvchat.session.proof import Source
+from kvchat.session.strategy import Finding, Strategy
+from tests.chat.stage import QUESTION, Stage
+
+SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
+
+
+@pytest.fixture(autouse=True)
+def restoring_is_known_to_work() -> None:
+    """Here it is not."""
+
+
+async def started(stage: Stage) -> Finding:
+    """The finding after the engine's start."""
+    await stage.runtime.start_engine()
+    await stage.until(stage.runtime.host.is_ready)
+    assert stage.runtime.host.finding is not None
+    return stage.runtime.host.finding
+
+
+def saves(stage: Stage) -> int:
+    return len(stage.requests("/slots/0?action=save"))
+
+
+def left_behind(stage: Stage) -> Sequence[Path]:
+    """Files in the staging folder, and blocks; not the lock by which this process is known to be there."""
+    files = [file for file in (stage.home / "cache" / "savepoints").rglob("*") if file.is_file()]
+    return [file for file in files if ".db" not in file.name and file.suffix != ".lock"]
+
+
+async def test_the_first_start_tries_it_out_and_leaves_nothing(stage: Stage, smollm2: Path) -> None:
+    assert await started(stage) == Finding(Strategy.PLAIN, proved=True)
+    statuses = [event.status for event in stage.of(EngineChanged)]
+    assert [s.state for s in statuses if s.checking] == [EngineState.LOADING], "told while it goes on"
+    assert statuses[-1].state is EngineState.READY
+    assert stage.requests("/slots/0?action=restore")
+    assert list(stage.requests("/slots/0?action=erase"))[-1:] == [{}]
+    assert stage.runtime.slot_conversation is None
+    assert not left_behind(stage)
+    assert not stage.save_points()
+    assert not [event for event in stage.events if isinstance(event, (Saved, Saving, SaveSkipped, Absorbed, Notice))]
+
+    receipt = await stage.answered(await stage.chat())
+    assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0), "the slot was empty"
+
+
+async def test_it_is_tried_out_once(stage: Stage, smollm2: Path) -> None:
+    await started(stage)
+    before = saves(stage)
+    await stage.runtime.restart_engine()
+    await stage.until(stage.runtime.host.is_ready)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert (await started(again)).proved
+    assert saves(stage) == before
+
+
+async def test_another_build_or_other_flags_are_tried_out_anew(stage: Stage, smollm2: Path) -> None:
+    await started(stage)
+    before = saves(stage)
+    await stage.runtime.close()
+    stage.fake.path.write_text(stage.fake.path.read_text() + "# another build\n")
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await started(again)
+    assert saves(stage) == 2 * before
+
+
+@pytest.mark.parametrize(
+    ("switches", "strategy"),
+    [
+        ({"FAKE_EXACT_ONLY": 1}, Strategy.SETTLE),
+        ({"FAKE_HOLLOW_RESTORE": 1}, Strategy.NONE),
+        ({"FAKE_REFUSE_RESTORE": 1}, Strategy.NONE),
+    ],
+)
+async def test_what_does_not_work_is_not_relied_on(
+    stage: Stage, switches: dict[str, object], strategy: Strategy
+) -> None:
+    stage.fake.set(**switches)
+    finding = await started(stage)
+    assert (finding.strategy, finding.proved) == (strategy, True)
+    assert finding.reason
+    assert bool(stage.of(Notice)) == (strategy is Strategy.NONE)
+
+
+async def test_where_restoring_does_not_work_nothing_is_saved_and_that_is_said_once(stage: Stage) -> None:
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    await started(stage)
+    before = saves(stage)
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first)
+    assert (await stage.answered(first, "And then?")).source is Source.HOT
+    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
+    receipt = await stage.answered(first, "Go on.")
+    assert receipt.source is Source.COLD
+    assert receipt.miss_reason == "chats cannot be remembered with this engine and model"
+    assert saves(stage) == before
+    assert not stage.of(Saving)
+    assert not stage.of(SaveSkipped)
+    assert [notice.title for notice in stage.of(Notice)] == ["Chats cannot be remembered here"]
+
+
+async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage: Stage) -> None:
+    stage.fake.set(FAKE_DIE_DURING="restore", FAKE_DIE_TIMES=99)
+    chat = await stage.chat()
+    receipt = await stage.answered(chat)  # its message came first and waited
+    assert stage.of(WaitingForEngine)
+    assert receipt.source is Source.COLD
+    assert stage.runtime.host.finding == Finding(
+        Strategy.NONE, proved=True, reason="the engine died when it was tried out"
+    )
+    assert len(stage.fake.launches()) == 2
+    assert (await stage.answered(chat, "Still there?")).source is Source.HOT
+    assert not stage.errors()
+    assert not left_behind(stage)
+
+
+async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    assert (await started(stage)).strategy is Strategy.NONE
+    stage.fake.set(FAKE_HOLLOW_RESTORE=None)
+    assert stage.runtime.engine.may_retest
+    await stage.runtime.retest_restoring()
+    await stage.until(stage.runtime.host.is_ready)
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True)
+    assert not stage.runtime.engine.may_retest
+
+
+async def test_after_a_week_it_is_tried_again(stage: Stage, smollm2: Path) -> None:
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    assert (await started(stage)).strategy is Strategy.NONE
+    await stage.runtime.close()
+    stage.fake.set(FAKE_HOLLOW_RESTORE=None)
+    for days, strategy in ((6, Strategy.NONE), (2, Strategy.PLAIN)):
+        with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as connection:
+            connection.execute("UPDATE restore_findings SET found_at = found_at - ?", (days * 86_400,))
+            connection.commit()
+        async with Stage(stage.home, stage.fake, smollm2) as again:
+            assert (await started(again)).strategy is strategy
+
+
+async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: Stage) -> None:
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
+    chat = await stage.chat()
+    waiting = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
+    await stage.runtime.stop_engine()
+    assert await waiting is None
+    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER], "the words are kept"
+    assert not left_behind(stage)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await stage.runtime.chat.retry(chat) is not None
+    await stage.runtime.chat.idle()
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True)
+
+
+async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(stage: Stage) -> None:
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
+    chat = await stage.chat()
+    waiting = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
+    stage.runtime.chat.stop(chat)
+    assert await waiting is None
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await stage.until(stage.runtime.host.is_ready)
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True)
+
+
+async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage, smollm2: Path) -> None:
+    stage.fake.set(FAKE_EMPTY_SAVE=1)
+    finding = await started(stage)
+    assert (finding.strategy, finding.proved) == (Strategy.PLAIN, False)
+    assert "instead of 96" in finding.reason
+    stage.fake.set(FAKE_EMPTY_SAVE=None)
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert (await again.answered(chat, "And then?")).source is Source.DISK
+        assert again.runtime.host.finding is not None
+        assert again.runtime.host.finding.proved
+
+
+async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage, smollm2: Path) -> None:
+    chats = [await stage.chat() for _ in range(3)]
+    for number, chat in enumerate(chats):
+        await stage.answered(chat, f"{number}: {QUESTION}")
+    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
+    assert (await stage.answered(chats[0], "And then?")).hollow
+    assert stage.runtime.host.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert (await again.answered(chats[1], "And then?")).hollow
+        finding = again.runtime.host.finding
+        assert finding is not None
+        assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
+        assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]
+
+
+async def test_a_database_that_fails_costs_no_more_than_another_trial(stage: Stage) -> None:
+    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
+    connection.execute("DROP TABLE restore_findings")
+    connection.commit()
+    connection.close()
+    assert await started(stage) == Finding(Strategy.PLAIN, proved=True)
+    assert await stage.ask(await stage.chat()) is not None
+
+
+async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage, smollm2: Path) -> None:
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered(await stage.chat(SYSTEM))
+    second = await stage.chat(SYSTEM)
+    receipt = await stage.answered(second, "And the Danube?")
+    assert (receipt.source, receipt.cached_tokens, receipt.miss_reason) == (Source.COLD, 0, "the first reply")
+    told = [event for event in stage.of(Prefilling) if event.conversation_id == second]
+    assert {event.total for event in told} == {receipt.prompt_tokens}
+    assert not any(event.cached for event in told)
+    assert len(stage.save_points()) == 3
+    assert len([event for event in stage.of(Saved) if event.conversation_id == second]) == 1, (
+        "said once, after the reply"
+    )
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        receipt = await again.answered(await again.chat(SYSTEM), "And the Rhine?")
+        assert receipt.source is Source.DISK
+        assert receipt.cached_tokens > 0.9 * len(SYSTEM)
+
+
+async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
+    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)
+    monkeypatch.setattr(system_prompt, "LONG_MS", 0.001)
+    chat = await stage.chat(SYSTEM)
+    await stage.answered(chat)
+    question = (await stage.runtime.chat.messages(chat))[1]
+    reply = await stage.runtime.chat.edit(question, "And the Danube?", Sampling(temperature=0.0))
+    assert reply is not None
+    assert reply.receipt is not None
+    assert reply.receipt.cached_tokens > 0.9 * len(SYSTEM), "the first question asked anew"
+    await stage.runtime.close()
+    assert len([point for point in stage.save_points() if point.conversation_id == chat]) == 3
+
+
+async def test_stop_while_the_system_prompt_is_read_ahead(stage: Stage) -> None:
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered(await stage.chat(SYSTEM))
+    second = await stage.chat(SYSTEM)
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
+    future = stage.runtime.chat.send(second, "And the Danube?")
+    await stage.until(lambda: any(event.conversation_id == second for event in stage.of(Prefilling)))
+    stage.runtime.chat.stop(second)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await future is None
+    assert await stage.ask(second, "And the Elbe?") is not None
+    assert not stage.errors()
+
+
+async def test_an_engine_that_dies_while_it_saves_the_system_prompt_costs_no_reply(stage: Stage) -> None:
+    stage.fake.set(FAKE_EXACT_ONLY=1)
+    await stage.answered(await stage.chat(SYSTEM))
+    stage.fake.set(FAKE_DIE_DURING="save")
+    receipt = await stage.answered(await stage.chat(SYSTEM), "And the Danube?")
+    assert receipt.source is Source.COLD
+    assert stage.of(SaveSkipped)
+    assert len(stage.fake.launches()) == 2
+
+
+def test_findings_in_words() -> None:
+    assert Finding(Strategy.PLAIN, proved=True).words == "Chats are remembered here: any part of one can be used again."
+    died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out").words
+    assert died.endswith("nothing is kept of them. The engine died when it was tried out.")
+    assert "should be remembered" in Finding(Strategy.COMPLETE, proved=False).words
+
+
+def test_a_restore_that_holds_forgives_a_hollow_one() -> None:
+    once = Finding(Strategy.COMPLETE, proved=False).after_restore(hollow=True)
+    assert once.strategy is Strategy.COMPLETE
+    assert once.after_restore(hollow=False) == Finding(Strategy.COMPLETE, proved=True)
+    assert once.after_restore(hollow=True).strategy is Strategy.SETTLE
+
+
+def test_every_strategy_ends_in_none() -> None:
+    for strategy in Strategy:
+        steps = 0
+        while strategy.saves:
+            strategy, steps = strategy.more_careful, steps + 1
+        assert steps < len(Strategy)
