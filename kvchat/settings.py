@@ -1,4 +1,9 @@
-"""The user's settings: one JSON file, read tolerantly, written whole."""
+"""The user's settings: one JSON file, read tolerantly, written whole.
+
+One frozen value and one table of rules: what a file may hold is what the window accepts, and `why_not` says why not. A
+change is in force at once and told as `SettingsChanged`; what the engine is started with waits for its next start. What
+would take save points away is shown before it is done.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,48 @@
-"""Save points on disk. Knows tokens and files; knows no HTTP and no chat."""
+"""Save points on disk. Knows tokens and files; knows no HTTP and no chat.
+
+`store.py` is the small interface, so that another store can take its place; `block_store.py` is the one there is.
+- **Blocks.** A slot file is taken apart along its token axis: runs of at most 256 tokens' rows, all layers, are
+  blocks, files named by their BLAKE3. Runs are also cut where a save point ends, so that every row is written once:
+  the next turn refers to the runs before it and adds its own. What is not rows (header, cell metadata, recurrent
+  state, the context checkpoints newer servers append) are chunks of their own. `layout/parser.py` reads a file to
+  its last byte or says `UnknownLayout`; then the bytes are kept in plain chunks. It makes things smaller, never
+  wrong.
+- **Passes** (`positioned.py` counts them). Blocks are moved by several threads, piece by piece while a piece is in
+  the cache. A block's name is its BLAKE3; what proves it at a restore is its XXH3, beside the name in the index.
+  Rebuilding is composing everything (`rebuild.py`). A turn's rows that the engine has kept since the last save, as
+  its `cache_n` says (`engine/speaking/slot_rows.py`), are believed and not read again, but for two blocks
+  (`absorb.py`).
+- **Index** (`index/`, SQLite): save points, their recipes (sealed with a hash; paths in a tree of uses, so that
+  what turns share is there once), a tree of token segments for the longest known prefix, what was lost and why,
+  bytes written. Every turn boundary is a save point, along all branches, until the budget says otherwise. No
+  lookup, mark or deletion goes through a whole table; readers have connections of their own and wait for no writer;
+  that a save point was used is written later. Whatever in it cannot have been put there counts as damage
+  (`index/check.py`): it is set aside under a lock, and a new one begun.
+- **Find.** The longest prefix of the prompt, from any conversation of the same fingerprint; in the order of their
+  bytes segments that begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will
+  do: the file is composed for exactly that (`compose.py`). `session/rates.py` judges by measured rates whether a
+  restore beats reading; the disk panel shows the break-even.
+- **Sliding windows.** The engine saves exactly the window and then refuses it, being a row short (llama.cpp
+  b11434). So such a model is saved twice per turn, a few tokens before the boundary and at it, and a restore is
+  given the older rows as well (`compose_windows`): `cache_n` then shows that it is used.
+- **Tiers.** An engine's slot folder lies on disk; whether a file lies there or is a link into memory is decided for
+  each by what is free now (`staging.py`, `library/memory.staging_room`), so a small `/dev/shm` costs speed and
+  nothing else. The store absorbs in the background, off the slot's lock. What is staged still is *warm* and given
+  without a pass, what is rebuilt from blocks is *disk*. A rebuild in memory writes over a file that is there, once
+  the system says that nobody has it open: new pages cost more than the copying. Of a sliding-window model the file
+  with the older rows is made as soon as the save point is absorbed, and is the one that stays warm.
+- **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
+  with other batch splits differ in rounding. That is why a new chat with a known system prompt restores it instead
+  of recomputing it. A deleted conversation's save points that another one begins with become that one's
+  (`inheritance.py`).
+- **Eviction** (`eviction.py`, pure): by seconds of prefill saved per GB, given recency, shared blocks counted once;
+  old turns go before a conversation's last, unless its end alone is enough.
+- **Sizes** are what the disk allots, and quota and prune target mean everything in the store's folder: blocks,
+  index, what is staged or set aside. Triggers in the index keep the sums per conversation, so that the disk panel
+  opens at once among 100,000 blocks; `verify` measures and counts anew.
+- **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
+  bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
+  engine only if its header stands for the chat's tokens. Processes hold a lock as long as they live
+  (`presence.py`); what those that died left is swept or adopted, blocks without a recipe too. Where no store can be
+  had, `no_store.py` keeps nothing and says why.
+"""

@@ -1,4 +1,38 @@
 """One request to the engine, and the slot it runs in: load, stream, prove, settle, save, for whoever owns it.
 
 Below the chat: no conversation, no message, no database, no Qt. An owner is a text: whose a slot's contents are.
+
+- **One session** (`session/session.py`) is under whatever asks the engine: turn, summary, title (and by them `ask`
+  and `bench`) give it a `Request` and the owner of what the slot will hold, a conversation's id. It has an engine
+  ready, makes the ids, finds room, loads, streams, proves and learns, and tells what happened as plain values,
+  which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more
+  than it does. The self-test uses the steps one by one (`session/lease.py`).
+- **One lock** (`Slot.lock`) covers everything from load to save. Switching, sending and deleting wait for it, so
+  two conversations never mix. Turns stand in line for it (`chat/turn/queue.py`), and one that waits can be put
+  first. The `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`), and never
+  restores what is there already.
+- **Load** asks the store for the save point that shares the longest prefix with the prompt, has it verified and
+  staged, and restores it if that leaves less to read than the slot as it is. States of hybrid, recurrent and
+  sliding-window models cannot be cut, so there a state counts only if the prompt extends it.
+- **Does restoring work here?** (`session/self_test.py`, `session/strategy.py`) When an engine comes up that was not
+  seen before with this model and these flags, the room tries restoring out before it calls it ready: settle, save,
+  erase, restore, extend, roll back, on a text and a store of its own, through the same `Lease` as every turn. The
+  *strategy* found (plain, full window, complete, settle, none) is kept with the conversations; everything that asks
+  whether states can be cut, completed or saved asks it. Two hollow restores in a row in real turns make it one step
+  more careful. That it does not work, or that the engine died over it, is believed for a week, or until the user
+  has it tried again.
+- **Shared system prompts** (`session/system_prompt.py`). Where states cannot be cut, a new chat needs a save point
+  exactly at the end of its system prompt. The second chat with the same one, or the first where reading it takes
+  seconds, stops there on its way through the prompt and saves; the receipt counts what it read as read.
+- **Prove.** The engine's 200 proves nothing. The next request's `cache_n` decides between *disk*, *hot* and a
+  *hollow restore*; the last is set aside and shown as a fault.
+- **Settle.** The history is rendered with two different next messages; what both prompts share is the turn
+  boundary. The slot is made to hold exactly that (`n_predict: 0`), so that the next prompt is an exact extension:
+  hybrids need it, and it heals templates that drop reasoning. The next message of the same conversation may end the
+  settling, and one of another conversation if it takes long; a save that has begun is finished
+  (`session/slot_files.py`), at the end too, unless the user is told how long and does not want to wait
+  (`session/finishing.py`).
+- **Save.** The engine writes into a slot folder; the store takes the file only if its header holds exactly the
+  boundary's tokens and its size is what the engine said. An empty slot or another conversation's tokens are never
+  kept.
 """

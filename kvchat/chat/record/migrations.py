@@ -155,7 +155,7 @@ MIGRATIONS: tuple[str, ...] = (
         DELETE FROM draft_attachments WHERE conversation_id = OLD.id;
     END
     """,
-    # 14: messages and chats that were deleted and of which something may still be kept, see kvchat.chat.deletion.permanent
+    # 14: messages and chats that were deleted and of which something may still be kept, see kvchat.chat.deletion
     """
     CREATE TABLE deleted (id TEXT PRIMARY KEY, conversation_id TEXT NOT NULL)
     """,

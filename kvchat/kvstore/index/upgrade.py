@@ -1,4 +1,4 @@
-"""Steps of the index's schema that SQL alone cannot take, see index_schema."""
+"""Steps of the index's schema that SQL alone cannot take, see schema.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads one cache of a slot file, whose form the file does not name: each way it can be read. See layout_parser.py."""
+"""Reads one cache of a slot file, whose form the file does not name: each way it can be read. See parser.py."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Format (state version 4, little endian), from llama.cpp: src/llama-context.cpp (state_seq_save_file),
 src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp (state_write, state_write_meta, state_write_data).
-After the header (see slotfile.py) come the caches, each saying nothing of what it is:
+After the header (see header.py) come the caches, each saying nothing of what it is:
   attention   n_stream u32 | n_cells u32 | cells | v_trans, n_layer, n_rot_k, n_rot_v u32
               | per layer: type i32, row_size u64, n_cells K rows | the same for V, but for MLA, which has no V
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
