@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -87,10 +90,21 @@ class Look(QObject):
             self._applied = (self.theme, self.type)
             font = QFont(self.type.family)
             font.setPointSizeF(self.type.base)
-            self._app.setFont(font)
-            self._app.setPalette(_palette(self.theme))
-            self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small, self.px(16)))
+            with _nothing_collected():
+                self._app.setFont(font)
+                self._app.setPalette(_palette(self.theme))
+                self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small, self.px(16)))
         self.changed.emit()
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Qt goes through a list of all widgets and calls into ours: one that is garbage and collected there crashes it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _pick_type() -> Type:

@@ -64,11 +64,11 @@ class ContextMeter(QWidget):
         self.bar = ContextBar(look)
         self.words = ElidedLabel("small")
         row = QHBoxLayout(self)
-        row.setContentsMargins(18, 5, 18, 0)
+        row.setContentsMargins(18, 5, 18, 2)
         row.setSpacing(10)
         row.addWidget(self.bar)
         row.addWidget(self.words, 1)
-        self.setFixedHeight(self.words.fontMetrics().height() + 7)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         look.changed.connect(self.bar.update)
         self.show_use(None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
@@ -56,6 +56,7 @@ class Header(QWidget):
             row.addWidget(widget, 1)
         for button in (self.chat, self.model, self.more):
             row.addWidget(button)
+        self.model.installEventFilter(self)
         self.show_model(None)
         look.changed.connect(self._restyle)
         self._restyle()
@@ -76,6 +77,12 @@ class Header(QWidget):
         self.model.setAccessibleName(f"Model: {name or 'none'}")
         self.model.setToolTip(name or "")
         self._fit_model()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The model's name is cut anew as soon as its button has another font: that is after the look has changed."""
+        if event.type() == QEvent.Type.FontChange:
+            self._fit_model()
+        return False
 
     def begin_rename(self) -> None:
         """Let the user write another title in place; Esc leaves the old one."""

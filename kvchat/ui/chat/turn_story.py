@@ -25,7 +25,7 @@ from kvchat.chat.events import (
     WaitingForWriter,
 )
 from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
-from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, size
+from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, several, size
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults
 
@@ -189,7 +189,9 @@ class TurnStory:
         self.pending = ""
 
 
-def waiting_words(title: str, other: TurnStory) -> str:
+def waiting_words(title: str, other: TurnStory, reply: str) -> str:
     """What stands where a reply will be that waits for another chat's: for which one, and how far that is."""
     far = f"reading {100 * other.fraction:.0f} %" if other.fraction is not None else "writing its reply"
+    if reply:
+        far += f", {several(len(reply.split()), 'word')} so far"
     return f"Waiting for “{title}”: {far}."

@@ -287,6 +287,7 @@ class ChatController(QObject):
         """The open conversation's turn."""
         running = self.current is not None and self._runtime.chat.is_answering(self.current)
         other = self._runtime.chat.ahead_of(self.current) if self.current else None
-        waiting = waiting_words(self.list.title(other), self._talk(other).story) if other else ""
+        talk = self._talk(other) if other else None
+        waiting = waiting_words(self.list.title(other), talk.story, talk.live_text) if other and talk else ""
         self._views.show_turn(self._runtime, self._talk(), self._messages, running=running, waiting=waiting)
         self.opened.emit(bool(self._messages) or running or self._loading)

@@ -18,6 +18,7 @@ class PendingLine(QLabel):
         super().__init__()
         self.setProperty("kind", "muted")
         self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setWordWrap(True)
 
     def set_words(self, words: str) -> None:
         """Say `words`; empty hides the line."""

@@ -14,6 +14,7 @@ from kvchat.chat.events import (
     Notice,
     Prefilling,
     QuestionNotStored,
+    ReplyDelta,
     Silent,
     Speed,
     TurnFailed,
@@ -594,6 +595,9 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply."
     furnished.events.publish(Prefilling("jeju", 400, 1000, 0))
     assert pending.text() == "Waiting for “Trip to Jeju”: reading 40 %."
+    furnished.events.publish(ReplyDelta("jeju", "r", "It is an island", "", None))
+    furnished.events.publish(Speed("jeju", 20.0, 1004))
+    assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply, 4 words so far."
     assert first.isVisible()
     first.click()
     assert "Trip to Jeju" in dialog(window).findChildren(QLabel)[1].text()

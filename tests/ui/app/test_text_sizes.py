@@ -108,6 +108,21 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     await whole(wide, "the first start")
 
 
+async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
+    words, model = wide.context_meter.words, wide.header.model
+
+    def fits() -> bool:
+        wide_text = model.fontMetrics().horizontalAdvance(model.text()) + model.iconSize().width() + 20
+        return words.height() >= words.fontMetrics().height() and wide_text <= model.width()
+
+    wide.resize(900, 700)
+    for zoom in (160, 100, 200, furnished.settings.zoom):
+        look.follow(replace(furnished.settings, zoom=zoom))
+        await until(fits, f"the room at {zoom} %")
+    wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", waits=True)
+    await whole(wide, "the waiting line")
+
+
 async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
     settings = wide.beside.open_settings()
     for page in settings.pages:

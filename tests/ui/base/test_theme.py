@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QColor, QPalette
 from PySide6.QtWidgets import QApplication, QFileDialog, QLabel, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
@@ -12,6 +14,18 @@ from kvchat.settings import Settings
 from kvchat.ui.base.colors import DARK, LIGHT, Theme, contrast
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
+
+
+class Witness(QWidget):
+    """Looks whether Python may collect garbage while Qt goes through all widgets."""
+
+    collects: bool | None = None
+
+    def changeEvent(self, event: QEvent) -> None:
+        """One of the many calls."""
+        if event.type() == QEvent.Type.StyleChange:
+            self.collects = gc.isenabled()
+
 
 GROUNDS = ("page", "sidebar", "raised", "bubble", "hover", "selected")
 TEXTS = ("text", "muted")
@@ -114,3 +128,12 @@ def test_the_arrows_of_the_file_dialog_can_be_seen(qapp: QApplication, qtbot: Qt
         ink = max(solid, key=lambda colour: colour.alpha())
         assert contrast(ink.name(), look.theme.page) >= 4.5
     look.deleteLater()
+
+
+def test_no_widget_is_collected_while_all_are_styled(look: Look, qtbot: QtBot) -> None:
+    witness = Witness()
+    qtbot.addWidget(witness)
+    witness.show()
+    look.follow(Settings(zoom=150))
+    assert witness.collects is False
+    assert gc.isenabled()
