@@ -10,7 +10,7 @@ from kvchat.chat.input.documents import document_of_text
 from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, App, receipt
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 DOCUMENT = document_of_text("river.md", "\n".join(f"{n}. The river bends at stone {n * 7 % 101}." for n in range(60)))
 

@@ -16,7 +16,7 @@ from tests.e2e.desktop import Desktop
 from tests.e2e.home import Home
 from tests.e2e.window import left_behind, open_window
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("bundle")]  # built once
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("bundle")]  # built once
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -17,7 +17,7 @@ from kvchat.session.session import PromptTooLong
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.e2e
 
 SHORT = Sampling(max_tokens=12, temperature=0.0)
 WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10

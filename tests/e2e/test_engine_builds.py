@@ -10,7 +10,7 @@ import pytest
 from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 OLD, NEW = "llama-server", "embedded"  # b11434 and b11549
 

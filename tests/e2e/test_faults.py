@@ -22,7 +22,7 @@ from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import engine_path, notes
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ENGINES = ("embedded", "llama-server")
 GREEDY = Sampling(max_tokens=200, temperature=0.0, seed=1, grammar="root ::= [a-z ]{500}")  # a long reply in any case

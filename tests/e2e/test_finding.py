@@ -15,7 +15,7 @@ from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until
 from tests.e2e.window import Window, open_window
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 ZOO = document_of_text("zoo.txt", "The gate is open.\n" * 200 + "A platypus sleeps here.\n")
 

@@ -17,7 +17,7 @@ from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 QUESTIONS = (
     "What is a river?",

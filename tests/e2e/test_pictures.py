@@ -16,7 +16,7 @@ from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import seeing, tiny_model
 from tests.pictures import png
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 RED, GREEN = picture_of("red.png", png(255, 0, 0)), picture_of("green.png", png(0, 255, 0))
 

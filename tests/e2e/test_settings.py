@@ -12,7 +12,7 @@ from tests.e2e.home import GREEDY, Home
 from tests.e2e.waiting import wait_until
 from tests.e2e.window import open_window
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 
 def test_choose_a_context_size_by_keys_and_restart_the_engine(tmp_path: Path, smollm2: Path) -> None:

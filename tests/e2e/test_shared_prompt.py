@@ -12,7 +12,7 @@ from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.kept import Kept
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.models import tiny_model
 from tests.soak import kills, turns
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 
 def test_killed_at_random_moments_nothing_is_lost_or_left(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.e2e.home import engine_path
 from tests.e2e.restarts import SYSTEM, receipt
 from tests.models import starter_model, tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 SAME, TIE, DIFFERS = "the same", "the same up to a tie", "different"
 AS_GOOD = 0.1  # natural logarithm

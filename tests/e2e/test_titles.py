@@ -15,7 +15,7 @@ from tests.e2e.test_steering import DIFFERS, GREEDY, opened, said_by, verdict
 from tests.kept import Kept
 from tests.models import starter_model, tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ENDS = Sampling(temperature=0.0, grammar='root ::= "The bridge over the river is the longest."')
 

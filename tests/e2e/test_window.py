@@ -14,7 +14,7 @@ from tests.e2e.home import GREEDY, Home, engine_path, notes
 from tests.e2e.waiting import wait_until
 from tests.e2e.window import KVCHAT, LONG, left_behind, open_window
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 QUESTION = "Which note was the first?"
 

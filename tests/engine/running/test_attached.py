@@ -77,7 +77,7 @@ async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None
         address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with attached(address, AttachPolicy()) as engine:
             with pytest.raises(EngineFailed, match="does not answer"):
-                await asyncio.wait_for(engine.ready(), 15)
+                await asyncio.wait_for(engine.ready(), 60)
 
 
 async def test_a_wrong_key_is_said(theirs: Theirs) -> None:

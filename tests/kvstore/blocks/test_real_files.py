@@ -24,7 +24,7 @@ from tests.kvstore.slot_files import parse_bytes
 from tests.kvstore.true_files import Bench
 from tests.models import bare_models
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.engine
 
 TURNS = (90, 300, 301, 600)  # tokens: within a block, across one, by a single one, and across the next
 TOKENS = tuple(number * 7 % 120 + 3 for number in range(TURNS[-1]))  # of a vocabulary of 128

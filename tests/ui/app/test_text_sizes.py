@@ -81,7 +81,7 @@ def cut_off(window: QWidget) -> Iterator[str]:
 async def whole(window: QWidget, name: str) -> None:
     """Wait until nothing is cut off: layouts take a moment."""
     try:
-        await until(lambda: not list(cut_off(window)), seconds=20)
+        await until(lambda: not list(cut_off(window)))
     except AssertionError:
         pytest.fail(f"{name}: " + "\n".join(cut_off(window)))
 

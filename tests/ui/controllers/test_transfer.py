@@ -174,7 +174,7 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
 
     def hold(done: int, total: int) -> None:
         held.set()
-        assert go.wait(30)
+        assert go.wait(240)
 
     monkeypatch.setattr(keep_bridge._Progress, "tell", lambda self, done, total: hold(done, total))
     choose(window, "Import chats…")
