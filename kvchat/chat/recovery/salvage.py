@@ -1,7 +1,7 @@
 """What can still be read of a damaged file of chats, put into a new one, with what its newest backup has.
 
-Rows are looked for from both ends of their tables and by every index. What hung together and lost its middle is joined
-again: a chat whose own row is lost has another, a message whose parent is lost follows the one before it.
+Rows are looked for in their tables, then page by page. What hung together and lost its middle is joined again: a chat
+whose own row is lost has another, a message whose parent is lost follows the one before it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,12 @@ from typing import Any
 
 from kvchat.chat.record.prompt import title_from
 from kvchat.chat.recovery.automatic_backups import FAULTS, TABLES, make_empty
+from kvchat.chat.recovery.leaf_pages import leaf_rows
 
 RECOVERED = "Recovered chat"
 _BAD = "\ufffd"  # stands where bytes were no text
+_ID_LETTERS = 32
+_KINDS: dict[str, type | tuple[type, ...]] = {"TEXT": str, "INTEGER": int, "REAL": (int, float), "BLOB": bytes}
 _Row = dict[str, Any]
 
 
@@ -87,13 +90,7 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
     """Take over what can be read; rows that are there already stay, but for texts that lost letters."""
     if not source.exists() or not source.stat().st_size:
         return
-    deleted = {row[0] for row in db.execute("SELECT id FROM deleted")}
-    deleted |= {
-        row[0]
-        for row in db.execute(
-            "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
-        )
-    }
+    deleted = _gone(db)
     with closing(sqlite3.connect(source, isolation_level=None)) as there, contextlib.suppress(*FAULTS):
         there.row_factory = sqlite3.Row
         there.text_factory = partial(str, encoding="utf-8", errors="replace")
@@ -104,24 +101,38 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
                 _take_table(db, there, table, deleted)
         with contextlib.suppress(*FAULTS):
             known |= _known(there)
+    if all_of_it:
+        _take_leaves(db, source)
+
+
+def _gone(db: sqlite3.Connection) -> set[str]:
+    """The messages and chats that were deleted."""
+    removed = (
+        "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
+    )
+    return {row[0] for query in ("SELECT id FROM deleted", removed) for row in db.execute(query)}
 
 
 def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, deleted: set[str]) -> None:
-    types = {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({table})")}
-    for row in _readable(there, table):
-        values = {
-            name: _fitting(value, types[name], None if name == "deleted_at" else 0)
-            for name, value in zip(row.keys(), tuple(row), strict=True)
-            if name in types
-        }
-        if values.get("id") in deleted or values.get("message_id") in deleted:
-            continue
-        names, places = ", ".join(values), ", ".join("?" * len(values))
-        try:
-            db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
-        except sqlite3.IntegrityError:  # there already, or of no use
-            if table == "messages":
-                _mend(db, values)
+    for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid"):  # as far as it comes
+        _take_row(db, table, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
+
+
+def _take_row(db: sqlite3.Connection, table: str, row: _Row, deleted: set[str]) -> None:
+    types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
+    values = {
+        name: _fitting(value, types[name], None if name == "deleted_at" else 0)
+        for name, value in row.items()
+        if name in types
+    }
+    if values.get("id") in deleted or values.get("message_id") in deleted:
+        return
+    names, places = ", ".join(values), ", ".join("?" * len(values))
+    try:
+        db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
+    except sqlite3.IntegrityError:  # there already, or of no use
+        if table == "messages":
+            _mend(db, values)
 
 
 def _mend(db: sqlite3.Connection, values: _Row) -> None:
@@ -143,39 +154,32 @@ def _fitting(value: Any, kind: str, default: float | None) -> Any:
     return value
 
 
-def _readable(db: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
-    """The rows of a table that can be read, each once."""
-    seen: set[int] = set()
-    for order in ("ASC", "DESC"):
-        try:
-            for row in db.execute(f"SELECT rowid AS row_number, * FROM {table} ORDER BY rowid {order}"):
-                if row["row_number"] in seen:
-                    break
-                seen.add(row["row_number"])
-                yield row
-            else:
-                if order == "ASC":
-                    return
-        except FAULTS:
-            continue
-    for number in _numbers(db, table) - seen:
-        with contextlib.suppress(*FAULTS):
-            row = db.execute(f"SELECT rowid AS row_number, * FROM {table} WHERE rowid = ?", (number,)).fetchone()
-            if row is not None:
-                yield row
+def _take_leaves(db: sqlite3.Connection, source: Path) -> None:
+    """What the file's own lists do not lead to any more, wherever in the file it is."""
+    shapes = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in TABLES}
+    gone = ("removed", "deleted")  # first: what is of these is not taken
+    for tables in (gone, [table for table in TABLES if table not in gone]):
+        deleted = _gone(db)
+        for row in leaf_rows(source):
+            for table in tables:
+                if _is_of(row, shapes[table]):
+                    names = [column[1] for column in shapes[table]]
+                    _take_row(db, table, dict(zip(names, row, strict=False)), deleted)
 
 
-def _numbers(db: sqlite3.Connection, table: str) -> set[int]:
-    """The row numbers that the indexes know."""
-    found: set[int] = set()
-    with contextlib.suppress(*FAULTS):
-        for index in [row["name"] for row in db.execute(f"PRAGMA index_list({table})")]:
-            for order in ("ASC", "DESC"):
-                column = db.execute(f"PRAGMA index_info({index})").fetchone()["name"]
-                query = f"SELECT rowid FROM {table} INDEXED BY {index} ORDER BY {column} {order}"
-                with contextlib.suppress(*FAULTS):
-                    found.update(row[0] for row in db.execute(query))
-    return found
+def _is_of(row: Sequence[Any], columns: Sequence[tuple[int, str, str, int, Any, int]]) -> bool:
+    """Whether a row found somewhere can be one of the table with these columns, those that were added last left out."""
+    if len(row) > len(columns) or any(column[3] and column[4] is None for column in columns[len(row) :]):
+        return False
+    return all(_can_be(value, *column[1:4], bool(column[5])) for value, column in zip(row, columns, strict=False))
+
+
+def _can_be(value: Any, name: str, kind: str, filled: int, key: bool) -> bool:
+    if value is None:
+        return not filled and not key
+    if name.endswith("id") and (not isinstance(value, str) or len(value) != _ID_LETTERS):
+        return False
+    return isinstance(value, _KINDS[kind])
 
 
 def _known(db: sqlite3.Connection) -> dict[str, str | None]:
@@ -196,6 +200,16 @@ def _columns(db: sqlite3.Connection, query: str) -> dict[int, str]:
 
 def _join(db: sqlite3.Connection) -> None:
     """Make one whole of what was found."""
+    for link in ("other.id = messages.parent_id", "other.parent_id = messages.id"):
+        db.execute(  # a message that does not know its chat any more is of its neighbour's
+            f"UPDATE messages SET conversation_id = other.conversation_id FROM messages AS other WHERE {link}"
+            " AND messages.conversation_id NOT IN (SELECT id FROM conversations)"
+            " AND other.conversation_id IN (SELECT id FROM conversations)"
+        )
+    db.execute(
+        "UPDATE searched SET conversation_id = messages.conversation_id FROM messages"
+        " WHERE messages.id = message_id AND searched.conversation_id <> messages.conversation_id"
+    )
     orphans = (
         "SELECT DISTINCT conversation_id FROM messages WHERE conversation_id NOT IN (SELECT id FROM conversations)"
     )
@@ -213,9 +227,9 @@ def _join(db: sqlite3.Connection) -> None:
             (conversation_id, title, first, last),
         )
     _join_messages(db)
-    for table in ("attachments", "removed"):
+    for table in ("attachments", "removed", "drafts", "draft_attachments"):
         column, other = ("message_id", "messages") if table == "attachments" else ("conversation_id", "conversations")
-        db.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT id FROM {other})")
+        db.execute(f"DELETE FROM {table} WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM {other})")
     db.execute(
         "UPDATE conversations SET leaf_id = (SELECT id FROM messages WHERE conversation_id = conversations.id"
         " ORDER BY created_at DESC, rowid DESC LIMIT 1)"

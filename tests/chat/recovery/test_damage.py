@@ -62,6 +62,31 @@ def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths
     assert repair(paths) is None
 
 
+def test_what_is_there_is_found_where_nothing_leads_to_it(paths: Paths) -> None:
+    """Neither what the file says of its tables nor a backup is left; a few bytes of what was said are others, too."""
+    for backup in backups_of(paths.database):
+        backup.unlink()
+    with closing(Database(paths.database)) as database, database.reading() as db:
+        before = db.execute("SELECT id, content FROM messages ORDER BY id").fetchall()
+        files = db.execute("SELECT message_id, text FROM attachments ORDER BY message_id").fetchall()
+        lists = [row[0] for row in db.execute("SELECT rootpage FROM sqlite_master WHERE rootpage")]
+    whole, data = written(paths), bytearray(paths.database.read_bytes())
+    for at in range(4096, len(data), 4096):
+        interior = data[at] in (2, 5) and at // 4096 + 1 in lists
+        if interior or b"CREATE TABLE" in data[at : at + 4096] or b"CREATE TRIGGER" in data[at : at + 4096]:
+            data[at : at + 4096] = bytes(4096)
+    paths.database.write_bytes(data)
+    with pytest.raises(ChatsDamaged), closing(Database(paths.database)) as database:
+        database.check()
+    repaired = repair(paths)
+    assert repaired is not None
+    assert (written(paths), repaired.found.messages) == (whole, len(before))
+    with closing(Database(paths.database)) as database, database.reading() as db:
+        assert db.execute("SELECT id, content FROM messages ORDER BY id").fetchall() == before
+        assert db.execute("SELECT message_id, text FROM attachments ORDER BY message_id").fetchall() == files
+        assert not db.execute("SELECT count(*) FROM draft_attachments").fetchone()[0]
+
+
 @pytest.mark.parametrize("damage", ["emptied", "gone"])
 def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> None:
     paths.database.write_bytes(b"") if damage == "emptied" else paths.database.unlink()
