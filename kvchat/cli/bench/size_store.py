@@ -53,7 +53,7 @@ class StoreAlone:
     next_turn_cpu_ratio: float
     next_turn_bytes_written: int
     peak_staging_bytes: int  # the most that lay in the staging folder at any time
-    peak_memory_growth_bytes: int | None  # of this process, over what it had before
+    peak_memory_growth_bytes: int | None  # of this process, over what it had before; what is staged left out
 
 
 def store_alone(made_bytes: int) -> StoreAlone:
@@ -83,11 +83,10 @@ class _Made:
         original = self._folder / "original.slot"
         say(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)
-        before = _peak_memory()
+        before = _own_memory()
         with self._watched() as peak:
             figures = self._measure(original, made_bytes)
-        after = _peak_memory()
-        growth = after - before if before is not None and after is not None else None
+        growth = peak[1] - before if before is not None else None
         return dataclasses.replace(figures, peak_staging_bytes=peak[0], peak_memory_growth_bytes=growth)
 
     def _measure(self, original: Path, made_bytes: int) -> StoreAlone:
@@ -191,12 +190,13 @@ class _Made:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[list[int]]:
-        """The most bytes that lie in the staging folder until the end."""
-        most, ended = [0], threading.Event()
+        """The most bytes that lie in the staging folder, and that this process has of its own, until the end."""
+        most, ended = [0, 0], threading.Event()
 
         def look() -> None:
             while not ended.wait(_LOOK_S):
                 most[0] = max(most[0], self._store.staged_bytes() - disk.tree_size(self._copy))
+                most[1] = max(most[1], _own_memory() or 0)
 
         watcher = threading.Thread(target=look)
         watcher.start()
@@ -227,8 +227,8 @@ def _ms_since(started: float) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-def _peak_memory() -> int | None:
-    """The most memory this process has had so far, bytes; None where the system does not say."""
+def _own_memory() -> int | None:
+    """The memory this process has, bytes, files that it maps left out; None where the system does not say."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+        return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
     return None
