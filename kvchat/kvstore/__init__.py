@@ -29,7 +29,8 @@
   each by what is free now (`staging.py`, `library/memory.staging_room`), so a small `/dev/shm` costs speed and
   nothing else. The store absorbs in the background, off the slot's lock. What is staged still is *warm* and given
   without a pass, what is rebuilt from blocks is *disk*. A rebuild in memory writes over a file that is there, once
-  the system says that nobody has it open: new pages cost more than the copying. Of a sliding-window model the file
+  the system says that nobody has it open: new pages cost more than the copying. Into pages that are there blocks are
+  read where they belong, mapped: writes to one file wait for each other. Of a sliding-window model the file
   with the older rows is made as soon as the save point is absorbed, and is the one that stays warm.
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
   with other batch splits differ in rounding. That is why a new chat with a known system prompt restores it instead
