@@ -80,6 +80,8 @@ class Tray(QObject):
     def close(self) -> None:
         """Take the icon away and stop listening."""
         self._unsubscribe()
+        self._window.controller.list.shown.disconnect(self._show_recent)  # what ends may still tell of chats
+        self._window.shown_changed.disconnect(self.refresh)
         self.icon.hide()
         self.menu.deleteLater()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from PySide6.QtWidgets import QSystemTrayIcon
+from PySide6.QtCore import QEvent
+from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.speaking.status import EngineState
@@ -107,3 +108,15 @@ async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: 
     window.hide()
     tray.new.trigger()
     assert (window.isVisible(), window.controller.current) == (True, None)
+
+
+async def test_once_closed_it_hears_of_no_chats(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    tray = Tray(runtime, window)
+    runtime.chat.add("Lakes", id="lakes")
+    await until(lambda: len(tray.recent) == 1)
+    tray.close()
+    QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+    with qtbot.captureExceptions() as raised:
+        window.controller.list.shown.emit()
+        window.shown_changed.emit()
+    assert not raised
