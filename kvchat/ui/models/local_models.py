@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.library.local.finder import UnreadableFolder
@@ -103,6 +103,7 @@ class ModelsHere(QWidget):
     def open_folders(self) -> QMenu:
         """Which folders are looked into beside the well-known ones."""
         menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Add a folder…", self._ask_folder)
         menu.addAction("Look again", self.look)
         chosen = self._runtime.settings.model_folders

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextEdit
 from kvchat.ui.base import utf16
 from kvchat.ui.rendering.highlight import LineColours, Span
 from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.rendering.text_page import select, sideways
+from kvchat.ui.rendering.text_page import select, sideways, without_ground
 from kvchat.words.safe_text import spelled_out
 
 _LINE_HEIGHT = 128.0  # per cent
@@ -46,6 +46,7 @@ class CodeText(QTextEdit):
         self.setReadOnly(True)
         self.setAccessibleName("Code")
         self.setFrameShape(QFrame.Shape.NoFrame)
+        without_ground(self)
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

@@ -37,6 +37,7 @@ class TextPage(QTextBrowser):
         super().__init__(parent)
         self.setAccessibleName(accessible_name)
         self.setFrameShape(QFrame.Shape.NoFrame)
+        without_ground(self)
         self.setOpenLinks(False)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -188,6 +189,11 @@ class WidePage(TextPage):
             self._natural = math.ceil(document.idealWidth())
         columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
         return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
+
+
+def without_ground(text: QTextEdit) -> None:
+    """Nothing is painted under the text: Qt's style sheets would keep 1 KB of each ground ever painted."""
+    text.viewport().setAutoFillBackground(False)
 
 
 def select(text: QTextEdit, anchor: int, position: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit
+from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
@@ -149,6 +149,7 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     stop.trigger()
     menu.close()
     await until(lambda: runtime.settings.model_folders == ())
+    await until(lambda: not models.here.findChildren(QMenu), "the menu to go: each opening has its own")
 
 
 async def test_suggestions_suit_the_memory_and_ask_nobody(
