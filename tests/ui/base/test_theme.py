@@ -64,6 +64,13 @@ def test_text_can_be_read(theme: Theme, text: str, ground: str) -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("ground", ["page", "sidebar", "raised"])
+def test_what_is_below_the_pointer_can_be_told_from_its_ground(theme: Theme, ground: str) -> None:
+    assert contrast(theme.hover, getattr(theme, ground)) >= 1.08
+    assert contrast(theme.selected, theme.hover) >= 1.05
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
 def test_a_selected_formula_can_be_read(theme: Theme) -> None:
     """Qt draws half of the selection's colour over the pictures in it."""
     text, marked = (bytes.fromhex(colour[1:]) for colour in (theme.text, theme.marked))
