@@ -34,5 +34,6 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   (`session/finishing.py`).
 - **Save.** The engine writes into a slot folder; the store takes the file only if its header holds exactly the
   boundary's tokens and its size is what the engine said. An empty slot or another conversation's tokens are never
-  kept.
+  kept. Where another process keeps the store's list busy, the slot does not wait: the file is taken when that is
+  over (`Slots.soon`), before anything of the chat is deleted and before kvchat ends.
 """

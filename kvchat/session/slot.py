@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from kvchat.kvstore.savepoint import AbsorbReport, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore
@@ -13,6 +14,9 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.interruption import YieldingLock
 from kvchat.session.proof import RestoreRecord
 from kvchat.session.rates import Rates
+
+SOON_S = 0.5  # a free list takes milliseconds
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -74,20 +78,45 @@ class Slots:
         self.store = store
         self.rates = Rates()
         self.finishing = Finishing()
+        self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
+
+    async def soon(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Have something written into the store's list, after what is being written; None if that takes longer.
+
+        Another process may be writing there, and whoever waits for an answer waits for the slot: it goes on by itself.
+        """
+        before = self._written
+
+        async def in_order() -> R:
+            if before is not None:
+                await asyncio.wait({before})
+            return await work
+
+        self._written = written = asyncio.ensure_future(in_order())
+        await asyncio.wait({written}, timeout=SOON_S)
+        return written.result() if written.done() else None
+
+    async def written(self) -> None:
+        """Once nothing is being written any more."""
+        if self._written is not None:
+            await asyncio.wait({self._written})
 
     async def absorb(self) -> AbsorbReport:
         """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
         with self.finishing.absorbing():
+            await self.written()
             report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.wanted)
         losses = await asyncio.to_thread(self.store.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     async def discard(self, owner: str) -> None:
         """The owner is gone: nothing of it stays in the store. Under the slot's lock."""
+        await self.written()
         await asyncio.to_thread(self.store.delete_conversation, owner)
         if self.slot.holds() == owner:
             self.slot.forget()
 
     async def discard_messages(self, owner: str, labels: Collection[str]) -> None:
         """What was saved under these labels goes, of an owner that stays. Under the slot's lock."""
+        await self.written()
         await asyncio.to_thread(self.store.delete_messages, owner, labels)

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from kvchat.engine.speaking.interface import EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import SlotSave
@@ -22,6 +23,8 @@ from kvchat.session.slot import Slots
 TOO_LARGE_NOW = "what is kept of it is larger than the context is now"
 DIED_OVER_RESTORE = "the engine died while it loaded its memory"
 NOT_WAITED_FOR = "kvchat was told not to wait"
+
+R = TypeVar("R")
 
 
 class SlotFiles:
@@ -62,51 +65,81 @@ class SlotFiles:
 
     async def set_aside(self, point: SavePoint, reason: str) -> None:
         """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
-        with contextlib.suppress(StoreRefused):
-            await asyncio.to_thread(self._store.set_aside, point, reason)
+
+        async def set_aside() -> None:
+            with contextlib.suppress(StoreRefused):
+                await asyncio.to_thread(self._store.set_aside, point, reason)
+
+        await self.slots.soon(set_aside())
 
     async def save(self, boundary: Tokens, *, label: str | None = None, tell: bool = True) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
+        None as well where the store takes it later (`Slots.soon`).
         `label`: what of the owner's it goes with, as a message. `tell` false: nothing is said of one that was kept.
         Raises EngineGone if the engine dies while saving.
         """
-        started, finishing, ready = time.perf_counter(), self.slots.finishing, self.engine
-        path = ready.slot_path / f"{disk.name_for_engine()}.slot"
-        try:
-            if not finishing.wanted():
-                raise StoreRefused(NOT_WAITED_FOR)
-            expected_bytes = int(len(boundary) * ready.kv_bytes_per_token)
-            state = ready.fingerprint, boundary
-            await asyncio.to_thread(self._store.check_room, expected_bytes, self.owner, path, state)
-            with finishing.saving(expected_bytes, path):
-                answer = await self._saved(path)
-            if answer.n_saved != len(boundary):
-                raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
-            kept = ready.engine.rows.kept
-            point = await asyncio.to_thread(
-                self._store.take,
-                path,
-                self.owner,
-                ready.fingerprint,
-                boundary,
-                answer.n_written,
-                self.slots.rates.prefill_ms(len(boundary)),
-                ready.older_rows,
-                label,
-                Grown(self.slot.save_point, kept) if kept else None,
-            )
+        started, rows = time.perf_counter(), self.engine.engine.rows
+        path = self.engine.slot_path / f"{disk.name_for_engine()}.slot"
+        written = await self._unless_refused(path, self._written(path, boundary))
+        if written is None:
+            return None
+        grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
+        taking = asyncio.to_thread(
+            self._store.take,
+            path,
+            self.owner,
+            self.engine.fingerprint,
+            boundary,
+            written,
+            self.slots.rates.prefill_ms(len(boundary)),
+            self.engine.older_rows,
+            label,
+            grown,
+        )
+
+        async def take() -> SavePoint | None:
+            point = await self._unless_refused(path, taking)
+            if point and tell:
+                self._tell(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
+            return point
+
+        point = await self.slots.soon(take())
+        if point:
             self._mark(point, len(boundary))
+        else:
+            rows.mark(0)  # which save point it is is not known
+        return point
+
+    async def _written(self, path: Path, boundary: Tokens) -> int:
+        """Have the slot written to `path`; bytes. Raises StoreRefused, EngineRefused and EngineGone."""
+        finishing, ready = self.slots.finishing, self.engine
+        if not finishing.wanted():
+            raise StoreRefused(NOT_WAITED_FOR)
+        expected_bytes = int(len(boundary) * ready.kv_bytes_per_token)
+        state = ready.fingerprint, boundary
+        await asyncio.to_thread(self._store.check_room, expected_bytes, self.owner, path, state)
+        with finishing.saving(expected_bytes, path):
+            answer = await self._saved(path)
+        if answer.n_saved != len(boundary):
+            raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
+        return answer.n_written
+
+    async def _unless_refused(self, path: Path, work: Coroutine[Any, Any, R]) -> R | None:
+        """What comes of a step of saving; None where it was refused, which is told, and nothing is left at `path`."""
+        done = False
+        try:
+            result = await work
+            done = True
+            return result
         except NothingIsKept:
             return None
         except (StoreRefused, EngineRefused, OSError) as refusal:
             self._tell(SaveSkipped(str(refusal).removeprefix("Not saved: ")))
             return None
         finally:
-            await asyncio.to_thread(self._store.forget, path)
-        if tell:
-            self._tell(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
-        return point
+            if not done:
+                await asyncio.to_thread(self._store.forget, path)
 
     async def _saved(self, path: Path) -> SlotSave:
         """Have the engine save the slot. If memory could not hold that after all, the disk may."""
