@@ -33,6 +33,19 @@ def test_what_is_cut_off_leaves_the_old_one_alone(tmp_path: Path, fault: type[Ba
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_what_a_killed_process_had_begun_goes_when_nobody_can_be_writing_it_any_more(tmp_path: Path) -> None:
+    begun, theirs = [tmp_path / name for name in (".0123456789ab.new", ".0123456789ab.new-wal")], tmp_path / ".mine.new"
+    for path in (*begun, theirs):
+        path.write_text("all the words", "utf-8")
+    for path in (begun[0], theirs):
+        os.utime(path, (0, 0))
+    for left in ([begun[1], theirs], [theirs]):
+        with whole_file(tmp_path / "a.json") as new:
+            new.write_text("x", "utf-8")
+        assert sorted(tmp_path.iterdir()) == sorted([*left, tmp_path / "a.json"])
+        os.utime(begun[1], (0, 0)) if begun[1].exists() else None
+
+
 def test_what_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "a folder"
     target.mkdir()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 from kvchat.system.plain_file import check_is_file, in_time
 
 PRIVATE = 0o600
+LEFTOVER_AGE_S = 3600.0  # what is younger another process may be writing
+_BEGUN = re.compile(r"\.[0-9a-f]{12}\.new")
 
 
 @contextlib.contextmanager
@@ -23,7 +27,7 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
     it. Raises OSError, and NotAFile where something else than a regular file is in the place.
     """
     old, place = in_time(lambda: (_old_mode(target), target.resolve()))
-    beside = place.with_name(f".{uuid.uuid4().hex[:12]}.new")  # of its own: two processes may write the same file
+    beside = in_time(lambda: name_beside(place))
     try:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         yield beside
@@ -37,6 +41,18 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def name_beside(target: Path) -> Path:
+    """A fresh name in the same folder, to write under: two processes may write the same file.
+
+    What was begun there by one that was killed goes, with SQLite's journals.
+    """
+    with contextlib.suppress(OSError):
+        for left in target.parent.iterdir():
+            if _BEGUN.match(left.name) and left.stat().st_mtime < time.time() - LEFTOVER_AGE_S:
+                left.unlink()
+    return target.with_name(f".{uuid.uuid4().hex[:12]}.new")
 
 
 def _old_mode(target: Path) -> int | None:

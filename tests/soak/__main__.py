@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from tests.chat import mutating as damaged_chats
+from tests.e2e.home import engine_path
 from tests.kvstore import mutating as damaged_stores
 from tests.models import tiny_model
 from tests.soak import kills, turns
@@ -23,6 +26,7 @@ def main() -> None:
     for name, count in FULL.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{count:,} at full length")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and what it has started ends with it
     counts = {name: getattr(asked, name) for name in FULL}
     if all(count is None for count in counts.values()):
         counts = dict(FULL)
@@ -41,7 +45,7 @@ def _run(name: str, count: int, place: Path, seed: int) -> None:
     """One of them; raises what went wrong."""
     match name:
         case "kills":
-            kills.run(place, tiny_model("llama"), count, seed, _tell)
+            kills.run(place, kinds(), count, seed, _tell)
         case "turns":
             asyncio.run(turns.run(place, tiny_model("llama"), count, _tell))
         case "stores":
@@ -50,6 +54,17 @@ def _run(name: str, count: int, place: Path, seed: int) -> None:
             faults = damaged_chats.run(count, seed)
             if faults:
                 raise AssertionError("\n".join(faults))
+
+
+def kinds() -> list[kills.Kind]:
+    """Both engines, and the three ways in which models remember."""
+    embedded, server = "embedded", engine_path("llama-server") or ""
+    return [
+        kills.Kind("plain-embedded", embedded, tiny_model("llama")),
+        kills.Kind("plain-server", server, tiny_model("llama")),
+        kills.Kind("windows-server", server, tiny_model("gemma3")),
+        kills.Kind("hybrid-embedded", embedded, tiny_model("qwen35")),
+    ]
 
 
 def _tell(words: str) -> None:

@@ -12,95 +12,224 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+from kvchat.chat.restorer import DIED_OVER_RESTORE
+from kvchat.chat.slot import NOT_WORTH_IT
+from kvchat.chat.slot_state import LEAST_TOKENS, PROVED_SHARE
 
-from tests.kept import Kept
+from tests.e2e.home import Home
+from tests.soak.moments import MOMENTS, Fate
 
 WORD_S = 180.0  # a living kvchat says something within so long, on the slowest machine
 GONE_S = 60.0  # and a process that was killed is gone within that
-LONGEST_LIFE_S = 6.0  # after its first turn; and one in four is killed before that
+LONGEST_LIFE_S = 3.0  # after its first turn, where no moment was chosen
+LOST_S = 1.0  # of a reply that is streaming a kill may cost so much, and what the machine was late
+LATE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An engine and a model, with a home of their own."""
+
+    name: str
+    engine: str
+    model: Path
 
 
 @dataclass
 class Told:
-    """What the lives so far have said, which must hold whatever killed them."""
+    """What the lives so far in one home have said, which must hold whatever killed them."""
 
     asked: dict[str, str] = field(default_factory=dict)  # chat by words on disk
     replies: dict[str, tuple[str, int]] = field(default_factory=dict)  # chat and length by message
-    sources: Counter[str] = field(default_factory=Counter)  # of the first turn after a kill
-    reasons: Counter[str] = field(default_factory=Counter)  # why it was cold
+    streamed: dict[str, tuple[str, int]] = field(default_factory=dict)  # and of what was streaming
+    deleted: set[str] = field(default_factory=set)  # chats
+    swept: set[str] = field(default_factory=set)  # of these, those that a later life had time to forget
 
     def forget(self, chat: str) -> None:
         """The user deletes a chat."""
         self.asked = {words: where for words, where in self.asked.items() if where != chat}
-        self.replies = {reply: found for reply, found in self.replies.items() if found[0] != chat}
+        for told in (self.replies, self.streamed):
+            for message in [message for message, (where, _) in told.items() if where == chat]:
+                del told[message]
+
+
+@dataclass
+class Tally:
+    """What the rounds came to."""
+
+    moments: Counter[str] = field(default_factory=Counter)  # what went on when a kill came, and who was killed
+    sources: Counter[str] = field(default_factory=Counter)  # of the first turn after a kill
+    reasons: Counter[str] = field(default_factory=Counter)  # why it was cold
+    said: Counter[str] = field(default_factory=Counter)  # notices and failed turns
+
+    def __str__(self) -> str:
+        lines = (f"{name}: {dict(found.most_common())}" for name, found in vars(self).items() if found)
+        return "\n  ".join(lines)
 
 
 class Broken(AssertionError):
     """Something was lost, left or wrong."""
 
 
-def run(folder: Path, model: Path, rounds: int, seed: int, tell: Callable[[str], None] = print) -> Told:
-    """So many lives on one home. Raises Broken with what was found."""
-    dice, told = random.Random(seed), Told()
-    home = folder / "home"
+def run(folder: Path, kinds: Sequence[Kind], rounds: int, seed: int, tell: Callable[[str], None] = print) -> Tally:
+    """So many lives, in a home for each kind. Raises Broken with what was found."""
+    tally, told = Tally(), [Told() for _ in kinds]
     for number in range(rounds):
-        _live_and_die(home, model, seed * 100_000 + number, dice, told)
-        _look_over(home, told)
+        at = number % len(kinds)
+        home = Home(folder / kinds[at].name)
+        if not home.folder.exists():
+            home.write_settings(
+                model_path=str(kinds[at].model), engine_path=kinds[at].engine, context_size=8192, free_floor_bytes=0
+            )
+        life = _Life(home, seed * 100_000 + number, told[at], tally)
+        try:
+            life.live()
+            _look_over(home, told[at])
+        except Broken as broken:
+            raise Broken(f"round {number} of seed {seed} ({kinds[at].name}, {life.fate}): {broken}") from broken
         if (number + 1) % 10 == 0 or number + 1 == rounds:
-            tell(f"{number + 1} kills: first turns {dict(told.sources)}, cold because {dict(told.reasons)}")
-    return told
+            tell(f"{number + 1} kills\n  {tally}")
+    return tally
 
 
-def _live_and_die(home: Path, model: Path, seed: int, dice: random.Random, told: Told) -> None:
+class _Life:
     """One life, and how it ends."""
-    command = [sys.executable, "-m", "tests.soak.life", str(home), str(model), str(seed)]
-    with (home.parent / "life.err").open("ab") as errors:
-        life = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"KVCHAT_HOME": str(home)}
-        )
-    lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(life, lines), daemon=True)
-    reader.start()
-    try:
+
+    def __init__(self, home: Home, seed: int, told: Told, tally: Tally) -> None:
+        self._home, self._seed, self._told, self._tally = home, seed, told, tally
+        self._dice = random.Random(seed)
+        self.fate = self._draw()
+        self._open: list[str] = []  # moments that have begun and not ended
+        self._said: set[str] = set()
+        self._struck_in, self._killed_engine = "", False
+        self._streamed: list[dict[str, Any]] = []
+        self._quit = False
+        self._died_at = 0.0
+
+    def _draw(self) -> Fate | None:
+        dice = self._dice
         if dice.random() < 0.25:
-            time.sleep(dice.random() * 3)  # at any moment of the start
-        else:
-            _hear(lines, told, until="begun")
-            how_long = time.monotonic() + LONGEST_LIFE_S * dice.random()
-            if dice.random() < 0.4:
-                time.sleep(max(0.0, how_long - time.monotonic()) / 2)
-                for engine in _engines(life.pid):
-                    engine.kill()  # it must go on with another
-            time.sleep(max(0.0, how_long - time.monotonic()))
-        engines = _engines(life.pid)
-        if dice.random() < 0.3:
-            for engine in engines:
-                engine.kill()
-        if life.poll() is not None:
-            raise Broken(f"kvchat ended by itself with {life.returncode}: see {home.parent / 'life.err'}")
-    finally:
-        life.kill()
-        life.wait()
-        reader.join()
-        assert life.stdout is not None
-        life.stdout.close()
-    _hear(lines, told, until=None)
-    _, alive = psutil.wait_procs(engines, timeout=GONE_S)
-    if alive:
-        raise Broken(f"an engine outlived kvchat: {alive}")
+            return None  # from outside, at any moment
+        moment = dice.choice([*MOMENTS, "saving", "absorbing", "restoring"])
+        victim = dice.choice(("app", "app", "engine", "both"))
+        by_steps = moment not in ("starting", "saving", "restoring") and dice.random() < 0.6
+        return (
+            Fate(moment, victim, dice.randrange(40), None) if by_steps else Fate(moment, victim, None, _some_ms(dice))
+        )
+
+    def live(self) -> None:
+        """Start it, kill it, and take in what it said. Raises Broken."""
+        command = [sys.executable, "-m", "tests.soak.life", str(self._home.folder), str(self._seed)]
+        errors_file = self._home.folder.with_suffix(".err")
+        environment = {"KVCHAT_HOME": str(self._home.folder), "QT_QPA_PLATFORM": "offscreen"}
+        with errors_file.open("ab") as errors:
+            life = subprocess.Popen(
+                [*command, *([self.fate.in_words()] if self.fate else [])],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | environment,
+            )
+        lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(life, lines), daemon=True)
+        reader.start()
+        try:
+            ended = self._until_its_time(life, lines)
+        finally:
+            self._died_at = time.time()
+            life.kill()
+            life.wait()
+            reader.join()
+            assert life.stdout is not None
+            life.stdout.close()
+        while not ended:
+            ended = self._hear(lines) is None
+        if life.returncode not in (0, -9) or (life.returncode == 0 and not self._quit):
+            raise Broken(f"kvchat ended by itself with {life.returncode}: see {errors_file}")
+        going_on = self._struck_in or next(iter(self._open), "idle" if "begun" in self._said else "starting")
+        self._tally.moments[f"{going_on} {self.fate.victim if self._struck_in and self.fate else 'app'}"] += 1
+        for line in self._streamed:
+            if line["when"] < self._died_at - LOST_S - LATE_S:
+                self._told.streamed[line["streamed"]] = (line["chat"], line["length"])
+        _all_gone(self._home.folder)
+
+    def _until_its_time(self, life: subprocess.Popen[bytes], lines: queue.Queue[dict[str, Any] | None]) -> bool:
+        """Hear it until it is to be killed from outside; whether it has ended before."""
+        if self.fate is None and self._dice.random() < 0.4:
+            time.sleep(self._dice.random() * 4)  # at any moment of the start
+            return False
+        while True:
+            line = self._hear(lines)
+            if line is None:
+                return True
+            if "begun" in line and self.fate is None:
+                time.sleep(LONGEST_LIFE_S * self._dice.random())
+                return False
+            if "spent" in line or "recovered" in line:
+                time.sleep(self._dice.random())
+                return False
+
+    def _hear(self, lines: queue.Queue[dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Take in what was said next; None when that was all."""
+        try:
+            line = lines.get(timeout=WORD_S)
+        except queue.Empty:
+            raise Broken("kvchat said nothing for minutes") from None
+        self._said |= set(line or ())
+        match line:
+            case {"asked": words, "chat": chat}:
+                self._told.asked[words] = chat
+            case {"replied": reply, "chat": chat, "length": length}:
+                self._told.replies[reply] = chat, length
+            case {"streamed": _}:
+                self._streamed.append(line)
+            case {"deleting": chat}:
+                self._told.forget(chat)
+                self._streamed = [one for one in self._streamed if one["chat"] != chat]
+            case {"deleted": chat}:
+                self._told.deleted.add(chat)
+            case {"begun": _}:
+                self._told.swept |= self._told.deleted
+            case {"first": _}:
+                self._judge(line)
+            case {"at": moment}:
+                self._open.append(moment)
+                self._quit = self._quit or moment == "quitting"
+            case {"past": moment}:
+                self._open.remove(moment)
+            case {"killed": _, "moment": moment}:
+                self._killed_engine, self._struck_in = True, moment
+            case {"dying": when, "moment": moment}:
+                self._died_at, self._struck_in = when, moment
+            case {"notice": title} | {"failed": title}:
+                self._tally.said[title] += 1
+            case {"bug": words}:
+                raise Broken(words)
+        return line
+
+    def _judge(self, line: dict[str, Any]) -> None:
+        """The first turn after a kill: warm, or honestly cold."""
+        source, kept, cached = line["source"], line["kept"], line["cached"]
+        self._tally.sources[source] += 1
+        if source == "cold":
+            self._tally.reasons[line["why"] or "no reason"] += 1
+            if not line["why"]:
+                raise Broken(f"cold without a reason: {line}")
+            honest = {NOT_WORTH_IT, *([DIED_OVER_RESTORE] if self._killed_engine else ())}
+            if kept >= LEAST_TOKENS and line["why"] not in honest:
+                raise Broken(f"cold, though there was something: {line}")
+        elif cached < PROVED_SHARE * kept and not line["why"]:
+            raise Broken(f"called {source}, and read again: {line}")
 
 
-def _engines(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
+def _some_ms(dice: random.Random) -> float:
+    """Mostly few: the moments are short with a tiny model."""
+    return float(dice.choice((2, 10, 40, 150)) * dice.random())
 
 
 def _read(life: subprocess.Popen[bytes], lines: queue.Queue[dict[str, Any] | None]) -> None:
@@ -111,85 +240,65 @@ def _read(life: subprocess.Popen[bytes], lines: queue.Queue[dict[str, Any] | Non
     lines.put(None)
 
 
-def _hear(lines: queue.Queue[dict[str, Any] | None], told: Told, until: str | None) -> None:
-    """Take in what was said, up to a word, or to the end."""
-    first = True
-    while True:
-        try:
-            line = lines.get(timeout=WORD_S)
-        except queue.Empty:
-            raise Broken("kvchat said nothing for minutes") from None
-        if line is None:
-            if until is None:
-                return
-            raise Broken("kvchat ended before it had begun")
-        if "asked" in line:
-            told.asked[line["asked"]] = line["chat"]
-        elif "replied" in line:
-            told.replies[line["replied"]] = (line["chat"], line["length"])
-            if first and until is not None:
-                _judge(line, told)
-                first = False
-        elif "deleting" in line:
-            told.forget(line["deleting"])
-        if until is not None and until in line:
-            return
+def _all_gone(home: Path) -> None:
+    """No process is left that knows this home."""
+    left = [process for process in psutil.process_iter() if _is_of(process, home)]
+    _, alive = psutil.wait_procs(left, timeout=GONE_S)
+    if alive:
+        raise Broken(f"outlived kvchat: {[process.cmdline() for process in alive]}")
 
 
-def _judge(line: dict[str, Any], told: Told) -> None:
-    """The first turn after a kill: warm, or honestly cold."""
-    told.sources[line["source"]] += 1
-    if line["source"] == "cold":
-        if not line["why"]:
-            raise Broken(f"cold without a reason: {line}")
-        told.reasons[line["why"]] += 1
-    elif line["share"] < 0.5:
-        raise Broken(f"called {line['source']}, and read again: {line}")
+def _is_of(process: psutil.Process, home: Path) -> bool:
+    try:
+        return process.environ().get("KVCHAT_HOME") == str(home)
+    except psutil.Error:
+        return False
 
 
-def _look_over(home: Path, told: Told) -> None:
+def _look_over(home: Home, told: Told) -> None:
     """After a kill: the database whole, nothing said lost, the store clean, no file or block nobody knows."""
-    database = home / "data" / "conversations.db"
+    database = home.folder / "data" / "conversations.db"
     if not database.exists():  # killed before it was made
         return
     connection = sqlite3.connect(database)
     try:
-        verdict = connection.execute("PRAGMA integrity_check").fetchone()[0]
-        if verdict != "ok":
-            raise Broken(f"the database is damaged: {verdict}")
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'messages'").fetchone():
-            return
-        there = {row[0]: row[1] for row in connection.execute("SELECT id, content FROM messages")}
+        for check in ("integrity_check", "foreign_key_check"):
+            if (found := connection.execute(f"PRAGMA {check}").fetchall()) not in ([], [("ok",)]):
+                raise Broken(f"the database is damaged: {found[:3]}")
+        there: dict[str, str] = dict(connection.execute("SELECT id, content FROM messages"))
+        chats = {row[0] for row in connection.execute("SELECT id FROM conversations")}
     finally:
         connection.close()
     words = set(there.values())
     if lost := [asked for asked in told.asked if asked not in words]:
         raise Broken(f"lost questions: {lost}")
-    for reply, (_, length) in told.replies.items():
+    for reply, (_, length) in (told.replies | told.streamed).items():
         if len(there.get(reply, "")) < length:
             raise Broken(f"a reply of {length} characters has {len(there.get(reply, ''))} left")
-    _verify(home)
+    if back := told.deleted & chats:
+        raise Broken(f"deleted chats are back: {back}")
+    _look_over_store(home, told)
 
 
-def _verify(home: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvchat", "store", "verify", "--json"],
-        env=os.environ | {"KVCHAT_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _look_over_store(home: Home, told: Told) -> None:
+    done = home.run("store", "verify", "--json")
     if done.returncode:
         raise Broken(f"store verify: {done.stdout} {done.stderr}")
-    kept = Kept(home)
-    index = kept.folder / "index.db"
-    if not index.exists():
+    kept = home.kept
+    if not kept.folder.exists():
         return
-    connection = sqlite3.connect(f"file:{index}?mode=ro", uri=True)
-    try:
-        known = {row[0].hex() for row in connection.execute("SELECT name FROM blocks")}
-    finally:
-        connection.close()
+    with sqlite3.connect(f"file:{kept.folder / 'index.db'}?mode=ro", uri=True) as index:
+        known = {row[0].hex() for row in index.execute("SELECT name FROM blocks")}
+    index.close()
     files = {path.name for path in kept.block_files()}
     if files != known:
         raise Broken(f"{len(files - known)} blocks that nobody knows, {len(known - files)} that are missing")
+    if left := told.swept & {point.conversation_id for point in kept.save_points()}:
+        raise Broken(f"save points of chats that were deleted: {left}")
+    if strange := [str(path.relative_to(home.folder)) for path in home.folder.rglob("*") if _is_left(path)]:
+        raise Broken(f"left behind: {strange}")
+
+
+def _is_left(path: Path) -> bool:
+    """Whether a file is one that somebody was writing, or staged for somebody."""
+    return path.is_file() and (path.suffix in (".new", ".part", ".slot") or {"staging", "temporary"} & set(path.parts))

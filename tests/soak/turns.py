@@ -30,7 +30,7 @@ class Look:
     engine_memory: int  # bytes
     descriptors: int
     threads: int
-    disk: int  # bytes of the whole home
+    disk: int  # bytes of the whole home but for the engine's log
 
     def __str__(self) -> str:
         return (
@@ -72,7 +72,8 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
 def _look(runtime: Runtime, turn: int) -> Look:
     me = psutil.Process()
     engines = sum(child.memory_info().rss for child in me.children(recursive=True))
-    home = disk.tree_size(runtime.paths.data.parent)
+    log = runtime.paths.engine_log.parent  # fills up to what it may have, and then begins anew
+    home = disk.tree_size(runtime.paths.data.parent) - disk.tree_size(log)
     descriptors = me.num_fds() if hasattr(me, "num_fds") else 0
     return Look(turn, me.memory_info().rss, engines, descriptors, me.num_threads(), home)
 
@@ -89,8 +90,8 @@ def _judge(looks: list[Look]) -> None:
         return median(map(of, late)) - median(map(of, early))
 
     faults = {
-        "memory": grown(lambda look: look.memory) > 16e6,
-        "engine memory": grown(lambda look: look.engine_memory) > 32e6,
+        "memory": grown(lambda look: look.memory) > 6e6,
+        "engine memory": grown(lambda look: look.engine_memory) > 6e6,
         "descriptors": grown(lambda look: look.descriptors) > 2,
         "threads": grown(lambda look: look.threads) > 2,
         "disk": grown(lambda look: look.disk) > 0.25 * median(look.disk for look in early),

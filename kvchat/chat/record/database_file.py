@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
+from kvchat.system.whole_file import name_beside
 
 LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
 
@@ -133,7 +133,7 @@ def _make(path: Path) -> None:
     """A new file, there whole or not at all: one without anything in it was emptied. Raises ChatsDamaged."""
     if any(path.with_name(BACKUPS).glob("*.db")):
         raise ChatsDamaged(path, "there are backups of it", "The chats' file is gone")
-    new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.new")
+    new = name_beside(path)
     try:
         os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         with contextlib.closing(_connected(new)) as connection:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed
 from kvchat.chat.record.migrations import migrate
+from kvchat.system.whole_file import name_beside
 
 KEPT = 3
 LOOK_EVERY_S = 3600.0
@@ -56,7 +56,7 @@ def back_up(file: Path, *, often: bool) -> bool:
         if newest == today and not (often and file.stat().st_size < LARGE):
             return False
         today.parent.mkdir(mode=0o700, exist_ok=True)
-        new = today.with_name(f".{uuid.uuid4().hex[:12]}.new")
+        new = name_beside(today)
         try:
             _copy(file, new)
             new.replace(today)

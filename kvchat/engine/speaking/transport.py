@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import httpx2
@@ -42,10 +42,12 @@ class Transport:
         self._closing = asyncio.Event()
         self._streams: set[asyncio.Task[None]] = set()
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.AsyncClient(
+        self._open: set[httpx2.AsyncClient] = set()
+        # One for each request. The server closes connections after a streamed reply, and a request that is cancelled
+        # at a bad moment leaves its connection open in httpx2's pool: with the client it goes.
+        self._make = functools.partial(
+            httpx2.AsyncClient,
             base_url=base_url,
-            # The server closes connections after a streamed reply; a pooled one would break the next request.
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             verify=_trust(base_url),
             trust_env=False,  # a proxy has no business between us and our own child
             transport=transport,
@@ -56,12 +58,13 @@ class Transport:
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
-        await self._http.aclose()
+        for http in tuple(self._open):
+            await http.aclose()
 
     async def knock(self, path: str, timeout_s: float) -> int:
         """GET without the key, which is not for a stranger who happens to listen there; the status."""
-        with _translated(self._http):
-            return (await self._http.get(path, timeout=timeout_s)).status_code
+        async with self._client() as http:
+            return (await http.get(path, timeout=timeout_s)).status_code
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
@@ -73,8 +76,8 @@ class Transport:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> bytes:
         """Whatever the server answers."""
-        with _translated(self._http):
-            response = await self._http.request(
+        async with self._client() as http:
+            response = await http.request(
                 method,
                 path,
                 json=body,
@@ -108,6 +111,28 @@ class Transport:
             reading.cancel()
             await asyncio.wait({reading})
 
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """For one request. This is the one place where httpx2's errors become ours."""
+        if self._closing.is_set():
+            raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
+        try:
+            async with self._make() as http:
+                self._open.add(http)
+                try:
+                    yield http
+                finally:
+                    self._open.discard(http)
+        except httpx2.ConnectError as error:
+            raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
+        except httpx2.ReadTimeout as error:
+            silence = "It has been silent for too long."
+            raise EngineSilent("The engine does not answer", silence, _GONE_ADVICE) from error
+        except httpx2.TimeoutException as error:
+            raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
+
     async def _next(
         self, arrived: asyncio.Queue[ChatChunk | Exception | None], *, begun: bool
     ) -> ChatChunk | Exception | None:
@@ -127,24 +152,24 @@ class Transport:
         timeout = httpx2.Timeout(CONNECT_S, read=self._hang_guard_s)
         ended = begun = False
         try:
-            with _translated(self._http):
-                async with self._http.stream(
-                    "POST", path, json=body, headers=self._authorization, timeout=timeout
-                ) as answer:
-                    if answer.status_code != 200:
-                        raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
-                    async for event in httpx2.EventSource(answer, None):
-                        chunk = wire.parse_event(event.data)
-                        if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
-                            refusal = _refusal(chunk)
-                            self._on_fault(refusal)
-                            arrive(refusal)
-                        elif chunk is not None:
-                            arrive(chunk)
-                            if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
-                                begun = True
-                                read_in_gulps(answer, self._closing)
-                        ended = ended or wire.ends_stream(event.data)
+            async with (
+                self._client() as http,
+                http.stream("POST", path, json=body, headers=self._authorization, timeout=timeout) as answer,
+            ):
+                if answer.status_code != 200:
+                    raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
+                async for event in httpx2.EventSource(answer, None):
+                    chunk = wire.parse_event(event.data)
+                    if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
+                        refusal = _refusal(chunk)
+                        self._on_fault(refusal)
+                        arrive(refusal)
+                    elif chunk is not None:
+                        arrive(chunk)
+                        if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
+                            begun = True
+                            read_in_gulps(answer, self._closing)
+                    ended = ended or wire.ends_stream(event.data)
         except Exception as error:  # whatever it is, it belongs to whoever reads
             if isinstance(error, EngineError):
                 self._on_fault(error)
@@ -168,23 +193,6 @@ def _known_authorities() -> ssl.SSLContext:
 def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
     reason = last_words.broken(error.status, error.message)
     return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
-
-
-@contextlib.contextmanager
-def _translated(http: httpx2.AsyncClient) -> Iterator[None]:
-    """The one place where httpx2's errors become ours."""
-    if http.is_closed:
-        raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
-    try:
-        yield
-    except httpx2.ConnectError as error:
-        raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
-    except httpx2.ReadTimeout as error:
-        raise EngineSilent("The engine does not answer", "It has been silent for too long.", _GONE_ADVICE) from error
-    except httpx2.TimeoutException as error:
-        raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
-    except (httpx2.HTTPError, httpx2.StreamError) as error:
-        raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
 
 
 def _words(error: Exception) -> str:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 
 import httpx2
+import psutil
 import pytest
 
 from kvchat.engine.running.invocation import free_port
@@ -262,3 +263,30 @@ async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(fake_engine: Fa
     await supervisor.close()
     with pytest.raises(EngineGone):
         await listening
+
+
+async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> None:
+    answered = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            answered.set()
+            await reader.read()  # till the client goes
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = LlamaServerClient(f"http://127.0.0.1:{port}", "key")
+    steps, done = 0, False
+    while not done:
+        asking = asyncio.ensure_future(client.facts())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        done, steps = asking.done(), steps + 1
+        asking.cancel()
+        await asyncio.wait([asking])
+    await until(lambda: not [one for one in psutil.Process().net_connections() if one.raddr and one.raddr.port == port])
+    assert answered.is_set()
+    await client.close()
+    server.close()
