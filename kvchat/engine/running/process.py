@@ -92,7 +92,7 @@ class EngineProcess:
         return not self.running
 
     async def stop(self, ladder: Ladder | None = None) -> Outcome:
-        """Ask, then terminate, then kill. When this is cancelled the process is killed at once: it never stays."""
+        """Ask, then terminate, then kill. Cancelled, it kills the process at once, and ends when that is gone."""
         ladder = ladder or Ladder()
         try:
             for rung, patience in (
@@ -106,6 +106,7 @@ class EngineProcess:
             if self.running:
                 self._rung = StopRung.KILLED
                 self._kill()
+                await asyncio.wait({self._life})
         return await self.wait()
 
     async def _ended_by(self, rung: StopRung, patience: float) -> bool:
