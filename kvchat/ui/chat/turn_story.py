@@ -66,6 +66,13 @@ class TurnStory:
             self._forget()
         self.pending = "One moment…"
 
+    def end(self) -> None:
+        """The turn is over, whatever came of it: nothing is read or waited for any more."""
+        self._reading_ended()
+        self._pieces.pop("wait", None)
+        self._pieces.pop("silence", None)
+        self._over = True
+
     def tell(self, event: TurnEvent) -> None:
         """Take one event in."""
         match event:
@@ -133,10 +140,7 @@ class TurnStory:
         self._say("ttft", f"first word after {duration(event.ttft_ms)}")
 
     def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
-        self._reading_ended()
-        self._pieces.pop("wait", None)
-        self._pieces.pop("silence", None)
-        self._over = True
+        self.end()
         if isinstance(event, TurnFailed):
             self._say("end", "failed", "bad")
         else:

@@ -193,7 +193,7 @@ class ChatController(QObject):
 
     def _turn_over(self, conversation_id: str) -> None:
         self._arrived(conversation_id)
-        self._talk(conversation_id).awaiting = False
+        self._talk(conversation_id).end()
         self.list.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
             self._show_turn()

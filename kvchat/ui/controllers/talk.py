@@ -31,6 +31,11 @@ class Talk:
         self.awaiting, self.failure = True, None
         self.story.begin()
 
+    def end(self) -> None:
+        """Nothing more comes, even if nothing came: a reply can be stopped before its first word."""
+        self.awaiting = False
+        self.story.end()
+
     def hear(self, event: TurnEvent) -> None:
         """Take one event of the turn in."""
         self.story.tell(event)

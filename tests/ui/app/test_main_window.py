@@ -585,6 +585,17 @@ async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, w
     await until(lambda: tail.height() == tail.layout().totalHeightForWidth(tail.width()) > 0)
 
 
+async def test_stop_before_the_first_word_ends_what_the_strip_tells(furnished: FakeRuntime, window: MainWindow) -> None:
+    await settled(window, furnished)
+    window.controller.send("What about chapter 4?")
+    await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
+    furnished.events.publish(Prefilling("thesis", 0, 559, 0))
+    assert window.strip.progress.isVisible()
+    furnished.chat.finish("thesis", None)
+    await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
+    assert "reading" not in window.strip.remarks.text
+
+
 async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     furnished.chat.ahead = "jeju"
