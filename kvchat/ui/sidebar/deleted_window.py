@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
@@ -92,7 +92,7 @@ class DeletedWindow(Panel):
         entries, days = await self._runtime.chat.recently_deleted.entries(), self._runtime.settings.keep_deleted_days
         kept = f"for {several(days, 'day')}" if days else "for half a minute"
         self.words.setText(f"What you delete stays here {kept}; then it goes for good: {_FOR_GOOD}.")
-        self.list.show_rows([_row(entry) for entry in entries])
+        self.list.show_rows([row_of(entry) for entry in entries])
         self.list.setVisible(bool(entries))
         self.empty.setVisible(not entries)
         if entries and self.list.current is None:
@@ -128,10 +128,11 @@ class DeletedWindow(Panel):
         )
 
 
-def _row(entry: Deleted) -> Row:
+def row_of(entry: Deleted) -> Row:
+    """What was deleted, how much of it there is, and when it goes."""
     count = several(entry.messages, "message")
     what = f"Chat with {count}" if entry.is_chat else f"{count} of “{entry.title}”"
-    left = entry.gone_at - datetime.now(UTC)
-    gone = f"goes in {several(left.days, 'day')}" if left.days >= 1 else "goes today"
+    days = (entry.gone_at.astimezone().date() - datetime.now().date()).days
+    gone = f"goes in {several(days, 'day')}" if days >= 1 else "goes today"
     words = f"{what} · deleted {moment_of(entry.deleted_at)} · {gone}"
     return Row(entry, entry.title if entry.is_chat else entry.words, words)

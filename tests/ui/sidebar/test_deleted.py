@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.deletion.recently_deleted import Deleted
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.message_request import MessageRequest, Request
 from kvchat.ui.settings.settings_window import SettingsWindow
+from kvchat.ui.sidebar.deleted_window import row_of
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -88,3 +93,11 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     await until(lambda: "for 30 days" in panel.words.text())
     settings.close()
     panel.close()
+
+
+@pytest.mark.parametrize(
+    ("after", "words"), [({"days": 7}, "goes in 7 days"), ({"days": 1}, "goes in 1 day"), ({}, "goes today")]
+)
+def test_what_is_kept_for_seven_days_goes_in_seven(after: dict[str, int], words: str) -> None:
+    now = datetime.now(UTC)
+    assert row_of(Deleted("a", "a", "Lakes", 2, "", now, now + timedelta(**after))).words.endswith(words)
