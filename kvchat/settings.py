@@ -21,7 +21,7 @@ from typing import Any
 from kvchat.errors import KvchatError
 from kvchat.system.plain_file import read_json
 from kvchat.system.whole_file import whole_file
-from kvchat.words.wording import size
+from kvchat.words.wording import several, size
 
 GB = 1_000_000_000
 MB = 1_000_000
@@ -173,7 +173,7 @@ def _temperature(value: Any) -> str:
 
 
 def _tokens(count: float) -> str:
-    return f"{count:,.0f} tokens"
+    return several(int(count), "token")
 
 
 _RULES: dict[str, _Rule] = {
