@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from kvchat.chat.restorer import DIED_OVER_RESTORE
-from kvchat.chat.slot import NOT_WORTH_IT
-from kvchat.chat.slot_state import LEAST_TOKENS, PROVED_SHARE
 
+from kvchat.session.lease import NOT_WORTH_IT
+from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
+from kvchat.session.slot_files import DIED_OVER_RESTORE
 from tests.e2e.home import Home
 from tests.soak.moments import MOMENTS, Fate
 

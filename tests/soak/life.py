@@ -156,7 +156,7 @@ class Life:
         return self._dice.choice(chats) if chats else None
 
     async def _make_chat(self) -> Conversation:
-        system = "Answer from these notes.\n" + notes(self._dice.choice((20, 60)), start=self._dice.choice((0, 500)))
+        system = "Answer from these notes.\n" + notes(self._dice.choice((10, 30)), start=self._dice.choice((0, 500)))
         return await self._runtime.chat.new_conversation(system)
 
     async def _talk(self) -> None:

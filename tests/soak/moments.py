@@ -16,19 +16,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
-from kvchat.chat.restorer import Restorer
-from kvchat.chat.saver import Saver
 
 from kvchat.chat.service import ChatService
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.runtime import Runtime
+from kvchat.session.slot_files import SlotFiles
 from kvchat.transfer.service import TransferService
 
 MOMENTS: dict[str, tuple[type, str]] = {
     "starting": (Runtime, "begin"),
-    "saving": (Saver, "save"),
+    "saving": (SlotFiles, "save"),
     "absorbing": (BlockStore, "absorb_pending"),
-    "restoring": (Restorer, "restore"),
+    "restoring": (SlotFiles, "restore"),
     "pruning": (BlockStore, "prune"),
     "deleting": (ChatService, "delete"),
     "forgetting": (BlockStore, "delete_conversation"),
