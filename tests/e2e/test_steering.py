@@ -1,4 +1,4 @@
-"""Continue, regenerate, edit and branch on real engines: warm after a restart, and what a cold engine says."""
+"""Continue, regenerate, edit, branch and titles on real engines: warm, and what a cold engine says."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.turn.titles import is_due
 from kvchat.engine.speaking.bodies import chat_body
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
@@ -22,6 +23,7 @@ from kvchat.settings import Settings
 from tests import running
 from tests.e2e.home import engine_path
 from tests.e2e.restarts import SYSTEM, receipt
+from tests.kept import Kept
 from tests.models import starter_model, tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -31,6 +33,7 @@ AS_GOOD = 0.1  # natural logarithm
 END = ("", "<|im_end|>")  # how the end of a reply is told among its tokens
 # So short that 8 tokens before the turn boundary lie before the end of the reply, see ReadyEngine.early.
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
+ENDS = Sampling(temperature=0.0, grammar='root ::= "The bridge over the river is the longest."')
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,31 @@ async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
             assert verdict(step.added, said) != DIFFERS, (step.name, step.added, said)
             assert receipt(step.reply).source in (Source.WARM, Source.DISK), step.name
             assert step.share >= 0.95, step.name
+        await after_a_title_a_turn_is_as_warm_and_says_the_same(runtime, tmp_path)
+
+
+async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, home: Path) -> None:
+    chat = runtime.chat
+    talk = (await chat.new_conversation(SYSTEM)).id
+    assert await chat.send(talk, "Which is the longest bridge?", ENDS)
+    await chat.idle()
+    boundary = max(point.n_tokens for point in Kept(home).save_points() if point.conversation_id == talk)
+
+    chat.titles.begin(lambda: True)
+    chat.titles.come()
+    await chat.idle()
+    assert not await runtime._worker.run(is_due, runtime._database, talk), "the model was asked"
+    reply = await chat.send(talk, "And the shortest?", GREEDY)
+    await chat.idle()
+    assert reply is not None
+    print(f"after a title {receipt(reply).cached_tokens} of {receipt(reply).prompt_tokens}")
+    assert receipt(reply).cached_tokens >= boundary
+    assert receipt(reply).cached_tokens >= 0.98 * receipt(reply).prompt_tokens
+
+    cold = (await runtime.host.ready()).engine
+    assert isinstance(cold, LlamaServerClient)
+    said = await said_by(cold, prompt_messages((await chat.messages(talk))[:-1]))
+    assert verdict(reply.content, said) != DIFFERS, (reply.content, said)
 
 
 async def said_by(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[dict[str, Any]]:
