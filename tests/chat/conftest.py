@@ -13,7 +13,7 @@ from tests.engine_fixtures import FakeEngine
 
 @pytest.fixture(autouse=True)
 def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after the first start with this engine; tests/session/test_self_test.py is about that one."""
+    """As after the first start with this engine; tests/chat/turn/test_self_test.py is about that one."""
 
     async def found(host: ReadyEngine, window: int | None) -> Finding:
         return Finding(Strategy.PLAIN, proved=True)
