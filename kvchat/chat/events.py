@@ -38,10 +38,50 @@ class MessagesChanged:
 
 
 @dataclass(frozen=True)
-class WaitingForEngine:
-    """A turn waits until the engine is ready."""
+class _OfAChat:
+    """What a session tells of its owner, told of a chat: `conversation_id` comes first, then what the session says."""
 
     conversation_id: str
+
+
+@dataclass(frozen=True)
+class WaitingForEngine(session.WaitingForEngine, _OfAChat):
+    """A turn waits until the engine is ready."""
+
+
+@dataclass(frozen=True)
+class MakingRoom(session.MakingRoom, _OfAChat):
+    """The engine is started again with a larger context, which this conversation needs."""
+
+
+@dataclass(frozen=True)
+class Restoring(session.Restoring, _OfAChat):
+    """A save point is being verified and loaded into the slot."""
+
+
+@dataclass(frozen=True)
+class Restored(session.Restored, _OfAChat):
+    """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
+
+
+@dataclass(frozen=True)
+class RestoreFailed(session.RestoreFailed, _OfAChat):
+    """The save point could not be used; the turn goes on as an ordinary prefill."""
+
+
+@dataclass(frozen=True)
+class Saving(session.Saving, _OfAChat):
+    """The turn boundary is being settled and the slot saved."""
+
+
+@dataclass(frozen=True)
+class Saved(session.Saved, _OfAChat):
+    """A save point was kept."""
+
+
+@dataclass(frozen=True)
+class SaveSkipped(session.SaveSkipped, _OfAChat):
+    """No save point was kept, and why."""
 
 
 @dataclass(frozen=True)
@@ -57,43 +97,6 @@ class WaitingForChat:
 
     conversation_id: str
     other: str
-
-
-@dataclass(frozen=True)
-class MakingRoom:
-    """The engine is started again with a larger context, which this conversation needs."""
-
-    conversation_id: str
-    tokens: int  # there is to be room for
-    done: bool = False  # there is, or there will not be
-
-
-@dataclass(frozen=True)
-class Restoring:
-    """A save point is being verified and loaded into the slot."""
-
-    conversation_id: str
-    bytes: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Restored:
-    """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
-
-    conversation_id: str
-    bytes: int
-    tokens: int
-    ms: float  # verify and restore together
-
-
-@dataclass(frozen=True)
-class RestoreFailed:
-    """The save point could not be used; the turn goes on as an ordinary prefill."""
-
-    conversation_id: str
-    reason: str
-    hollow: bool = False  # the engine's count has shown it: it was restored, and worth nothing
 
 
 @dataclass(frozen=True)
@@ -152,31 +155,6 @@ class ReplyFinished:
     conversation_id: str
     message_id: str
     receipt: Receipt | None
-
-
-@dataclass(frozen=True)
-class Saving:
-    """The turn boundary is being settled and the slot saved."""
-
-    conversation_id: str
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A save point was kept."""
-
-    conversation_id: str
-    bytes: int
-    tokens: int
-    ms: float
-
-
-@dataclass(frozen=True)
-class SaveSkipped:
-    """No save point was kept, and why."""
-
-    conversation_id: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -244,17 +222,8 @@ Event = (
 )
 Listener = Callable[[Event], None]
 
-# What a session tells of its owner is told of a chat in the same words.
-_OF_A_CHAT: dict[type[session.SessionEvent], Callable[..., TurnEvent]] = {
-    session.WaitingForEngine: WaitingForEngine,
-    session.MakingRoom: MakingRoom,
-    session.Restoring: Restoring,
-    session.Restored: Restored,
-    session.RestoreFailed: RestoreFailed,
-    session.Saving: Saving,
-    session.Saved: Saved,
-    session.SaveSkipped: SaveSkipped,
-}
+_TOLD = WaitingForEngine, MakingRoom, Restoring, Restored, RestoreFailed, Saving, Saved, SaveSkipped
+_OF_A_CHAT: dict[type, Callable[..., TurnEvent]] = {kind.__mro__[1]: kind for kind in _TOLD}
 
 
 class EventBus:

@@ -91,7 +91,10 @@ class Session:
         try:
             await self._answer(request, hear)
         except EngineGone as loss:
-            if self._heard or not await self._recovers(loss):
+            if self._heard:
+                raise
+            await self._lost(loss)
+            if not self._host.recovers():
                 raise
             await self._answer(request, hear)
 
@@ -209,11 +212,6 @@ class Session:
     async def _lost(self, loss: EngineGone) -> EngineError:
         self._slots.slot.forget()
         return await self._host.explain_loss(loss)
-
-    async def _recovers(self, loss: EngineGone) -> bool:
-        """Whether another engine is coming up, now that this one is lost."""
-        await self._lost(loss)
-        return self._host.recovers()
 
     async def _next_engine(self, request: Request, loss: EngineGone) -> Lease:
         """The engine after the one that died over a save point: that must not cost the answer."""

@@ -89,7 +89,7 @@ class ReplyWriter:
 
     def goes_on(self) -> None:
         """Another request is about to go on with the reply: the receipt is of all of them."""
-        self._earlier, self.draft.timings = self._timings, None
+        self._earlier, self.draft.timings, self._asked = self._timings, None, False
 
     @property
     def _timings(self) -> Timings | None:
