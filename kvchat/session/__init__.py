@@ -15,7 +15,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   staged, and restores it if that leaves less to read than the slot as it is. States of hybrid, recurrent and
   sliding-window models cannot be cut, so there a state counts only if the prompt extends it.
 - **Does restoring work here?** (`session/self_test.py`, `session/strategy.py`) When an engine comes up that was not
-  seen before with this model and these flags, the engine host tries restoring out before it calls it ready: settle, save,
+  seen before with this model and these flags, the host tries restoring out before it calls it ready: settle, save,
   erase, restore, extend, roll back, on a text and a store of its own, through the same `Lease` as every turn. The
   *strategy* found (plain, full window, complete, settle, none) is kept with the conversations; everything that asks
   whether states can be cut, completed or saved asks it. Two hollow restores in a row in real turns make it one step
