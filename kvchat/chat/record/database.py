@@ -7,6 +7,7 @@ import sqlite3
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psutil
 
@@ -29,13 +30,19 @@ class ConversationGone(KvchatError):
 class Database(DatabaseFile):
     """Conversations and messages. What has tables of its own uses `reading` and `transaction`. Raises StorageFailed."""
 
+    def __init__(self, path: Path) -> None:
+        """Raises ChatsDamaged for a file that was emptied, or that is gone while there are backups of it."""
+        super().__init__(path)
+        self._listed: dict[sqlite3.Row, Conversation] = {}  # last time, and no longer: rows change with every turn
+
     def conversations(self) -> list[Conversation]:
-        """All conversations, the newest first."""
+        """All conversations, the newest first. Read again, only what has changed is made anew: most of the work."""
         with self.reading() as db:
             rows = db.execute(
                 "SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY updated_at DESC, rowid DESC"
             )
-            return [conversation_of(row) for row in rows]
+            self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
+            return list(self._listed.values())
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation, or None if there is none of that id."""

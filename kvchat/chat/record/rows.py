@@ -11,7 +11,6 @@ import math
 import sqlite3
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
@@ -21,7 +20,6 @@ _LATEST_S = 253402300799.0  # seconds since 1970: the end of the year 9999, the 
 _NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
 
 
-@lru_cache(maxsize=32_768)  # the list is read again whenever a row of it changes, and making all is most of the work
 def conversation_of(row: sqlite3.Row) -> Conversation:
     """A row of `conversations`."""
     return Conversation(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from xml.etree import ElementTree
 
 _EM = 100.0  # the size formulas are set at; outlines scale
@@ -34,7 +33,6 @@ class Outline:
         return self.svg.replace(_INK, colour)
 
 
-@lru_cache(maxsize=2_000)
 def outline(tex: str, display: bool) -> Outline | None:
     """The formula drawn; None for one that cannot be drawn in full, which is better shown as it was written."""
     if len(tex) > _LONGEST or _depth(tex) > _DEEPEST or _NO_GLYPHS.search(tex) or any(word in tex for word in _LOST):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import sqlite3
@@ -17,7 +18,7 @@ from kvchat.chat.record import migrations
 from kvchat.chat.record.database import BEING_WRITTEN, Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.drafts import Drafts
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.system.migrations import DatabaseTooNew
 from kvchat.system.worker import Worker
@@ -250,3 +251,19 @@ def test_a_list_read_again_is_made_of_what_changed(tmp_path: Path) -> None:
     database.close()
     assert [after[id] is before[id] for id in ids] == [True, False, True]
     assert after[ids[1]].title == "other"
+
+
+def test_a_list_read_again_keeps_nothing_of_what_has_changed(tmp_path: Path) -> None:
+    database = Database(tmp_path / "chats.db")
+    changed, gone = database.create_conversation("first"), database.create_conversation("deleted")
+    for number in range(50):  # a chat's row changes with every turn
+        database.rename(changed.id, f"title {number}", by_user=True)
+        database.conversations()
+    database.delete(gone.id)
+    listed = {chat.title for chat in database.conversations()}
+    del changed, gone
+    gc.collect()
+    kept = {one.title for one in gc.get_objects() if type(one) is Conversation}
+    database.close()
+    assert listed == {"title 49"}
+    assert not {title for title in kept if title.startswith("title ") or title == "deleted"} - listed
