@@ -27,8 +27,8 @@ from kvchat.engine_host.queries import EngineQueries, server_key
 from kvchat.engine_host.rest import EngineRest
 from kvchat.engine_host.selected import SelectedHost
 from kvchat.engine_host.view import EngineView
-from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.corrections import CorrectionBook
@@ -38,7 +38,7 @@ from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.session.finishing import Unfinished
 from kvchat.session.rates import BreakEven
 from kvchat.settings import Settings, differ, save_settings
-from kvchat.store_service import BOUND_SETTINGS, Store, StoreService, open_store_or_none, store_bounds
+from kvchat.store_service import BOUND_SETTINGS, StoreService, open_store_or_none, store_bounds
 from kvchat.system.background import Background
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
@@ -52,7 +52,7 @@ SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
-    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: Store):
+    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: SavePointStore):
         self.paths = paths
         self.settings = settings
         self._chosen_model = settings.model_path  # the user's, to begin with next time; a conversation may use another
@@ -286,7 +286,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
         raise
     await asyncio.to_thread(drop_old_copies, paths.database)
     store = await asyncio.to_thread(open_store_or_none, paths, settings)
-    if isinstance(store, BlockStore):
+    if store.problem is None:
         with suppress(StoreRefused):  # tried again at the next start
             await worker.run(forget_strangers, store, database)
             # What has grown too old since the last run goes.

@@ -13,10 +13,8 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.budget import default_quota
-from kvchat.kvstore.no_store import NoStore
-from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
-from kvchat.kvstore.speed import RebuildSpeed
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.savepoint import Bounds, PrunePlan, RebuildSpeed, StoreUsage
+from kvchat.kvstore.store import NoStore, SavePointStore
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.machine import staging_room
@@ -29,8 +27,6 @@ from kvchat.words.wording import size as size_in_words
 # These have the store look for what must go, or may stay.
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
 LONG_CHAT = 32_768  # tokens; what is said of sizes is said of such a chat
-
-Store = BlockStore | NoStore
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
@@ -82,7 +78,7 @@ def open_store(paths: Paths, settings: Settings) -> BlockStore:
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
-def open_store_or_none(paths: Paths, settings: Settings) -> Store:
+def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
     """The store, or one that keeps nothing and says why: nobody's chatting must end because of what is disposable."""
     try:
         return open_store(paths, settings)
@@ -98,19 +94,19 @@ def store_problem(paths: Paths, settings: Settings) -> str:
         return ""
     store = open_store_or_none(paths, settings)
     store.close()
-    return str(store.problem) if isinstance(store, NoStore) else ""
+    return str(store.problem or "")
 
 
 class StoreService:
     """What the window asks of the store."""
 
-    def __init__(self, paths: Paths, store: Store, settings: Callable[[], Settings]) -> None:
+    def __init__(self, paths: Paths, store: SavePointStore, settings: Callable[[], Settings]) -> None:
         self._paths, self._store, self._settings = paths, store, settings
 
     @property
     def problem(self) -> KvchatError | None:
         """Why nothing is kept, None if all is well."""
-        return self._store.problem if isinstance(self._store, NoStore) else None
+        return self._store.problem
 
     async def usage(self) -> StoreUsage:
         """What the save points cost on disk."""

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from kvchat.system.paths import resolve_paths

@@ -31,7 +31,8 @@ from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.kvstore.store import SavePointStore, StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slot import Slots
 from kvchat.system.background import Background

@@ -11,7 +11,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message
 from kvchat.chat.record.writers import Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
 from kvchat.session.session import Session
 from kvchat.session.slot import Slot, Slots

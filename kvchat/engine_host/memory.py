@@ -10,7 +10,8 @@ from pathlib import Path
 from kvchat.engine.output.allocations import read_allocations
 from kvchat.engine_host.choice import EngineChoice, choose_engine
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
-from kvchat.kvstore.store import SavePointStore, StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.store import SavePointStore
 from kvchat.library.memory.bar import MemoryBar
 from kvchat.library.memory.corrections import NOTHING_LEARNED, CorrectionBook
 from kvchat.library.memory.measured import learn, learn_share, measured_bars

@@ -1,6 +1,7 @@
 """Save points on disk. Knows tokens and files; knows no HTTP and no chat.
 
-`store.py` is the small interface, so that another store can take its place; `block_store.py` is the one there is.
+`store.py` says what a turn is given: `block_store.py`, which saves (`saving.py`), restores (`restoring.py`) and looks after
+what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and says why, where none can be had.
 - **Blocks.** A slot file is taken apart along its token axis: runs of at most 256 tokens' rows, all layers, are
   blocks, files named by their BLAKE3. Runs are also cut where a save point ends, so that every row is written once:
   the next turn refers to the runs before it and adds its own. What is not rows (header, cell metadata, recurrent
@@ -44,6 +45,5 @@
 - **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
   bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
   engine only if its header stands for the chat's tokens. Processes hold a lock as long as they live
-  (`presence.py`); what those that died left is swept or adopted, blocks without a recipe too. Where no store can be
-  had, `no_store.py` keeps nothing and says why.
+  (`presence.py`); what those that died left is swept or adopted, blocks without a recipe too.
 """

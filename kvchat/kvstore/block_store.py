@@ -11,47 +11,42 @@ Where there is memory to spare, staging lies under /dev/shm instead.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.blocks.rebuild import Unusable, rebuild
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, MemoryRoom, Staged
 from kvchat.kvstore.files.staging import Staging
 from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.layout.recipe import RowMap
+from kvchat.kvstore.layout.recipe import Recipe, RecipeError, RowMap
 from kvchat.kvstore.layout.row_map import read_row_map
-from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts
+from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
 from kvchat.kvstore.restoring import Restoring
-from kvchat.kvstore.savepoint import (
-    AbsorbReport,
-    Fingerprint,
-    Grown,
-    Loss,
-    Miss,
-    PrunePlan,
-    RestorePlan,
-    SavePoint,
-    StagedFile,
-    State,
-    StoreUsage,
-    Tokens,
-    Unseen,
-    VerifyReport,
-)
+from kvchat.kvstore.savepoint import AbsorbReport, Bounds, RebuildSpeed, StoreRefused, Wanted, always
 from kvchat.kvstore.saving import Saving
-from kvchat.kvstore.speed import RebuildSpeed, measure_rebuild
-from kvchat.kvstore.store import Bounds, StoreRefused, Wanted, always
 
 
-class BlockStore:
-    """Keeps KV rows as blocks: a SavePointStore. Raises StoreRefused where that protocol says nothing else."""
+class BlockStore(Restoring, Saving, Housekeeping):
+    """Keeps KV states, every row of them once, and gives back what leaves the least of a prompt to prefill.
+
+    Every method is synchronous and may block on disk: call it off the event loop (asyncio.to_thread). All are safe to
+    call from several threads and from several processes that share one folder, and raise StoreRefused where they say
+    nothing else.
+    """
+
+    problem = None  # nothing keeps it from keeping
 
     def __init__(
         self,
@@ -86,8 +81,8 @@ class BlockStore:
                 read_row_map=row_map,
                 bounds=bounds,
             )
-            self._saving, self._restoring = Saving(self._parts), Restoring(self._parts)
-            self._keeping = Housekeeping(self._parts)
+            Restoring.__init__(self, self._parts)
+            Saving.__init__(self, self._parts)
             self._begin()
         except (OSError, IndexFailed, IndexLost) as error:
             title = "The folder for the memory of chats cannot be used."
@@ -100,203 +95,121 @@ class BlockStore:
             with self._parts.index.write() as db:
                 if self._parts.index.fresh and any(self._parts.blocks.leftovers((), 0.0)):
                     index_usage.note_index_loss(db)  # somebody took the file away, but not what it tells of
-            self._keeping.recover()
+            self._recover()
         except IndexLost:
-            self._keeping.recover()  # there is a new one now
+            self._recover()  # there is a new one now
         except IndexFailed as failure:
             if not failure.locked:
                 raise
         self._parts.index.be_patient()
 
+    @in_words()
     def staged(self) -> Staged:
-        """What of its files in memory can go at once, and how much could lie there at all."""
-        with _in_words():
-            return self._parts.staging.staged(self._parts.unabsorbed())
+        """What of its files in memory can go at once for a model, and how much could lie there."""
+        return self._parts.staging.staged(self._parts.unabsorbed())
 
+    @in_words()
     def keep_in_memory(self, most: int) -> None:
-        """Have so many bytes in memory at most, until told otherwise; what is warm beyond that goes at once."""
-        with _in_words():
-            self._parts.staging.trim(self._parts.unabsorbed(), most=most)
+        """Have so many bytes in memory at most, until told otherwise; what is warm beyond that goes at once.
+
+        What waits to be absorbed stays.
+        """
+        self._parts.staging.trim(self._parts.unabsorbed(), most=most)
 
     def staged_bytes(self) -> int:
         """Bytes of what is staged or warm now, in memory and on disk."""
         return self._parts.staging.bytes(disk_too=True)
 
     def staging_folder(self) -> Path:
-        """A fresh private folder where one engine of this process saves and restores. Raises OSError."""
+        """A fresh private folder where one engine of this process saves and restores.
+
+        Save under names of your own: never to one that `stage` gave out, which may be the store's file itself.
+        Raises OSError.
+        """
         return self._parts.staging.slot_folder()
 
     def close(self, wanted: Wanted = always) -> None:
-        """Absorb what waits, if wanted, and delete this process's staging folder. When the engines have ended."""
+        """Absorb what waits, as long as that is wanted, and delete this process's staging folder.
+
+        For when the engines have ended. What was not absorbed is not kept.
+        """
         with self._closing:
             if self._closed:
                 return
             self._closed = True
             with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
-                self._saving.absorb_pending(wanted)
+                self._absorb_staged(wanted)
                 for point_id in () if wanted() else self._parts.unabsorbed():
                     self._parts.lose(point_id, "kvchat was told not to wait until it was saved", tell=False)
             self._parts.staging.close()
             self._parts.index.close()
 
-    def find(
-        self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
-    ) -> RestorePlan | Miss:
-        """The plan that leaves the least of the prompt to prefill, or why there is none."""
-        return self._restoring.find(fingerprint, prompt, can_cut=can_cut, conversation_id=conversation_id)
-
-    def stage(
-        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
-    ) -> StagedFile | Miss:
-        """Put the plan's slot file, verified, into the engine's slot folder. Raises NotWanted."""
-        return self._restoring.stage(plan, slot_path, older_window_rows=older_window_rows, wanted=wanted)
-
-    def unstage(self, staged: StagedFile) -> None:
-        """Drop the engine's name for the file."""
-        self._parts.staging.unstage(staged.path)
-
-    def check_room(
-        self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
-    ) -> None:
-        """Raise StoreRefused if a slot file of about that size cannot be saved; decide where one at `place` goes."""
-        self._saving.check_room(size, conversation_id, place, state)
-
-    def forget(self, place: Path) -> None:
-        """What was to be saved at `place` was not; nothing is left of it."""
-        self._parts.staging.forget(place)
-
-    def take(
-        self,
-        slot_file: Path,
-        conversation_id: str,
-        fingerprint: Fingerprint,
-        expected: Tokens,
-        expected_size: int | None = None,
-        prefill_ms: float = 0.0,
-        older_window_rows: int = 0,
-        message_id: str | None = None,
-        grown: Grown | None = None,
-    ) -> SavePoint:
-        """Make a file the engine has just saved a save point, at once, in the warm tier alone."""
-        return self._saving.take(
-            slot_file,
-            conversation_id,
-            fingerprint,
-            expected,
-            expected_size,
-            prefill_ms,
-            older_window_rows,
-            message_id,
-            grown,
-        )
-
     def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
-        """Take apart the files that wait, and keep to the bounds. For a background thread."""
-        with _in_words():
+        """Take apart the files that wait, and keep to the bounds. Slow: for a background thread, after each `take`.
+
+        When it is no longer `wanted` it ends soon, between two blocks; what is not absorbed then waits on.
+        """
+        with in_words():
             self._parts.tidy()
-            staged = self._saving.newest_staged()
-            report = self._saving.absorb_pending(wanted, gives_way=True)
+            newest = max(self._parts.unabsorbed(), key=int, default=None)
+            report = self._absorb_staged(wanted, gives_way=True)
             if report.save_points:
-                self._keeping.enforce(protected=staged)
+                self._enforce(protected=newest)
             if not wanted():
                 return report
-            for window in self._saving.windows():
-                self._restoring.complete_window(window, wanted)
-            self._restoring.remember_hashes()
+            for window in self._take_windows():
+                self._complete_window(window, wanted)
+            self._remember_hashes()
         self.prepare()
         return report
 
     def prepare(self, most: int | None = None) -> None:
         """In the background: have memory ready for the next file to be put together, if it is `most` bytes at most."""
-        with contextlib.suppress(StoreRefused), _in_words():
+        with contextlib.suppress(StoreRefused), in_words():
             with self._parts.index.read() as db:
                 size = index_points.last_used_size(db)
             if most is None or size <= most:
                 self._parts.staging.prepare(size)
 
-    def set_aside(self, save_point: SavePoint, reason: str) -> None:
-        """Take a save point out of use, because the engine refused it or its restore proved hollow."""
-        with _in_words():
-            self._parts.lose(save_point.id, reason, tell=False)
-
-    def usage(self) -> StoreUsage:
-        """What is kept, by conversation, the largest first."""
-        with _in_words():
-            return self._keeping.usage()
-
-    def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
-        with _in_words():
-            return self._keeping.plan_prune(target_bytes)
-
-    def prune(self, plan: PrunePlan) -> int:
-        """Carry a plan out; returns the bytes freed."""
-        with _in_words():
-            return self._keeping.prune(plan)
-
-    def set_bounds(self, bounds: Bounds) -> None:
-        """Put new bounds into force, and prune to them at once."""
-        with _in_words():
-            self._keeping.set_bounds(bounds)
-
-    def pin(self, conversation_id: str, pinned: bool) -> None:
-        """Never prune a conversation, or allow it again."""
-        with _in_words(), self._parts.index.write() as db:
-            index_points.set_flag(db, conversation_id, pinned=pinned, never=None)
-
-    def never_save(self, conversation_id: str, never: bool) -> None:
-        """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
-        with _in_words(), self._parts.index.write() as db:
-            index_points.set_flag(db, conversation_id, pinned=None, never=never)
-
-    def delete_conversation(self, conversation_id: str) -> int:
-        """Delete all that is kept of a conversation; returns the bytes freed."""
-        with _in_words():
-            return self._keeping.delete(conversation_id)
-
-    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
-        """Delete what is kept of these messages of a conversation; returns the bytes freed."""
-        with _in_words():
-            return self._keeping.delete_messages(conversation_id, message_ids)
-
-    def unseen(self, by: str) -> Unseen:
-        """What has been kept since `seen` was last told by the same; everything after it was told by another."""
-        with _in_words(), self._parts.index.read() as db:
-            return index_points.unseen(db, by)
-
-    def seen(self, by: str, what: Unseen) -> None:
-        """All of that has been looked at."""
-        with _in_words(), self._parts.index.write() as db:
-            index_points.seen(db, by, what)
-
-    def delete_all(self) -> int:
-        """Delete every save point and everything set aside; returns the bytes freed."""
-        with _in_words():
-            return self._keeping.delete(None)
-
-    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block and set aside what is bad."""
-        with _in_words():
-            return self._keeping.verify(progress)
-
+    @in_words()
     def measure_rebuild(self, rounds: int = 5) -> RebuildSpeed | None:
-        """How fast the largest save point's file is rebuilt, beside a plain copy of it; None without a save point."""
-        with _in_words():
-            return measure_rebuild(self._parts, rounds)
+        """How fast the largest save point's file is rebuilt, beside a plain copy of it, in turns.
 
-    def losses(self) -> tuple[Loss, ...]:
-        """What turned out bad since this was last asked: tell the user once."""
-        with _in_words():
-            return self._keeping.losses()
+        None without a save point, or if its blocks are bad. Blocks and the copied file lie on the disk and in its
+        cache; both results go where engines restore from.
+        """
+        parts, recipe = self._parts, self._largest()
+        if recipe is None:
+            return None
+        original = parts.folder / STAGING / disk.temporary_name()
+        unabsorbed = parts.unabsorbed()
+        rebuilds: list[float] = []
+        copies: list[float] = []
+        try:
+            rebuild(recipe, parts.blocks, original)
+            for number in range(2 * rounds):
+                target = parts.staging.blank(recipe.file_size, None, unabsorbed)
+                if number % 2:
+                    copy = target.with_name(disk.temporary_name())  # a new file, as every copy is
+                    copies.append(_ms(partial(shutil.copyfile, original, copy)))
+                    copy.unlink()
+                else:
+                    rebuilds.append(_ms(partial(rebuild, recipe, parts.blocks, target)))
+                parts.staging.give_back(target)
+        except Unusable:
+            return None
+        finally:
+            original.unlink(missing_ok=True)
+        return RebuildSpeed(recipe.file_size, median(rebuilds), median(copies))
+
+    def _largest(self) -> Recipe | None:
+        with self._parts.index.read() as db, contextlib.suppress(RecipeError):
+            point = index_points.largest(db)
+            return index_recipes.load_recipe(db, point) if point is not None else None
+        return None
 
 
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """Turn faults of the index and the disk into what the user is told."""
-    try:
-        yield
-    except IndexLost as error:
-        title = "The list of what is kept was damaged."
-        raise StoreRefused(title, "It was set aside, and a new one begun: each chat is read again once.") from error
-    except (IndexFailed, OSError) as error:
-        raise StoreRefused("The memory of chats could not be read or written.", f"{error}.") from error
+def _ms(do: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    do()
+    return 1000 * (time.perf_counter() - started)

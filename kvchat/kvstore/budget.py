@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.words.wording import size as size_in_words
 
 GB = 1_000_000_000

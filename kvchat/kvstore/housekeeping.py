@@ -14,9 +14,8 @@ from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.layout.recipe import RecipeError
-from kvchat.kvstore.parts import Parts
-from kvchat.kvstore.savepoint import Loss, PrunePlan, StoreUsage, VerifyReport
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.parts import Parts, in_words
+from kvchat.kvstore.savepoint import Bounds, Loss, PrunePlan, StoreUsage, Unseen, VerifyReport
 
 PRUNED = "its memory was deleted to stay within the limit on the disk"
 PRUNED_BY_USER = "its memory was deleted to make room"
@@ -25,12 +24,12 @@ NOT_FINISHED = "kvchat ended before its memory was stored"
 
 
 class Housekeeping:
-    """The store's housekeeping. Safe for threads and processes; raises IndexLost and IndexFailed."""
+    """The block store as far as it looks after what it has. Safe for threads and processes."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def recover(self) -> None:
+    def _recover(self) -> None:
         """Take over, or give up, what processes that are gone had not absorbed; sweep their folders."""
         parts, staging = self._parts, self._parts.staging
         died = presence.died(staging.locks)
@@ -55,6 +54,7 @@ class Housekeeping:
                     else:
                         index_points.lose(db, [point_id], NOT_FINISHED, self._parts.clock(), tell=False, block=None)
 
+    @in_words()
     def usage(self) -> StoreUsage:
         """What is kept, by conversation, the largest first."""
         parts = self._parts
@@ -78,6 +78,7 @@ class Housekeeping:
             staged=parts.staging.in_words(),
         )
 
+    @in_words()
     def plan_prune(self, target_bytes: int, protected: str | None = None) -> PrunePlan:
         """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
         with self._parts.index.read() as db:
@@ -85,11 +86,12 @@ class Housekeeping:
         now = self._parts.clock().timestamp()
         return eviction.plan_prune(found, needs, self._parts.occupied(), target_bytes, now)
 
+    @in_words()
     def prune(self, plan: PrunePlan, reason: str = PRUNED_BY_USER) -> int:
         """Carry a plan out, as far as its save points are still there; returns the bytes freed."""
         return self._give_up([int(one) for one in plan.save_point_ids], reason)
 
-    def enforce(self, protected: str | None = None) -> int:
+    def _enforce(self, protected: str | None = None) -> int:
         """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable."""
         parts, bounds = self._parts, self._parts.bounds
         freed = 0
@@ -107,16 +109,37 @@ class Housekeeping:
             freed += self.prune(self.plan_prune(bounds.quota, protected), PRUNED)
         return freed
 
+    @in_words()
     def set_bounds(self, bounds: Bounds) -> None:
-        """Put new bounds into force at once."""
+        """Put new bounds into force, and prune to them at once."""
         self._parts.bounds = bounds
-        self.enforce()
+        self._enforce()
 
-    def delete(self, conversation_id: str | None) -> int:
-        """Delete all that is kept of a conversation, or of all; returns the bytes freed.
+    @in_words()
+    def pin(self, conversation_id: str, pinned: bool) -> None:
+        """Never prune a conversation's save points, or allow it again."""
+        with self._parts.index.write() as db:
+            index_points.set_flag(db, conversation_id, pinned=pinned, never=None)
+
+    @in_words()
+    def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
+        with self._parts.index.write() as db:
+            index_points.set_flag(db, conversation_id, pinned=None, never=never)
+
+    def delete_conversation(self, conversation_id: str) -> int:
+        """Delete all that is kept of a conversation; returns the bytes freed.
 
         What other conversations begin with as well is theirs from now on.
         """
+        return self._delete(conversation_id)
+
+    def delete_all(self) -> int:
+        """Delete every save point and everything set aside; returns the bytes freed."""
+        return self._delete(None)
+
+    @in_words()
+    def _delete(self, conversation_id: str | None) -> int:
         parts = self._parts
         with parts.index.write() as db:
             doomed = index_points.points_of(db, conversation_id)
@@ -127,10 +150,12 @@ class Housekeeping:
         freed = self._deleted(ids) + parts.bad_files.delete(bad)
         return freed + (parts.sweep(everything=True) if conversation_id is None else 0)
 
+    @in_words()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
         """Delete what is kept of these messages of a conversation; returns the bytes freed.
 
-        What others begin with as well, in any conversation, is theirs from now on.
+        Of save points that do not tell what they hold, none of the conversation is left. What others begin with as
+        well, in any conversation, is theirs from now on.
         """
         with self._parts.index.write() as db:
             doomed = index_points.points_of_messages(db, conversation_id, message_ids)
@@ -139,7 +164,8 @@ class Housekeeping:
             bad = self._set_aside_of(db, conversation_id)
         return self._deleted(ids) + self._parts.bad_files.delete(bad)
 
-    def verify(self, progress: Callable[[int, int], None]) -> VerifyReport:
+    @in_words()
+    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
         """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
 
         `progress` is told the bytes done and in all.
@@ -173,10 +199,23 @@ class Housekeeping:
             lost = index_usage.untold_losses(db)
         return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
 
+    @in_words()
     def losses(self) -> tuple[Loss, ...]:
-        """What turned out bad since this was last asked: the user is told once."""
+        """What turned out bad since this was last asked: tell the user once."""
         with self._parts.index.write() as db:
             return index_usage.untold_losses(db) + index_usage.untold_index_loss(db)
+
+    @in_words()
+    def unseen(self, by: str) -> Unseen:
+        """What has been kept since `seen` was last told by the same; everything after it was told by another."""
+        with self._parts.index.read() as db:
+            return index_points.unseen(db, by)
+
+    @in_words()
+    def seen(self, by: str, what: Unseen) -> None:
+        """All of that has been looked at."""
+        with self._parts.index.write() as db:
+            index_points.seen(db, by, what)
 
     def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
         """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""

@@ -6,8 +6,7 @@ import errno
 from pathlib import Path
 
 from kvchat.kvstore.layout import header as slotfile
-from kvchat.kvstore.savepoint import Tokens, common_prefix
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused, Tokens, common_prefix
 from kvchat.words.wording import size as size_in_words
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.layout.recipe import RowMap
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.savepoint import Bounds, StoreRefused
 
 DELETED_MEANWHILE = "its memory was deleted meanwhile"
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
@@ -189,3 +190,15 @@ class Parts:
         self.staging.drop(point_id)
         self.collect()
         return words
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Turn faults of the index and the disk into what the user is told; decorates what the store is asked to do."""
+    try:
+        yield
+    except IndexLost as error:
+        title = "The list of what is kept was damaged."
+        raise StoreRefused(title, "It was set aside, and a new one begun: each chat is read again once.") from error
+    except (IndexFailed, OSError) as error:
+        raise StoreRefused("The memory of chats could not be read or written.", f"{error}.") from error

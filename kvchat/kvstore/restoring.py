@@ -21,10 +21,20 @@ from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.layout.compose import CannotCompose
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
-from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts
-from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts, in_words
+from kvchat.kvstore.savepoint import (
+    Fingerprint,
+    Miss,
+    NotWanted,
+    RestorePlan,
+    SavePoint,
+    StagedFile,
+    Tier,
+    Tokens,
+    Wanted,
+    always,
+)
 from kvchat.kvstore.saving import Window
-from kvchat.kvstore.store import NotWanted, Wanted, always
 
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 MOST_OLDER = 16  # save points looked through for older window rows
@@ -35,7 +45,7 @@ CANNOT_GO_BACK = "the chat was changed before what was kept of it, and this mode
 
 
 class Restoring:
-    """Finds and stages. Safe for threads and processes."""
+    """The block store as far as it finds save points and gives their files. Safe for threads and processes."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -44,7 +54,11 @@ class Restoring:
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | Miss:
-        """The plan that leaves the least of the prompt to prefill, from any conversation, or why there is none."""
+        """The plan that leaves the least of the prompt to prefill, from any conversation, or why there is none.
+
+        Without `can_cut` only save points all of whose tokens begin the prompt count. `conversation_id` is for the
+        words of a Miss.
+        """
         try:
             with self._parts.index.read() as db:
                 kind = index_points.fingerprint_id(db, fingerprint)
@@ -59,7 +73,14 @@ class Restoring:
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
     ) -> StagedFile | Miss:
-        """Put the plan's slot file into `slot_path` under a random name, verified. Raises NotWanted."""
+        """Put the plan's slot file, verified, into the engine's slot folder.
+
+        A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
+        back: StagedFile.n_tokens says how many tokens it holds. `older_window_rows`: how many rows older than a
+        sliding window to add where the store has them; such an engine refuses the file as it was saved.
+        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises NotWanted, soon
+        after `wanted` turns false and without leaving a file.
+        """
         target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
             if not wanted():
@@ -71,6 +92,15 @@ class Restoring:
             self._parts.staging.unstage(target)
             return Miss(self._why_not(plan, error))
         return StagedFile(plan.save_point, target, n_tokens, tier)
+
+    def unstage(self, staged: StagedFile) -> None:
+        """The engine is done with the staged file."""
+        self._parts.staging.unstage(staged.path)
+
+    @in_words()
+    def set_aside(self, save_point: SavePoint, reason: str) -> None:
+        """Take a save point out of use, because the engine refused it or its restore proved hollow."""
+        self._parts.lose(save_point.id, reason, tell=False)
 
     def _best(self, db: sqlite3.Connection, kind: int, prompt: Tokens, *, can_cut: bool) -> RestorePlan | None:
         """The plan that leaves the least to prefill. What is not worth it by its own length is not even loaded."""
@@ -118,7 +148,7 @@ class Restoring:
             raise _Gone
         return self._make(plan, recipe, older, older_window_rows, target, wanted), Tier.DISK
 
-    def complete_window(self, window: Window, wanted: Wanted = always) -> None:
+    def _complete_window(self, window: Window, wanted: Wanted) -> None:
         """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
 
         Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
@@ -133,7 +163,7 @@ class Restoring:
             if recipe is not None:
                 self._make_whole(window.point_id, recipe, older, window.older_rows, None, wanted)
 
-    def remember_hashes(self) -> None:
+    def _remember_hashes(self) -> None:
         """Write down what restores have learned of blocks that an earlier version wrote. For a background thread."""
         with self._parts.index.write() as db:
             while self._learned:
@@ -212,11 +242,11 @@ class Restoring:
                 reason = index_points.loss_of(db, int(plan.save_point.id))
             if not there or isinstance(error, _Gone):
                 return reason or DELETED_MEANWHILE
-            return self._set_aside(plan.save_point, error)
+            return self._put_aside(plan.save_point, error)
         except (IndexLost, IndexFailed) as second:
             return f"what is kept could not be read ({second})"
 
-    def _set_aside(self, point: SavePoint, error: Exception) -> str:
+    def _put_aside(self, point: SavePoint, error: Exception) -> str:
         """Take the bad blocks of a save point out of use, or the save point itself where its recipe is wrong."""
         if isinstance(error, Unusable) and error.bad:
             self._parts.put_aside(error.bad)

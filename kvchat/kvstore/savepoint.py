@@ -1,12 +1,14 @@
-"""The values of the save-point store."""
+"""The values of the save-point store, and how it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
+
+from kvchat.errors import KvchatError
 
 Tokens = tuple[int, ...]
 
@@ -206,6 +208,49 @@ class VerifyReport:
     def clean(self) -> bool:
         """Whether every block is what its name says."""
         return self.bad_blocks == 0
+
+
+@dataclass(frozen=True)
+class RebuildSpeed:
+    """Medians of rebuilding a slot file from its blocks, and of copying the same file from and to the same places."""
+
+    bytes: int
+    rebuild_ms: float
+    copy_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """The speed of the rebuild, hash included, by that of the copy."""
+        return self.copy_ms / self.rebuild_ms
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much the store may take."""
+
+    quota: int  # bytes on disk
+    free_floor: int  # bytes of the disk that must stay free
+    max_age_days: float | None = None  # since the last use
+
+
+Wanted = Callable[[], bool]  # asked again and again, from any thread, by slow work: once false, the work ends early
+
+
+class NotWanted(Exception):
+    """Slow work was ended because nobody waits for it any more. Nothing is left half done."""
+
+
+def always() -> bool:
+    """Wanted to its end."""
+    return True
+
+
+class StoreRefused(KvchatError):
+    """Nothing was kept, for a reason the user is told: disk nearly full, quota too small, not this chat's tokens."""
+
+
+class NothingIsKept(StoreRefused):
+    """There is no store to keep anything in, which the user was told when that turned out."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

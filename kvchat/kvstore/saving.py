@@ -23,8 +23,18 @@ from kvchat.kvstore.intake import check_saved, not_written
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.layout.spans import Before
 from kvchat.kvstore.parts import Parts
-from kvchat.kvstore.savepoint import AbsorbReport, Fingerprint, Grown, SavePoint, State, Tokens, common_prefix
-from kvchat.kvstore.store import NotWanted, StoreRefused, Wanted, always
+from kvchat.kvstore.savepoint import (
+    AbsorbReport,
+    Fingerprint,
+    Grown,
+    NotWanted,
+    SavePoint,
+    State,
+    StoreRefused,
+    Tokens,
+    Wanted,
+    common_prefix,
+)
 
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
 
@@ -38,26 +48,27 @@ class Window:
 
 
 class Saving:
-    """Takes and absorbs. Safe for threads and processes."""
+    """The block store as far as it takes files and absorbs them. Safe for threads and processes."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._absorbing = threading.Lock()
-        self._windows: dict[str, list[Window]] = {}  # taken since `windows` was last asked, by conversation
+        self._windows: dict[str, list[Window]] = {}  # taken since `_take_windows` was last asked, by conversation
         self._grown: dict[str, Grown] = {}  # of save points that wait
 
     def check_room(
         self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
     ) -> None:
-        """Raise StoreRefused if saving about that much would pass a bound, or the conversation is never to be saved.
+        """Raise StoreRefused if a slot file of about that size cannot be kept, or the conversation never is.
 
-        Has a file that the engine saves at `place` go to memory, where there is room for it.
+        `state` is what it will hold: what the store has of that already is not written again.
+        `place` is where the engine is going to save it: in memory or on disk, as there is room. `take` it, or `forget`.
         """
         parts, bounds = self._parts, self._parts.bounds
         with _in_words(), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
                 raise StoreRefused("Not saved: you chose never to save this chat.")
-        staged = self._staged()
+        staged = self._unabsorbed()
         in_memory = place is not None and parts.staging.expect(place, size, staged)
         to_write = self._new(size, state) + (0 if in_memory else size)  # as blocks, and as the engine saves it
         if parts.free_bytes() - to_write < bounds.free_floor:
@@ -75,13 +86,21 @@ class Saving:
         conversation_id: str,
         fingerprint: Fingerprint,
         expected: Tokens,
-        expected_size: int | None,
-        prefill_ms: float,
-        older_window_rows: int,
-        message_id: str | None,
+        expected_size: int | None = None,
+        prefill_ms: float = 0.0,
+        older_window_rows: int = 0,
+        message_id: str | None = None,
         grown: Grown | None = None,
     ) -> SavePoint:
-        """Check the file, and make it a save point that is warm, and nothing but warm until it is absorbed."""
+        """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
+
+        `expected_size` is what the engine says it wrote (bytes); `prefill_ms` estimates reading these tokens again.
+        `older_window_rows` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
+        `message_id` names the last message that the tokens hold: the save point goes with that.
+        `grown`: the slot is known to have grown from a save point; what is unchanged need not be read again.
+        The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
+        tokens than `expected`, does not fit the bounds, or the conversation is never to be saved.
+        """
         parts, waiting = self._parts, slot_file
         try:
             size = check_saved(slot_file, expected, expected_size)
@@ -105,26 +124,26 @@ class Saving:
             self._grown[point.id] = grown
         if older_window_rows:
             self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
-        parts.staging.trim(self._staged())
+        parts.staging.trim(self._unabsorbed())
         return point
 
-    def windows(self) -> tuple[Window, ...]:
+    def forget(self, place: Path) -> None:
+        """Nothing is to be left of what was, or was to be, saved at `place`."""
+        self._parts.staging.forget(place)
+
+    def _take_windows(self) -> tuple[Window, ...]:
         """The newest save point of each conversation whose sliding windows need older rows; told once.
 
         The others' files need not stay warm: no engine can use them as they are.
         """
         taken, self._windows = self._windows, {}
-        staged = self._staged()
+        staged = self._unabsorbed()
         for one in (one for windows in taken.values() for one in windows[:-1]):
             if one.point_id not in staged:
                 self._parts.staging.drop(one.point_id)
         return tuple(windows[-1] for windows in taken.values())
 
-    def newest_staged(self) -> str | None:
-        """The last save point that waits to be absorbed."""
-        return max(self._staged(), key=int, default=None)
-
-    def absorb_pending(self, wanted: Wanted = always, *, gives_way: bool = False) -> AbsorbReport:
+    def _absorb_staged(self, wanted: Wanted, *, gives_way: bool = False) -> AbsorbReport:
         """Take apart every file that waits, as long as that is wanted. `gives_way`: what else is to be done goes first.
 
         Save points that cannot be kept are lost, with the reason in the report.
@@ -132,7 +151,7 @@ class Saving:
         absorbed = written = 0
         refused: list[str] = []
         with self._absorbing:
-            for point_id in sorted(self._staged(), key=int):
+            for point_id in sorted(self._unabsorbed(), key=int):
                 if not wanted():
                     break
                 try:
@@ -149,7 +168,7 @@ class Saving:
                 finally:
                     self._parts.drop_new()
         if absorbed:
-            self._parts.staging.trim(self._staged())
+            self._parts.staging.trim(self._unabsorbed())
         return AbsorbReport(absorbed, written, tuple(refused))
 
     def _absorb(self, point_id: str, wanted: Wanted, gives_way: bool) -> int | None:
@@ -210,7 +229,7 @@ class Saving:
         bounds = self._parts.bounds
         budget.check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
 
-    def _staged(self) -> frozenset[str]:
+    def _unabsorbed(self) -> frozenset[str]:
         with _in_words():
             return self._parts.unabsorbed()
 

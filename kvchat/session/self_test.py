@@ -17,8 +17,7 @@ from kvchat.engine.speaking.interface import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files import disk
-from kvchat.kvstore.savepoint import Tokens
-from kvchat.kvstore.store import Bounds, StoreRefused
+from kvchat.kvstore.savepoint import Bounds, StoreRefused, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease

@@ -13,8 +13,17 @@ from typing import Any, TypeVar
 from kvchat.engine.speaking.interface import EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import SlotSave
 from kvchat.kvstore.files import disk
-from kvchat.kvstore.savepoint import Grown, Miss, RestorePlan, SavePoint, StagedFile, Tokens
-from kvchat.kvstore.store import NothingIsKept, NotWanted, StoreRefused
+from kvchat.kvstore.savepoint import (
+    Grown,
+    Miss,
+    NothingIsKept,
+    NotWanted,
+    RestorePlan,
+    SavePoint,
+    StagedFile,
+    StoreRefused,
+    Tokens,
+)
 from kvchat.session.events import Restoring, Saved, SaveSkipped, Tell
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import RestoreRecord

@@ -16,8 +16,8 @@ import pytest
 from kvchat.engine.running.invocation import free_port
 from kvchat.engine_host.queries import server_key
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.no_store import TITLE
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.savepoint import Bounds
+from kvchat.kvstore.store import TITLE
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine

@@ -13,8 +13,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Miss
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import Miss, StoreRefused
 from tests.kvstore.true_files import HYBRID, Bench
 
 CONVERSATIONS = ("thesis", "letter", "recipe")

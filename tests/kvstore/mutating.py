@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Miss, Tokens
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens
 from kvchat.system.migrations import DatabaseTooNew
 from tests.kvstore.true_files import Bench, Model, die
 

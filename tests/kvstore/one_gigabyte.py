@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.savepoint import Bounds, RestorePlan, StagedFile, Tier
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import F16, Bench, Model
 

@@ -12,8 +12,8 @@ import pytest
 
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
-from kvchat.kvstore.store import Bounds, NotWanted, SavePointStore, StoreRefused
+from kvchat.kvstore.savepoint import Bounds, Miss, NotWanted, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
+from kvchat.kvstore.store import SavePointStore
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.kvstore.budget import GB, Kept, check_room, default_quota, prune_plan, set_aside_plan
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 kept_lists = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 9)), max_size=12).map(

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files import disk, presence
-from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
-from kvchat.kvstore.store import Bounds
+from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
 
 F16 = 1

@@ -32,7 +32,7 @@ from kvchat.kvstore.layout.recipe import (
     row_parts,
 )
 from kvchat.kvstore.layout.spans import Before, Span, known_rows, samples_of, spans_of, unchanged_of
-from kvchat.kvstore.store import Wanted, always
+from kvchat.kvstore.savepoint import Wanted, always
 
 _FLUSHING = 4  # threads that wait for the disk, while others compute
 

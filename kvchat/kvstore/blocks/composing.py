@@ -13,7 +13,7 @@ from kvchat.kvstore.layout.compose import CannotCompose, OlderSave, complete_win
 from kvchat.kvstore.layout.layout import Layout, UnknownLayout
 from kvchat.kvstore.layout.parser import parse
 from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Extent, Recipe, residue_extents, residue_parts
-from kvchat.kvstore.store import Wanted, always
+from kvchat.kvstore.savepoint import Wanted, always
 
 
 @dataclass(frozen=True)

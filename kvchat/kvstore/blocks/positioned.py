@@ -27,7 +27,7 @@ from typing import TypeVar
 import xxhash
 from blake3 import blake3
 
-from kvchat.kvstore.store import NotWanted, Wanted
+from kvchat.kvstore.savepoint import NotWanted, Wanted
 
 PIECE = 1 << 19  # bytes; stays in the cache of one core between reading, hashing and writing
 _MOST_THREADS = 8  # of a disk and of memory they are the bound then

@@ -36,7 +36,7 @@ from kvchat.kvstore.layout.recipe import (
     residue_parts,
     row_parts,
 )
-from kvchat.kvstore.store import Wanted, always
+from kvchat.kvstore.savepoint import Wanted, always
 
 _MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
 _POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then

@@ -20,7 +20,7 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.chat.record.prompt import title_from
 from kvchat.chat.recovery.automatic_backups import back_up, backups_of
 from kvchat.chat.turn import titles
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.proof import Source
 from kvchat.system import migrations
 from tests.chat.stage import QUESTION, Stage

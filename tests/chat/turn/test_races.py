@@ -35,8 +35,7 @@ from kvchat.chat.turn import reply as reply_module
 from kvchat.chat.turn import turns
 from kvchat.engine.speaking.status import EngineState
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import AbsorbReport, RestorePlan
-from kvchat.kvstore.store import NotWanted
+from kvchat.kvstore.savepoint import AbsorbReport, NotWanted, RestorePlan
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
-from kvchat.kvstore.store import NotWanted
+from kvchat.kvstore.savepoint import Grown, NotWanted, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 

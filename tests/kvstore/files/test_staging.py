@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier, Tokens
-from kvchat.kvstore.store import Bounds, StoreRefused
+from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, Bench, Model
 

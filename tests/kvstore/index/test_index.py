@@ -15,8 +15,7 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import TOO_NEW, Index, IndexLost
 from kvchat.kvstore.index.schema import MIGRATIONS
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
-from kvchat.kvstore.store import StoreRefused
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
 from kvchat.system.migrations import migrate
 from tests.kvstore.true_files import Bench, Model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from kvchat.kvstore.no_store import TITLE
+from kvchat.kvstore.store import TITLE
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
