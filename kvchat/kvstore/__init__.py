@@ -1,7 +1,7 @@
 """Save points on disk. Knows tokens and files; knows no HTTP and no chat.
 
-`store.py` says what a turn is given: `block_store.py`, which saves (`saving.py`), restores (`restoring.py`) and looks after
-what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and says why, where none can be had.
+`store.py` says what a turn is given: `block_store.py`, which saves (`saving.py`), restores (`restoring.py`) and looks
+after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and says why, where none can be had.
 - **Blocks.** A slot file is taken apart along its token axis: runs of at most 256 tokens' rows, all layers, are
   blocks, files named by their BLAKE3. Runs are also cut where a save point ends, so that every row is written once:
   the next turn refers to the runs before it and adds its own. What is not rows (header, cell metadata, recurrent
