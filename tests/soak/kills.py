@@ -19,9 +19,12 @@ from typing import Any
 
 import psutil
 
+from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, private_folder_in
+from kvchat.kvstore.parts import STAGING
 from kvchat.session.lease import NOT_WORTH_IT
 from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.session.slot_files import DIED_OVER_RESTORE
+from kvchat.system.whole_file import whole_file
 from tests.e2e.home import Home
 from tests.soak.moments import MOMENTS, Fate
 
@@ -295,10 +298,18 @@ def _look_over_store(home: Home, told: Told) -> None:
         raise Broken(f"{len(files - known)} blocks that nobody knows, {len(known - files)} that are missing")
     if left := told.swept & {point.conversation_id for point in kept.save_points()}:
         raise Broken(f"save points of chats that were deleted: {left}")
-    if strange := [str(path.relative_to(home.folder)) for path in home.folder.rglob("*") if _is_left(path)]:
+    for begun in home.folder.rglob(".*.new*"):
+        os.utime(begun, (0, 0))  # long after, the next file is written there
+        with whole_file(begun.with_name("next")):
+            pass
+        begun.with_name("next").unlink()
+    in_memory = private_folder_in(MEMORY_FOLDER, kept.folder / STAGING)
+    folders = [home.folder, *([in_memory] if in_memory else [])]
+    if strange := [str(path) for folder in folders for path in folder.rglob("*") if _is_left(path)]:
         raise Broken(f"left behind: {strange}")
 
 
 def _is_left(path: Path) -> bool:
     """Whether a file is one that somebody was writing, or staged for somebody."""
-    return path.is_file() and (path.suffix in (".new", ".part", ".slot") or {"staging", "temporary"} & set(path.parts))
+    begun, folders = (".new", ".part", ".slot"), {STAGING, "temporary"} & set(path.parts)
+    return path.is_file() and bool(path.suffix in begun or folders or MEMORY_FOLDER in path.parents)
