@@ -189,6 +189,20 @@ def test_older_window_rows_come_from_the_save_points_before(tmp_path: Path) -> N
     assert bench.restored(text(130), older_window_rows=0) == WINDOW.slot_file(text(120))
 
 
+def test_a_chat_with_sliding_windows_that_survives_pruning_can_be_used(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", WINDOW)
+    for chat, start in (("letter", 5000), ("thesis", 1)):
+        for length in (112, 120):  # as a turn is saved
+            bench.save(chat, text(length, start=start), message=f"{chat} 1")
+    target = bench.store.usage().physical_bytes
+    while len((plan := bench.store.plan_prune(target)).save_point_ids) < 2:
+        target -= 1000
+    bench.store.prune(plan)
+    given = bench.restored(text(130), older_window_rows=8)
+    assert isinstance(given, bytes)
+    assert len(given) == len(replace(WINDOW, window=WINDOW.window + 8).slot_file(text(120)))
+
+
 @pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])
 def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(tmp_path: Path, lengths: tuple[int, ...]) -> None:
     bench = Bench(tmp_path / "store", WINDOW, memory=10**9, older_window_rows=30)

@@ -35,6 +35,7 @@ class Candidate(NamedTuple):
     created_at: float
     last_used_at: float
     kept: bool  # pinned, or in use: never given up
+    message_id: str | None = None  # in which it ends: with sliding windows two end in one, and are of use together
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +127,10 @@ def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -
     keyed: list[tuple[float, bool, float, int]] = []
     for place, one in enumerate(everything):
         newest = last[one.conversation_id, one.line]
-        worth = value[place] if place == newest else min(value[newest], OLDER_TURN_SHARE * value[place])
+        is_last = place == newest or None is not one.message_id == everything[newest].message_id
+        worth = value[newest] if is_last else min(value[newest], OLDER_TURN_SHARE * value[place])
         if not one.kept:
-            keyed.append((worth, place == newest, one.created_at, place))
+            keyed.append((worth, is_last, one.created_at, place))
     return [place for *_, place in sorted(keyed)]
 
 

@@ -81,7 +81,8 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
 def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:
     """Every absorbed save point as eviction sees it, and which blocks they need."""
     rows = db.execute(
-        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, link_id"
+        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
+        " link_id"
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL"
         " AND link_id IS NOT NULL ORDER BY s.id",
         (protected,),
@@ -90,14 +91,14 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
     begun = parents == 0
     needs = Needs(
-        _places(links, np.array([row[7] for row in rows], np.int64)),
+        _places(links, np.array([row[8] for row in rows], np.int64)),
         np.where(begun, -1, _places(links, np.where(begun, links, parents))),
         _places(known, blocks),
         sizes,
     )
     if (needs.parents >= np.arange(len(links))).any():
         raise Nonsense
-    return [Candidate(*row[:7]) for row in rows], needs
+    return [Candidate(*row[:8]) for row in rows], needs
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
