@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.transcript.transcript import Transcript
 
 _COMMANDS = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier | Qt.KeyboardModifier.MetaModifier

@@ -19,9 +19,9 @@ from kvchat.ui.app.window_place import WindowPlace
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.cards import ContextCard, EngineCard
 from kvchat.ui.chat.chat_page import ChatPage
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.context_card import ContextCard
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.find_bar import FindBar
 from kvchat.ui.chat.header import Header
@@ -40,7 +40,6 @@ from kvchat.ui.models.model_menu import ModelMenu
 from kvchat.ui.presets.chat_settings import Subject
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.cards import EngineCard
 
 
 class MainWindow(QMainWindow):

@@ -14,7 +14,7 @@ from kvchat.chat.events import EngineChanged, Event
 from kvchat.engine.speaking.status import EngineState
 from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.icons import mark_icon
+from kvchat.ui.base.icons import tray_icon
 from kvchat.ui.base.logo import LogoState
 from kvchat.words.wording import one_line
 
@@ -22,7 +22,7 @@ _RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
 
 Request = Callable[[], Coroutine[Any, Any, None]]
 
-_MARKS = {
+_LOGOS = {
     EngineState.STOPPED: LogoState.STOPPED,
     EngineState.RESTING: LogoState.STOPPED,
     EngineState.STOPPING: LogoState.STOPPED,
@@ -33,9 +33,9 @@ _MARKS = {
 }
 
 
-def mark_state(state: EngineState, busy: bool) -> LogoState:
+def logo_state(state: EngineState, busy: bool) -> LogoState:
     """What the tray shows: the engine's state, and whether it is answering."""
-    return LogoState.BUSY if busy and state is EngineState.READY else _MARKS[state]
+    return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS[state]
 
 
 def _entry(title: str) -> str:
@@ -86,18 +86,18 @@ class Tray(QObject):
         self.menu.deleteLater()
 
     @property
-    def mark(self) -> LogoState:
+    def logo(self) -> LogoState:
         """What the icon shows."""
-        return mark_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
+        return logo_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
 
     def refresh(self) -> None:
         """Write icon, tooltip and menu anew from what is."""
         state = self._runtime.engine.status.state
-        mark = self.mark
+        logo = self.logo
         tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model.name) if part)
-        if (mark, tooltip) != self._shown:
-            self._shown = (mark, tooltip)
-            self.icon.setIcon(mark_icon(mark))
+        if (logo, tooltip) != self._shown:
+            self._shown = (logo, tooltip)
+            self.icon.setIcon(tray_icon(logo))
             self.icon.setToolTip(tooltip)
         self.toggle.setText("Hide" if self._window.isVisible() else "Show")
         running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
@@ -151,5 +151,5 @@ class Tray(QObject):
         self.icon.showMessage(
             "kvchat is still here",
             "It stays in the tray, so that your chats answer at once. Quit from its menu.",
-            mark_icon(LogoState.READY),
+            tray_icon(LogoState.READY),
         )

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QToolButton
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import plain_tip
 from kvchat.words.wording import size, tokens_short
 
@@ -41,9 +41,7 @@ class AttachmentCard(QFrame):
 
     def show_found(self, found: bool) -> None:
         """Whether what is searched for is in it."""
-        self.setProperty("found", "true" if found else "false")
-        self.style().unpolish(self)
-        self.style().polish(self)
+        restyle(self, "found", "true" if found else "false")
         self.name.setAccessibleDescription("What you search for is in it" if found else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:

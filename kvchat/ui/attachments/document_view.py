@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor, QKeySequence, QShortcut, QTextCursor
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QTextEdit, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QKeySequence, QShortcut, QTextCursor
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QToolButton, QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.ui.base.fonts import code_font
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.theme import Look
-from kvchat.ui.base.utf16 import position
+from kvchat.ui.base.text_cursors import cursors_at, mark
+from kvchat.ui.base.theme import Look, code_font
 from kvchat.words.folding import Term, spans
 from kvchat.words.safe_text import calm, shown_document
 
@@ -36,11 +35,11 @@ class AttachmentView(QDialog):
         column.addWidget(self.text)
         self.place = QLabel()
         self.place.setProperty("kind", "small")
-        self._hits = self._cursors(words, terms)
+        self._hits = cursors_at(self.text, words, spans(words, terms)[:_MOST_MARKS])
         self._at = 0
         if self._hits:
             column.addLayout(self._steps())
-            self._mark()
+            mark(self.text, self._hits, look.theme)
             self._show_place()
         self.resize(720, 520)
         self.finished.connect(self.deleteLater)
@@ -49,24 +48,6 @@ class AttachmentView(QDialog):
         """Go to another hit; after the last comes the first."""
         self._at = (self._at + by) % len(self._hits)
         self._show_place()
-
-    def _cursors(self, words: str, terms: Sequence[Term]) -> list[QTextCursor]:
-        cursors = []
-        for start, end in spans(words, terms)[:_MOST_MARKS]:
-            cursor = QTextCursor(self.text.document())
-            cursor.setPosition(position(words, start))
-            cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
-            cursors.append(cursor)
-        return cursors
-
-    def _mark(self) -> None:
-        marks = []
-        for cursor in self._hits:
-            mark = QTextEdit.ExtraSelection()
-            mark.cursor = cursor
-            mark.format.setBackground(QColor(self._look.theme.mark))
-            marks.append(mark)
-        self.text.setExtraSelections(marks)
 
     def _steps(self) -> QHBoxLayout:
         row = QHBoxLayout()

@@ -16,7 +16,7 @@ class Theme:
     bubble: str  # the user's messages
     hover: str
     selected: str
-    marked: str  # behind selected text, which keeps its colour, as pictures of formulas must
+    selection: str  # behind selected text, which keeps its colour, as pictures of formulas must
     line: str  # hairlines
     text: str
     muted: str  # receipts, captions
@@ -43,7 +43,7 @@ LIGHT = Theme(
     bubble="#eeefe9",
     hover="#ebebe5",
     selected="#e2e6de",
-    marked="#c6e8e0",
+    selection="#c6e8e0",
     line="#e3e3dc",
     text="#1d211e",
     muted="#5f655f",
@@ -70,7 +70,7 @@ DARK = Theme(
     bubble="#2a2e2c",
     hover="#2c312f",
     selected="#353d39",
-    marked="#1f5349",
+    selection="#1f5349",
     line="#303533",
     text="#e8eae6",
     muted="#a0a7a2",

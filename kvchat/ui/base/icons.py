@@ -8,7 +8,7 @@ from PySide6.QtCore import QByteArray, QRectF, Qt
 from PySide6.QtGui import QIcon, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 
-from kvchat.ui.base.logo import LogoState, app_svg, mark_svg
+from kvchat.ui.base.logo import LogoState, app_svg, tray_svg
 
 _SIZES = (14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 64, 128, 256)
 
@@ -66,9 +66,9 @@ def stop_icon(colour: str) -> QIcon:
 
 
 @lru_cache(maxsize=8)
-def mark_icon(state: LogoState) -> QIcon:
-    """The mark in one of the tray's states."""
-    return _render(mark_svg(state))
+def tray_icon(state: LogoState) -> QIcon:
+    """The logo in one of the tray’s states."""
+    return _render(tray_svg(state))
 
 
 @lru_cache(maxsize=1)

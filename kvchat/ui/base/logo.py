@@ -1,4 +1,4 @@
-"""kvchat's mark: a speech bubble with a bookmark, for the place where one left off. Source of `assets/`."""
+"""kvchat's logo: a speech bubble with a bookmark, for the place where one left off. Source of `assets/`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from enum import Enum
 from pathlib import Path
 
-# The mark on a 32 x 32 grid; edges fall on even numbers, so that 16 px stays crisp.
+# The logo on a 32 x 32 grid; edges fall on even numbers, so that 16 px stays crisp.
 _BUBBLE = "M8 2 H24 A6 6 0 0 1 30 8 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 V8 A6 6 0 0 1 8 2 Z"
 _OUTLINE = (
     "M8.3 3.3 H23.7 A5 5 0 0 1 28.7 8.3 V17.7 A5 5 0 0 1 23.7 22.7 H14.5 L9.3 27.2 V22.7 H8.3"
@@ -39,7 +39,7 @@ def app_svg() -> str:
     return _svg(f'{ground}<g transform="translate(9.6 10) scale(1.4)">{bubble}</g>', 64)
 
 
-def mark_svg(state: LogoState) -> str:
+def tray_svg(state: LogoState) -> str:
     """The tray's icon for a state. The shapes differ as well as the colours."""
     match state:
         case LogoState.STOPPED:
@@ -56,7 +56,7 @@ def mark_svg(state: LogoState) -> str:
 
 def asset_files() -> dict[str, str]:
     """The SVG files of the folder `assets/` by name; `python -m kvchat.ui.base.logo FOLDER` writes them."""
-    files = {f"kvchat-tray-{state.value}.svg": mark_svg(state) for state in LogoState}
+    files = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
     return {"kvchat.svg": app_svg(), **files}
 
 

@@ -123,7 +123,7 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
 def _inputs(t: Theme) -> str:
     return f"""
     QTextBrowser, QTextEdit, QPlainTextEdit {{ background: transparent; border: none; color: {t.text};
-                   selection-background-color: {t.marked}; selection-color: {t.text}; }}
+                   selection-background-color: {t.selection}; selection-color: {t.text}; }}
     QPlainTextEdit[kind="log"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px;
                    padding: 8px; }}
     QListView {{ background: transparent; border: none; outline: none; }}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.settings import Settings
 from kvchat.ui.base.colors import DARK, LIGHT, Theme
@@ -88,13 +88,34 @@ class Look(QObject):
         self.theme = DARK if dark else LIGHT
         if self._applied != (self.theme, self.type):  # styling every widget anew takes its time
             self._applied = (self.theme, self.type)
-            font = QFont(self.type.family)
-            font.setPointSizeF(self.type.base)
             with _nothing_collected():
-                self._app.setFont(font)
+                self._app.setFont(page_font(self.type.family, self.type.base))
                 self._app.setPalette(_palette(self.theme))
                 self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small, self.px(16)))
         self.changed.emit()
+
+
+def restyle(widget: QWidget, name: str, value: str) -> None:
+    """Set a property that the style sheet goes by, with its effect at once."""
+    widget.setProperty(name, value)
+    widget.style().unpolish(widget)
+    widget.style().polish(widget)
+
+
+def page_font(family: str, points: float) -> QFont:
+    """A font for documents."""
+    font = QFont(family)
+    font.setPointSizeF(points)
+    return font
+
+
+def code_font(family: str, points: float) -> QFont:
+    """A font for code: what was written is what is shown, so no ligatures."""
+    font = page_font(family, points)
+    font.setFixedPitch(True)
+    font.setFeature(QFont.Tag("calt"), 0)
+    font.setFeature(QFont.Tag("liga"), 0)
+    return font
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from kvchat.ui.chat.find_bar import FindBar
 from kvchat.ui.chat.header import Header
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH
-from kvchat.ui.transcript.jump_button import JUMP_ROOM
+from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.cards import Card
+from kvchat.ui.widgets.card import Card
 
 _LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
 _GAP, _SCROLL_BAR = 10, 10  # pixels

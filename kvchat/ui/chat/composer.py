@@ -20,9 +20,8 @@ from PySide6.QtWidgets import (
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.chips import ChipRows, short_name
-from kvchat.ui.base.fonts import page_font
 from kvchat.ui.base.icons import icon, stop_icon
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, page_font, restyle
 
 _MOST_LINES = 8
 LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
@@ -187,9 +186,7 @@ class Composer(QWidget):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The frame shows that the field has the focus."""
         if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
-            self._frame.setProperty("focused", "true" if event.type() == QEvent.Type.FocusIn else "false")
-            self._frame.style().unpolish(self._frame)
-            self._frame.style().polish(self._frame)
+            restyle(self._frame, "focused", "true" if event.type() == QEvent.Type.FocusIn else "false")
         return super().eventFilter(watched, event)
 
     def _pressed(self) -> None:

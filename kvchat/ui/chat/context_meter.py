@@ -7,7 +7,7 @@ from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
 from kvchat.chat.context.context import ContextUse
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.wording import tokens_short
 
@@ -79,9 +79,7 @@ class ContextMeter(QWidget):
             self.bar.show_use(use)
         words = meter_words(use) if use is not None else ""
         self.words.set_text(words)
-        self.words.setProperty("tone", "warn" if use is not None and use.tight else "")
-        self.words.style().unpolish(self.words)
-        self.words.style().polish(self.words)
+        restyle(self.words, "tone", "warn" if use is not None and use.tight else "")
         self.setAccessibleName(f"Context: {words}" if words else "")
         self.setToolTip(_explained(use) if use is not None else "")
 

@@ -10,9 +10,8 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizeP
 
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import words_of
+from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.ui.widgets.keep_menu import add_keep_actions
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QMenu, QWidget
 
-from kvchat.words.wording import NUMBERS, STORAGE
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, NUMBERS, STORAGE
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,20 @@ def install_shortcuts(window: QWidget, doings: Mapping[str, Callable[[], object]
         window.addAction(action)
         actions[shortcut.action] = action
     return actions
+
+
+def add_keep_actions(
+    menu: QMenu, on_pin: Callable[[bool], object], on_never_save: Callable[[bool], object]
+) -> tuple[QAction, QAction]:
+    """Append what is to be kept of a conversation, two entries; each calls back with whether it holds from now on."""
+    pin, never = menu.addAction(ALWAYS_KEEP), menu.addAction(NEVER_KEEP)
+    pin.setToolTip("It is never deleted to make room")
+    never.setToolTip("After a restart the chat is read again from the beginning")
+    for action, run in ((pin, on_pin), (never, on_never_save)):
+        action.setCheckable(True)
+        action.triggered.connect(lambda on, run=run: run(on))
+    menu.setToolTipsVisible(True)
+    return pin, never
 
 
 def _caller(doing: Callable[[], object]) -> Callable[[], None]:

@@ -17,8 +17,8 @@ from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.chat.cards import TOO_LONG, ContextCard
 from kvchat.ui.chat.composer import LONG_PASTE, Composer
-from kvchat.ui.chat.context_card import TOO_LONG, ContextCard
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.controllers.attachments import PASTED
 from kvchat.ui.controllers.chat import ChatController

@@ -13,7 +13,7 @@ from kvchat.chat.record.tree import Removed
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.dialogs.notices import Notices
-from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.transcript.transcript import Transcript
 
 

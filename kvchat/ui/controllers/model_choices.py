@@ -11,9 +11,10 @@ from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.chat.cards import EngineCard
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.models.first_start import FirstStart, open_gguf_dialog
-from kvchat.ui.widgets.cards import EngineCard, FailureCard
+from kvchat.ui.transcript.tail import FailureCard
 
 
 class ModelChoices(QObject):

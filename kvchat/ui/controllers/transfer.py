@@ -20,8 +20,8 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.dialogs.import_report import ImportReportDialog
 from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.dialogs.report import ImportReportDialog
 from kvchat.words.wording import moment_of, several, size
 
 _FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"

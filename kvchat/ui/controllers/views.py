@@ -11,6 +11,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.runtime import Runtime
 from kvchat.session.session import PromptTooLong
+from kvchat.ui.chat.cards import EngineCard
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
@@ -18,7 +19,6 @@ from kvchat.ui.controllers.talk import Talk
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.cards import EngineCard
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
@@ -10,44 +10,52 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLa
 
 from kvchat.ui.dialogs.panel import fit_height
 
-_LETTERS = 62  # wide
+_LETTERS = 64  # wide
 
 
-class ConfirmDialog(QDialog):
-    """A question with two answers; keeping things is the default one."""
+class Question(QDialog):
+    """Some words and buttons over a window. Subclasses say what the buttons do; the last is the default one."""
 
-    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "Keep") -> None:
+    def __init__(self, parent: QWidget, name: str, lines: Iterable[tuple[str, str]], *answers: QPushButton) -> None:
+        """`lines`: words and their kind; `name` is what a screen reader says."""
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
         self.setWindowTitle("kvchat")
-        self.setAccessibleName(title)
+        self.setAccessibleName(name)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 22, 24, 18)
         column.setSpacing(8)
-        for words, kind in ((title, "title"), (text, "muted")):
+        for words, kind in lines:
             label = QLabel(words)
             label.setProperty("kind", kind)
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
             column.addWidget(label)
-        self.yes, self.keep = QPushButton(action), QPushButton(keep)
-        self.yes.setProperty("kind", "danger")
-        self.keep.setDefault(True)
         row = QHBoxLayout()
         row.setContentsMargins(0, 10, 0, 0)
         row.addStretch(1)
-        for button in (self.yes, self.keep):
-            button.setAccessibleName(button.text())
+        for button in answers:
+            button.setAccessibleName(button.toolTip() or button.text())
             row.addWidget(button)
         column.addLayout(row)
-        self.yes.clicked.connect(self.accept)
-        self.keep.clicked.connect(self.reject)
+        answers[-1].setDefault(True)
+        answers[-1].clicked.connect(self.reject)
 
     def showEvent(self, event: QShowEvent) -> None:
         """All of its words are seen."""
         super().showEvent(event)
         fit_height(self, _LETTERS)
+
+
+class ConfirmDialog(Question):
+    """A question with two answers; keeping things is the default one."""
+
+    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "Keep") -> None:
+        self.yes, self.keep = QPushButton(action), QPushButton(keep)
+        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.yes, self.keep)
+        self.yes.setProperty("kind", "danger")
+        self.yes.clicked.connect(self.accept)
 
 
 def confirm(

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePol
 from kvchat.errors import KvchatError
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.report_dialog import ReportDialog
+from kvchat.ui.dialogs.report import BugReportDialog
 from kvchat.ui.widgets.elided import breakable
 from kvchat.words.redaction import redact, this_person
 
@@ -84,7 +84,7 @@ class Notices(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
-        self.report: ReportDialog | None = None
+        self.report: BugReportDialog | None = None
         self._undos: list[Callable[[], object]] = []  # the newest last
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -132,7 +132,7 @@ class Notices(QWidget):
             self._undos[-1]()
 
     def show_error(self, error: KvchatError) -> None:
-        """A wish that could not be granted; stays until it is closed."""
+        """Something asked for that could not be done; stays until it is closed."""
         self._add(*_words(error), "warn")
 
     def take_back(self, error: KvchatError) -> None:
@@ -147,7 +147,7 @@ class Notices(QWidget):
         if self.report is not None:
             self.report.add(text)
             return
-        self.report = ReportDialog(self._look, text, self.window())
+        self.report = BugReportDialog(self._look, text, self.window())
         self.report.finished.connect(self._forget_report)
         self.report.open()
 

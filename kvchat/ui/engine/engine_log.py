@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor, QGuiApplication, QKeySequence, QShortcut, QTextCursor
+from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QTextCursor
 from PySide6.QtWidgets import (
     QCheckBox,
     QHBoxLayout,
@@ -11,14 +11,13 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QPlainTextEdit,
     QPushButton,
-    QTextEdit,
     QVBoxLayout,
     QWidget,
 )
 
 from kvchat.engine.output.log_lines import Level, at_least
-from kvchat.ui.base.fonts import page_font
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.text_cursors import mark
+from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
 
 _MOST_MARKED = 500  # places found that are marked; more would only slow it down
@@ -81,19 +80,15 @@ class LogPage(QWidget):
     def _search(self) -> None:
         """Mark every place and count them."""
         words = self.search.text()
-        marks: list[QTextEdit.ExtraSelection] = []
+        found: list[QTextCursor] = []
         cursor = QTextCursor(self.text.document())
-        while words and len(marks) < _MOST_MARKED:
+        while words and len(found) < _MOST_MARKED:
             cursor = self.text.document().find(words, cursor)
             if cursor.isNull():
                 break
-            mark = QTextEdit.ExtraSelection()
-            mark.cursor = cursor
-            mark.format.setBackground(QColor(self._look.theme.accent))
-            mark.format.setForeground(QColor(self._look.theme.on_accent))
-            marks.append(mark)
-        self.text.setExtraSelections(marks)
-        many = f"{len(marks)}{'+' if len(marks) == _MOST_MARKED else ''}"
+            found.append(cursor)
+        mark(self.text, found, self._look.theme)
+        many = f"{len(found)}{'+' if len(found) == _MOST_MARKED else ''}"
         self.found.setText(f"{many} found" if words else "")
 
     def _scrolled(self, value: int) -> None:

@@ -8,16 +8,16 @@ from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextTable
 from PySide6.QtWidgets import QTextEdit
 
 from kvchat.chat.record.messages import Message, Role
-from kvchat.ui.base import utf16
+from kvchat.ui.base.text_cursors import part
 from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
 from kvchat.ui.rendering.formula_layer import FORMULA, fragments
 from kvchat.ui.rendering.markdown import Markdown
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import MARKER, TextPage, as_lists
 
-_NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's marks where tables begin and end, TextPage's strut
+_NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's signs where tables begin and end, TextPage's strut
 _OBJECT = "\ufffc"
-_TASK_MARK = ("☐", "☑")
+_TASK_BOXES = ("☐", "☑")
 
 
 def selected_text(text: QTextEdit) -> str:
@@ -91,7 +91,7 @@ def _escaped(source: str) -> str:
 
 
 def _words_between(document: QTextDocument, start: int, end: int, formula: Callable[[str], str]) -> str:
-    """The words from `start` to `end`: formulas as LaTeX, lists with their marks, cells of a row side by side."""
+    """The words from `start` to `end`: formulas as LaTeX, lists with their bullets, cells of a row side by side."""
     parts: list[str] = []
     block = document.findBlock(start)
     before: QTextBlock | None = None
@@ -99,16 +99,16 @@ def _words_between(document: QTextDocument, start: int, end: int, formula: Calla
         if before is not None:
             parts.append("\t" if _same_row(before, block) else "\n")
         if start <= block.position():
-            parts.append(_mark(block))
+            parts.append(_bullet(block))
         parts.append(_words(block, start, end, formula))
         before, block = block, block.next()
     return "".join(parts).translate(_NO_WORDS).strip("\n")
 
 
-def _mark(block: QTextBlock) -> str:
+def _bullet(block: QTextBlock) -> str:
     """What stands before an item of a list."""
     items = block.textList()
-    if items is None or block.text().startswith(_TASK_MARK):
+    if items is None or block.text().startswith(_TASK_BOXES):
         return ""
     number = items.itemText(block)
     deep = "  " * (items.format().indent() - 1)
@@ -119,7 +119,7 @@ def _words(block: QTextBlock, start: int, end: int, formula: Callable[[str], str
     words: list[str] = []
     for fragment in fragments(block):
         first = fragment.position()
-        piece = utf16.part(fragment.text(), max(start - first, 0), max(end - first, 0))
+        piece = part(fragment.text(), max(start - first, 0), max(end - first, 0))
         form = fragment.charFormat()
         if piece and form.isImageFormat():
             name = form.toImageFormat().name()

@@ -1,15 +1,37 @@
-"""The small buttons under a message: always there for the keyboard; seen under the last, or while the mouse is near."""
+"""What can be asked for with a message, and the buttons below it that ask: seen under the last, or near the mouse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFocusEvent, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
+from kvchat.chat.record.messages import Message
 from kvchat.ui.base.icons import icon
 from kvchat.ui.rendering.page_style import PageStyle
+
+
+class Request(Enum):
+    """What is to be done with a message."""
+
+    REGENERATE = "regenerate"  # another reply beside it
+    CONTINUE = "continue"  # the reply goes on
+    EDIT = "edit"  # other words in its place, on a branch of their own
+    DELETE = "delete"
+    SWITCH = "switch"  # to the branch beside it that begins with the message `text`
+
+
+@dataclass(frozen=True)
+class MessageRequest:
+    """A request and the message it is about."""
+
+    run: Request
+    message: Message
+    text: str = ""
 
 
 class MessageActions(QWidget):

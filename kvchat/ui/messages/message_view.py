@@ -9,9 +9,8 @@ from PySide6.QtWidgets import QTextEdit, QWidget
 from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.messages.copying import selected_markdown
-from kvchat.ui.messages.message_actions import MessageActions
+from kvchat.ui.messages.message_actions import MessageActions, MessageRequest, Request
 from kvchat.ui.messages.message_editor import MessageEditor
-from kvchat.ui.messages.message_request import MessageRequest, Request
 from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.page_style import PageStyle
 

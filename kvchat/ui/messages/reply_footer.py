@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWi
 
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.ui.messages.receipt_view import ReceiptView
-from kvchat.ui.widgets.flow import FlowLayout
+from kvchat.ui.widgets.layouts import FlowLayout
 
 _APART = 10  # pixels between how it ended and what can be done about it
 

@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState
-from kvchat.ui.messages.message_request import Request
+from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
 from kvchat.ui.messages.receipt_view import ReceiptView
 from kvchat.ui.messages.reply_footer import ReplyFooter

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QPushButton, QTextEdit, QWidget
 from kvchat.chat.record.messages import Message
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.messages.copying import selected_text
-from kvchat.ui.messages.message_request import Request
+from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH, PageStyle

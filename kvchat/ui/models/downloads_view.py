@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QPushBu
 from kvchat.library.remote.downloads import RUNS, Download, DownloadState
 from kvchat.library.remote.hub import AccessNeeded
 from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.ui.widgets.scroll_content import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollGround
 from kvchat.words.wording import rough_duration, size
 
 _MOST_HEIGHT = 230  # pixels; about three downloads

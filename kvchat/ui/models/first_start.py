@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from kvchat.errors import KvchatError
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.icons import app_icon
-from kvchat.ui.widgets.scroll_content import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollGround
 from kvchat.words.wording import size
 
 STARTER = "Fetch the starter model (98 MB)"

@@ -18,7 +18,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
-from kvchat.ui.widgets.cards import Card
+from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.row_list import Row, RowList
 
 SAID = "Searching and downloading ask huggingface.co; nothing is asked before you do."

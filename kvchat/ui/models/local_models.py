@@ -19,7 +19,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import STARTER
 from kvchat.ui.models.model_rows import found_row, in_order
-from kvchat.ui.widgets.cards import Card
+from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.wording import several
 

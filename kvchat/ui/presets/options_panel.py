@@ -10,7 +10,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.presets.options_form import Filling, OptionsForm
-from kvchat.ui.widgets.scroll_content import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollGround
 
 
 class OptionsPanel(Panel):

@@ -20,10 +20,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextEdit
 
-from kvchat.ui.base import utf16
+from kvchat.ui.base.text_cursors import position, select
 from kvchat.ui.rendering.highlight import LineColours, Span
 from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.rendering.text_page import select, sideways, without_ground
+from kvchat.ui.rendering.text_page import sideways, without_ground
 from kvchat.words.safe_text import spelled_out
 
 _LINE_HEIGHT = 128.0  # per cent
@@ -183,7 +183,7 @@ class _Painter:
         if len(text) > _LONGEST_LINE:
             return
         for start, count, colour in self._colours.spans[line]:
-            begin, end = utf16.position(text, start), utf16.position(text, start + count)
+            begin, end = position(text, start), position(text, start + count)
             span = QTextLayout.FormatRange()
             span.start, span.length, span.format = begin, end - begin, self._format(colour)
             yield span

@@ -7,8 +7,7 @@ import html
 
 from PySide6.QtGui import QFontMetricsF
 
-from kvchat.ui.base.fonts import code_font, page_font
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.markdown import Markdown
 from kvchat.ui.rendering.markdown_html import prose_css

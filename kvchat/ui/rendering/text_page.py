@@ -11,13 +11,12 @@ from PySide6.QtCore import QByteArray, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
     QPaintEvent,
     QTextBlock,
-    QTextCursor,
     QTextOption,
     QWheelEvent,
 )
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QWidget
 
-from kvchat.ui.base.utf16 import part
+from kvchat.ui.base.text_cursors import part, select
 from kvchat.ui.rendering.blocks import Prose, Wide
 from kvchat.ui.rendering.formula_layer import FormulaLayer, fragments
 from kvchat.ui.rendering.page_style import PageStyle
@@ -194,15 +193,6 @@ class WidePage(TextPage):
 def without_ground(text: QTextEdit) -> None:
     """Nothing is painted under the text: Qt's style sheets would keep 1 KB of each ground ever painted."""
     text.viewport().setAutoFillBackground(False)
-
-
-def select(text: QTextEdit, anchor: int, position: int) -> None:
-    """Select from one place in a text to another, as far as there are such places."""
-    end = text.document().characterCount() - 1
-    cursor = text.textCursor()
-    cursor.setPosition(min(anchor, end))
-    cursor.setPosition(min(position, end), QTextCursor.MoveMode.KeepAnchor)
-    text.setTextCursor(cursor)
 
 
 def _letters_end(block: QTextBlock) -> float:

@@ -17,7 +17,7 @@ from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.settings.page import Desk, SettingsPage
 from kvchat.ui.settings.text_entry import TextEntry
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
-from kvchat.ui.widgets.flow import FlowLayout
+from kvchat.ui.widgets.layouts import FlowLayout
 
 _DECIDES = "kvchat decides"
 _NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."

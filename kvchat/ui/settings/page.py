@@ -13,7 +13,7 @@ from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.scroll_content import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollGround
 
 E = TypeVar("E", bound=Entry)
 

@@ -14,7 +14,7 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.preset_dialog import PresetDialog
 from kvchat.ui.settings.page import Desk, SettingsPage
 from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.flow import FlowLayout
+from kvchat.ui.widgets.layouts import FlowLayout
 
 _WORDS = (
     "A preset is a system prompt with settings for creativity and style and, if you wish, a model. A chat takes one "

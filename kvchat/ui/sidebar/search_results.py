@@ -12,8 +12,8 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.chat.search.search import FoundChat
+from kvchat.ui.base.text_cursors import position
 from kvchat.ui.base.theme import Look
-from kvchat.ui.base.utf16 import position
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.words.wording import one_line
 

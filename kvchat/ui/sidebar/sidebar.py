@@ -34,11 +34,11 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
+from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.sidebar.arrangement import Arrangement, Order
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.item_list import ROW
-from kvchat.ui.widgets.keep_menu import add_keep_actions
 from kvchat.words.wording import STORAGE, one_line, several, size_of
 
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held

@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QMenu, QToolButton, QWidget
 
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
+from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.storage.usage_delegate import UsageDelegate, button_box
 from kvchat.ui.storage.usage_row import UsageRow
 from kvchat.ui.storage.usage_words import split_of
 from kvchat.ui.widgets.item_list import ItemList, ItemModel
-from kvchat.ui.widgets.keep_menu import add_keep_actions
 from kvchat.words.wording import size
 
 _Index = QModelIndex | QPersistentModelIndex

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtGui import QColor, QTextCursor
+from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QTextEdit
 from shiboken6 import isValid
 
+from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look
-from kvchat.ui.base.utf16 import position
 from kvchat.words.folding import Term, spans
 
 if TYPE_CHECKING:
@@ -78,28 +78,15 @@ class HitMarks(QObject):
         self._mark(text)
 
     def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
-        words, cursors = text.toPlainText(), []
-        for start, end in spans(words, self._terms):
-            cursor = QTextCursor(text.document())
-            cursor.setPosition(position(words, start))
-            cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
-            cursors.append(cursor)
-        return cursors
+        words = text.toPlainText()
+        return cursors_at(text, words, spans(words, self._terms))
 
     def _mark(self, text: QTextEdit) -> None:
-        if not self._terms and not text.property("marked"):
-            return
-        marks = []
-        for cursor in self._cursors(text):
-            mark = QTextEdit.ExtraSelection()
-            mark.cursor = cursor
-            here = self._current == (text, cursor.selectionStart())
-            mark.format.setBackground(QColor(self._look.theme.accent if here else self._look.theme.mark))
-            if here:
-                mark.format.setForeground(QColor(self._look.theme.on_accent))
-            marks.append(mark)
-        text.setExtraSelections(marks)
-        text.setProperty("marked", bool(marks))
+        if self._terms or text.property("marked"):
+            cursors = self._cursors(text)
+            current = self._current[1] if self._current and self._current[0] is text else None
+            mark(text, cursors, self._look.theme, current)
+            text.setProperty("marked", bool(cursors))
 
     def _restyle(self) -> None:
         self.show_terms(self._terms)

@@ -17,9 +17,8 @@ from kvchat.chat.record.messages import Message
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH
-from kvchat.ui.transcript.jump_button import JumpButton
 from kvchat.ui.transcript.row_heights import RowHeights
-from kvchat.ui.transcript.tail import TranscriptTail
+from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
 
 _GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
 _LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28

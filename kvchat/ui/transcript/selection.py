@@ -9,8 +9,8 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
 from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
 from PySide6.QtWidgets import QMenu, QTextEdit, QWidget
 
+from kvchat.ui.base.text_cursors import select
 from kvchat.ui.messages.copying import selected_text
-from kvchat.ui.rendering.text_page import select
 
 if TYPE_CHECKING:
     from kvchat.ui.messages.message_view import MessageView

@@ -1,11 +1,84 @@
-"""What stands below the last message: what goes on, what failed, what can be done about it."""
+"""The page's end: what goes on there, what failed, what can be done about it, and the button that leads there."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QSize, Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.ui.widgets.cards import FailureCard, PendingLine, UnansweredLine
+from kvchat.engine_host.choice import ModelMissing
+from kvchat.errors import KvchatError
+from kvchat.ui.base.icons import icon
+from kvchat.ui.widgets.card import Card
+
+_SIZE, _FROM_BELOW = 32, 14  # pixels
+JUMP_ROOM = _SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
+
+
+class PendingLine(QLabel):
+    """What happens before the first token, where the reply will stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "muted")
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setWordWrap(True)
+
+    def set_words(self, words: str) -> None:
+        """Say `words`; empty hides the line."""
+        self.setText(words)
+        self.setAccessibleName(words)
+        self.setVisible(bool(words))
+
+
+class UnansweredLine(QWidget):
+    """Offers to answer a message that was left without a reply."""
+
+    retry_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        words = QLabel("This message has no reply yet.")
+        words.setProperty("kind", "small")
+        self.button = QPushButton("Try again")
+        self.button.setProperty("kind", "link")
+        self.button.setAccessibleName("Answer the last message")
+        self.button.clicked.connect(self.retry_requested)
+        row.addWidget(words)
+        row.addWidget(self.button)
+        row.addStretch(1)
+
+
+class FailureCard(Card):
+    """A turn that failed, in the transcript."""
+
+    retry_requested = Signal()
+    use_current_requested = Signal()  # answer with the model in use, the conversation's own being gone
+    locate_requested = Signal()
+    model_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("tone", "bad")
+        self.title.setProperty("tone", "bad")
+        self.retry = self.add_button("Try again", "", self.retry_requested)
+        self.use_current = self.add_button("", "primary", self.use_current_requested)
+        self.locate = self.add_button("Locate it…", "", self.locate_requested)
+        self.model = self.add_button("Choose another model", "", self.model_requested)
+
+    def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
+        """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
+        missing = isinstance(error, ModelMissing)
+        if error is not None:
+            self.say(error.title, error.detail, error.advice)
+        self.use_current.setText(f"Use {model}".replace("&", "&&"))
+        self.use_current.setAccessibleName(f"Use {model}")
+        self.use_current.setVisible(missing and model is not None)
+        for button in (self.locate, self.model):
+            button.setVisible(missing)
+        self.retry.setVisible(not missing)
+        self.setVisible(error is not None)
 
 
 class TranscriptTail(QWidget):
@@ -47,3 +120,26 @@ class TranscriptTail(QWidget):
         if self._column.hasHeightForWidth():
             return self._column.totalHeightForWidth(width)
         return self._column.totalSizeHint().height()
+
+
+class JumpButton(QPushButton):
+    """Stands in the middle of a page's lower edge while the reader is elsewhere."""
+
+    def __init__(self, page: QWidget, colour: str) -> None:
+        super().__init__(page)
+        self._page = page
+        self.setProperty("kind", "jump")
+        self.setFixedSize(_SIZE, _SIZE)
+        self.setIconSize(QSize(18, 18))
+        self.setAccessibleName("Go to the newest message")
+        self.set_colour(colour)
+        self.hide()
+
+    def set_colour(self, colour: str) -> None:
+        """The theme changed."""
+        self.setIcon(icon("arrow-down", colour))
+
+    def place(self) -> None:
+        """The page has another size."""
+        page = self._page
+        self.move((page.width() - _SIZE) // 2, page.height() - _SIZE - _FROM_BELOW)

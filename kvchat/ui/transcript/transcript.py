@@ -11,7 +11,7 @@ from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.copying import message_text
-from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.formulas import Formulas

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.settings import Settings, why_not
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.number_text import Notation
 
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
@@ -131,9 +131,7 @@ class FieldEntry(Entry):
         """Mark the field as well."""
         super().refuse(reason)
         self.field.setAccessibleDescription(reason or self.words.text())
-        self.field.setProperty("tone", "bad" if reason else "")
-        self.field.style().unpolish(self.field)
-        self.field.style().polish(self.field)
+        restyle(self.field, "tone", "bad" if reason else "")
 
     def restore(self, settings: Settings) -> None:
         """Forget what was typed and not taken."""

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.engine.speaking.status import EngineState
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.tray import Tray, mark_state
+from kvchat.ui.app.tray import Tray, logo_state
 from kvchat.ui.base.logo import LogoState
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -37,7 +37,7 @@ def tray(runtime: FakeRuntime, window: MainWindow) -> Iterator[Tray]:
     ],
 )
 def test_marks(state: EngineState, busy: bool, mark: LogoState) -> None:
-    assert mark_state(state, busy) is mark
+    assert logo_state(state, busy) is mark
 
 
 async def test_tooltip_and_menu_follow_the_engine(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
@@ -91,9 +91,9 @@ async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow,
     await until(lambda: runtime.chat.busy is not None)
     conversation = runtime.chat.busy or ""
     runtime.chat.say(conversation, "Hi")
-    assert tray.mark is LogoState.BUSY
+    assert tray.logo is LogoState.BUSY
     runtime.chat.finish(conversation, None)
-    assert tray.mark is LogoState.READY
+    assert tray.logo is LogoState.READY
 
 
 async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:

@@ -10,7 +10,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
 from kvchat.ui.base.colors import contrast
-from kvchat.ui.base.icons import app_icon, mark_icon
+from kvchat.ui.base.icons import app_icon, tray_icon
 from kvchat.ui.base.logo import GREY, RED, TEAL, LogoState, asset_files
 
 ASSETS = Path(__file__).parents[3] / "assets"
@@ -31,7 +31,7 @@ def test_marks_stand_out_from_any_panel(colour: str, panel: str) -> None:
 def test_states_differ_in_shape_not_only_in_colour(qapp: QApplication, size: int) -> None:
     shapes = set()
     for state in LogoState:
-        image = mark_icon(state).pixmap(QSize(size, size)).toImage().convertToFormat(QImage.Format.Format_Alpha8)
+        image = tray_icon(state).pixmap(QSize(size, size)).toImage().convertToFormat(QImage.Format.Format_Alpha8)
         shapes.add(bytes(image.constBits()))
     assert len(shapes) == len(LogoState)
 

@@ -32,7 +32,7 @@ TEXTS = ("text", "muted")
 PAIRS = [
     *((text, ground) for text in TEXTS for ground in GROUNDS),
     *((name, "code") for name in ("code_keyword", "code_string", "code_number", "code_comment", "code_name", "text")),
-    ("text", "marked"),
+    ("text", "selection"),
     ("accent", "page"),
     ("accent", "sidebar"),
     ("on_accent", "accent"),
@@ -73,10 +73,10 @@ def test_what_is_below_the_pointer_can_be_told_from_its_ground(theme: Theme, gro
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
 def test_a_selected_formula_can_be_read(theme: Theme) -> None:
     """Qt draws half of the selection's colour over the pictures in it."""
-    text, marked = (bytes.fromhex(colour[1:]) for colour in (theme.text, theme.marked))
+    text, marked = (bytes.fromhex(colour[1:]) for colour in (theme.text, theme.selection))
     mixed = bytes((a + b) // 2 for a, b in zip(text, marked, strict=True))
-    assert contrast(f"#{mixed.hex()}", theme.marked) >= 3
-    assert contrast(theme.marked, theme.page) >= 1.25
+    assert contrast(f"#{mixed.hex()}", theme.selection) >= 3
+    assert contrast(theme.selection, theme.page) >= 1.25
 
 
 def test_a_choice_overrides_the_system(qapp: QApplication) -> None:

@@ -26,7 +26,7 @@ from kvchat.transfer.service import TransferService
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.controllers import transfer as keep_bridge
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.dialogs.import_report import ImportReportDialog
+from kvchat.ui.dialogs.report import ImportReportDialog
 from kvchat.ui.sidebar.arrangement import Arrangement
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

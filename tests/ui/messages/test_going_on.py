@@ -12,7 +12,7 @@ from PySide6.QtCore import QSize
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.rendering.blocks import Block
 from kvchat.ui.rendering.code_view import CodeView

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.deletion.recently_deleted import Deleted
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.sidebar.deleted_window import row_of
 from tests.ui.fake_runtime import FakeRuntime

@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.message_request import MessageRequest, Request
+from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.transcript import Transcript

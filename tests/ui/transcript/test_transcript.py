@@ -13,10 +13,11 @@ from PySide6.QtWidgets import QTextEdit, QToolButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.ui.base.text_cursors import select
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
-from kvchat.ui.rendering.text_page import TextPage, select
+from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.links import LinkDialog, real_place
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.fold import Fold

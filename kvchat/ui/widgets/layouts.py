@@ -1,4 +1,4 @@
-"""Widgets side by side, and on further lines where one is not wide enough."""
+"""How widgets stand that Qt has no layout for: in a row that wraps, and on a page that scrolls."""
 
 from __future__ import annotations
 
@@ -89,3 +89,20 @@ class FlowLayout(QLayout):
                 x += size.width() + self.spacing()
             y += tall + self.spacing()
         return y - self.spacing() - rect.y() + margins.bottom()
+
+
+class ScrollGround(QWidget):
+    """A page for a QScrollArea that grows to the area's width.
+
+    A plain QWidget would be as tall as its wrapped labels at their narrowest, and leave a void below them.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.setObjectName(name)
+
+    def minimumSizeHint(self) -> QSize:
+        """No least height where the height depends on the width: then the area asks for it itself."""
+        layout = self.layout()
+        depends = layout is not None and layout.hasHeightForWidth()
+        return QSize(0, 0 if depends else super().minimumSizeHint().height())

@@ -1,0 +1,164 @@
+"""The cards above the composer: an engine that is not ready, and a context that is nearly full."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+
+from kvchat.chat.context.context import ContextUse
+from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.library.memory.context_size import ContextChoice
+from kvchat.ui.base.theme import restyle
+from kvchat.ui.widgets.card import Card
+from kvchat.words.wording import tokens_short
+
+TOO_LONG = "This does not fit the context"
+
+
+class EngineCard(Card):
+    """Above the composer: an engine that is loading, stopped or failed. Hidden while all is well."""
+
+    start_requested = Signal()
+    restart_requested = Signal()
+    log_requested = Signal()
+    model_requested = Signal()
+    locate_requested = Signal()
+    fetch_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = self.add_button("Start", "primary", self.start_requested)
+        self.restart = self.add_button("Restart", "primary", self.restart_requested)
+        self.log = self.add_button("View log", "", self.log_requested)
+        self.locate = self.add_button("Locate it…", "primary", self.locate_requested)
+        self.fetch = self.add_button("Download again…", "", self.fetch_requested)
+        self.model = self.add_button("Choose another model", "", self.model_requested)
+
+    def show_status(
+        self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
+    ) -> None:
+        """Say what the engine's state means for the user.
+
+        Where the model's file is `missing` there are other choices; `fetchable`: where it came from is known.
+        """
+        state, failure = status.state, status.failure
+        failed = state is EngineState.FAILED
+        if state in (EngineState.READY, EngineState.RESTING):
+            self.hide()
+            return
+        if failure is not None and failed:
+            self.say(failure.title, failure.detail, failure.advice)
+        elif failure is not None:
+            attempt = f" (attempt {status.restart_attempt})" if status.restart_attempt else ""
+            again = f"Starting the engine again{attempt}."
+            if failure.kind is FailureKind.NOT_FOUND:  # a server of the user's: only looked for
+                again = f"{failure.detail} Trying again…"
+            self.say(failure.title, again, failure.advice)
+        else:
+            self.say(*_calm_words(status, model))
+        self._show_buttons(state, missing=missing, fetchable=fetchable)
+        for widget in (self, self.title):
+            restyle(widget, "tone", "bad" if failed else "")
+        self.show()
+
+    def _show_buttons(self, state: EngineState, *, missing: bool, fetchable: bool) -> None:
+        failed = state is EngineState.FAILED
+        for button, wanted in (
+            (self.start, state is EngineState.STOPPED),
+            (self.restart, failed and not missing),
+            (self.log, failed and not missing),
+            (self.locate, failed and missing),
+            (self.fetch, failed and missing and fetchable),
+            (self.model, failed),
+        ):
+            button.setVisible(wanted)
+        self._button_row.setVisible(failed or state is EngineState.STOPPED)
+
+
+def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
+    name = model or "the model"
+    if status.checking:
+        once = "This takes a few seconds, once for each model and engine. You can write already."
+        return "Checking whether chats can be remembered here…", once, ""
+    match status.state:
+        case EngineState.STOPPED:
+            return "The engine is stopped", "Your chats and their memory are kept.", ""
+        case EngineState.STOPPING:
+            return "Stopping the engine…", "", ""
+        case EngineState.STARTING:
+            return "Starting the engine…", "", ""
+        case _:
+            return f"Loading {name}…", "You can write already; it answers as soon as it is ready.", ""
+
+
+class ContextCard(Card):
+    """A larger context, the newest part alone, a summary, or part of what is attached. Hidden while there is room."""
+
+    raise_requested = Signal()
+    drop_requested = Signal()
+    summary_requested = Signal()
+    part_requested = Signal()
+    stop_requested = Signal()
+    later_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.larger = self.add_button("Larger context", "primary", self.raise_requested)
+        self.part = self.add_button("Attach a part of it", "", self.part_requested)
+        self.drop = self.add_button("Keep the newest part", "", self.drop_requested)
+        self.summarise = self.add_button("Summarise the middle", "", self.summary_requested)
+        self.stop = self.add_button("Stop", "", self.stop_requested)
+        self.later = self.add_button("Not now", "flat", self.later_requested)
+        self.summarise.setToolTip("The model sums up what was said; you go on in a branch that begins with that.")
+        self.drop.setToolTip("You go on in a branch without the older messages; they stay on the branch you leave.")
+        self.part.setToolTip("The beginning of the longest text is attached, as much as there is room for.")
+        self.hide()
+
+    def show_choice(
+        self, use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
+    ) -> None:
+        """Offer what helps. `larger`: the context size that could be had; without turns nothing can be shortened.
+
+        `can_part`: there is a text of which a part could be attached.
+        """
+        price = f"{larger.reason} " if larger is not None else ""
+        self.say(
+            TOO_LONG if use.over else "The context is nearly full",
+            _taken(use),
+            price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
+        )
+        if larger is not None:
+            self.larger.setText(f"Larger context ({tokens_short(larger.tokens)})")
+            self.larger.setToolTip("The engine starts again with a larger context.")
+        self._show_buttons(larger=larger is not None, shorten=can_shorten, part=can_part, working=False)
+
+    def show_summarising(self) -> None:
+        """The model is at work."""
+        self.say("Summarising…", "The model reads what was said and sums it up.", "")
+        self._show_buttons(larger=False, shorten=False, part=False, working=True)
+
+    def _show_buttons(self, *, larger: bool, shorten: bool, part: bool, working: bool) -> None:
+        self.larger.setVisible(larger)
+        self.summarise.setVisible(shorten)
+        self.drop.setVisible(shorten)
+        self.part.setVisible(part)
+        self.stop.setVisible(working)
+        self.later.setVisible(not working)
+        self.show()
+
+
+def _taken(use: ContextUse) -> str:
+    taken = use.used + use.waiting
+    if use.over:
+        return f"It has {taken:,} tokens, and the context holds {use.limit:,}."
+    return f"{taken:,} of {use.limit:,} tokens are taken, and {use.reserve:,} are kept for the reply."
+
+
+def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
+    """What else can be done, beside the buttons."""
+    if can_shorten or can_part:
+        return "Nothing is cut unless you choose it."
+    if larger is not None:
+        return "You may also send less at once."
+    if use.used >= use.limit:
+        return "Give this chat a model with a larger context, or begin a new chat."
+    return "Send less at once, or give this chat a model with a larger context."

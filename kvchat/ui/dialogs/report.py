@@ -1,0 +1,81 @@
+"""Reports to read and to copy: a bug, and what an import could not take in."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont, QGuiApplication
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+
+from kvchat import __version__
+from kvchat.ui.base.theme import Look, page_font
+
+_REQUEST = (
+    "kvchat met something it did not expect. Your chats are safe on disk. "
+    "If you report this, please add the text below, after a look at it: it may quote what you wrote."
+)
+
+
+class ReportDialog(QDialog):
+    """A few words and, below them, text that can be copied."""
+
+    def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(title)
+        self.resize(620, 420)
+        said = QLabel(words)
+        said.setWordWrap(True)
+        self.text = QPlainTextEdit(text)
+        self.text.setProperty("kind", "log")
+        self.text.setReadOnly(True)
+        self.text.setFont(font)
+        self.text.setAccessibleName("Report")
+        self.copy, close = QPushButton("Copy"), QPushButton("Close")
+        self.copy.setAccessibleName("Copy the report")
+        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
+        close.setAccessibleName("Close the report")
+        close.setDefault(True)
+        close.clicked.connect(self.close)
+        buttons = QHBoxLayout()
+        buttons.addStretch(1)
+        for button in (self.copy, close):
+            buttons.addWidget(button)
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(20, 18, 20, 16)
+        self.column.setSpacing(12)
+        self.column.addWidget(said)
+        self.column.addWidget(self.text, 1)
+        self.column.addLayout(buttons)
+
+
+class BugReportDialog(ReportDialog):
+    """Shows a traceback, and more of them while it is open."""
+
+    def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
+        font = page_font(look.type.mono, look.type.small)
+        super().__init__("Something unexpected happened", _REQUEST, f"{_versions()}\n\n{text}", font, parent)
+        self.copy.setDefault(True)
+
+    def add(self, text: str) -> None:
+        """One more, while this report is open."""
+        self.text.appendPlainText("\n" + text)
+
+
+class ImportReportDialog(ReportDialog):
+    """What was imported, what was known, and each problem."""
+
+    def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
+        failed = "One was not taken in:" if len(problems) == 1 else f"{len(problems):,} were not taken in:"
+        words = " ".join(part for part in (known, failed) if part)
+        super().__init__("Import", words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
+        self.setAccessibleName(title)
+        heading = QLabel(title)
+        heading.setProperty("kind", "title")
+        self.column.insertWidget(0, heading)
+
+
+def _versions() -> str:
+    return f"kvchat {__version__}, {platform.platform()}, Python {platform.python_version()}"
