@@ -46,12 +46,12 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
 
 
 def _child(arguments: list[str]) -> int | None:
-    """Be the engine or its leash, if that is what a frozen kvchat was started for. Nothing else is imported then."""
+    """Be the engine or its guard, if that is what a frozen kvchat was started for. Nothing else is imported then."""
     flag, rest = arguments[:1], arguments[1:]
-    if flag == ["--leash"]:
-        from kvchat.engine.child import leash
+    if flag == ["--parent-guard"]:
+        from kvchat.engine.child import parent_guard
 
-        return leash.main(rest)
+        return parent_guard.main(rest)
     if flag == ["--embedded-engine"]:
         from kvchat.engine.child import embedded
 

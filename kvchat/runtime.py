@@ -16,16 +16,16 @@ from kvchat.chat.recovery.automatic_backups import DailyBackups
 from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
 from kvchat.diagnostics import Facts, report
-from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.status import EngineState, EngineStatus
 from kvchat.engine_host.external import ExternalHost
+from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.managed import ManagedHost
 from kvchat.engine_host.memory import EngineMemory
 from kvchat.engine_host.model import AnsweringModel
-from kvchat.engine_host.queries import EngineQueries, server_key
-from kvchat.engine_host.rest import EngineRest
-from kvchat.engine_host.selected import SelectedHost
+from kvchat.engine_host.setup import EngineSetup, server_key
+from kvchat.engine_host.switching import SwitchingHost
 from kvchat.engine_host.view import EngineView
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
@@ -61,7 +61,7 @@ class Runtime:
         self._database = database
         self._store = store
         self._log = EngineLog(paths.engine_log)
-        self.host = self._make_rooms()
+        self.host = self._make_hosts()
         self.engine = EngineView(lambda: self.settings, self.host, self._log)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
@@ -78,9 +78,9 @@ class Runtime:
             lambda: self.settings.keep_deleted_s,
         )
         self.save_points = StoreService(paths, store, lambda: self.settings)
-        self.engines = EngineQueries(paths, lambda: self.settings)
+        self.engines = EngineSetup(paths, lambda: self.settings)
         self.keeping = TransferService(paths, database, worker, self.events)
-        self._rest = EngineRest(lambda: self.settings.idle_minutes, self.chat, self.host)
+        self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.host)
         self._closed = False
         self._backups = DailyBackups(paths.database, self._notify)
         self._storing_settings = asyncio.Lock()
@@ -89,7 +89,7 @@ class Runtime:
         self._background.begin(asyncio.to_thread(store.prepare, available_memory().available // 16))
 
     async def raise_context(self, tokens: int) -> None:
-        """Wish for a larger context size and start the engine with it; save points stay good."""
+        """Ask for a larger context size and start the engine with it; save points stay good."""
         await self.apply_settings(dataclasses.replace(self.settings, context_size=tokens))
         await self.restart_engine()
 
@@ -111,9 +111,9 @@ class Runtime:
 
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
-        vitals = await self.host.vitals()
+        vitals = await self.host.current.vitals()
         facts = Facts(self.settings, self.engine.status, self.host.choice, vitals, self._log.lines)
-        return report(facts, this_person(), self.host.secrets)
+        return report(facts, this_person(), self.host.current.secrets)
 
     async def begin(self) -> None:
         """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
@@ -128,7 +128,7 @@ class Runtime:
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.host.rest())
-        self._background.begin(self._rest.run())
+        self._background.begin(self._idle_stop.run())
         self.chat.titles.begin(lambda: self.settings.model_titles)
 
     async def start_engine(self) -> None:
@@ -148,7 +148,7 @@ class Runtime:
 
     async def retest_restoring(self) -> None:
         """Start the engine again and find out anew what restoring can do with it."""
-        await self.host.forget_finding()
+        await self.host.current.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
@@ -193,7 +193,7 @@ class Runtime:
             return
         self._closed = True
         finishing = self.chat.slots.finishing
-        self._rest.end()
+        self._idle_stop.end()
         await self.models.close()
         self.chat.close()
         await self._come_to_rest()
@@ -227,27 +227,25 @@ class Runtime:
             error = download.error
             self.events.publish(Notice(f"{name} could not be downloaded", f"{error.title}. {error.detail}"))
 
-    def _make_rooms(self) -> SelectedHost:
+    def _make_hosts(self) -> SwitchingHost:
         generations, folder = itertools.count(1), self._store.staging_folder()
         findings = Findings(self._database, self._worker, self.events)
-        own = ManagedHost(
+        managed = ManagedHost(
             lambda: self.settings,
             folder,
             EngineSupervisor(log=self._log, generations=generations),
             findings,
             EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify, self._store),
-            lambda status: self._engine_changed(status) if self.host.is_current(own) else None,
             lambda: self.chat.context.tokens_needed(self.settings.model_path),
         )
-        attached = ExternalHost(
+        external = ExternalHost(
             lambda: self.settings,
             folder,
             generations,
             findings,
             server_key(self.paths),
-            lambda status: self._engine_changed(status) if self.host.is_current(attached) else None,
         )
-        return SelectedHost(lambda: self.settings, self._take_model, own, attached)
+        return SwitchingHost(lambda: self.settings, self._take_model, managed, external, self._engine_changed)
 
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""
@@ -259,7 +257,7 @@ class Runtime:
             self._take_model(newest.model)
 
     def _take_model(self, model: str) -> None:
-        """A conversation's model is in use now. That is no wish of the user's for the next start: not stored."""
+        """A conversation's model is in use now. That is no choice of the user's for the next start: not stored."""
         self.settings = dataclasses.replace(self.settings, model_path=model)
         self.events.publish(SettingsChanged())
 

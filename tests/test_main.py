@@ -107,6 +107,6 @@ def test_the_engine_child_imports_nothing_of_the_app(headless: dict[str, str]) -
     assert "import 'kvchat.errors'" not in ended.stderr
 
 
-def test_the_leash_becomes_the_command(headless: dict[str, str]) -> None:
-    ended = run_kvchat("--leash", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
+def test_the_parent_guard_becomes_the_command(headless: dict[str, str]) -> None:
+    ended = run_kvchat("--parent-guard", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
     assert ended.returncode == 7

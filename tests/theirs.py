@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from kvchat.engine.running.attached import ServerAddress
+from kvchat.engine.running.external import ServerAddress
 from kvchat.engine.running.plan import LaunchPlan, llama_server_arguments
 
 KEY = "the-users-own-key"

@@ -1,1 +1,1 @@
-"""Where a turn finds an engine: kvchat's own or the user's server, chosen, measured, rested and asked about."""
+"""Where a session finds an engine: kvchat's own (managed) or the user's server (external), chosen, measured and tried."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.finding.probe import build_identity, usable_engine
-from kvchat.engine.running.refusal import WorkerGone
-from kvchat.engine.speaking import last_words
+from kvchat.engine.running.failure import WorkerGone
+from kvchat.engine.speaking import error_patterns
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.library.gguf.facts import GgufFacts
@@ -95,7 +95,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
     except EngineNotFound as error:
         if not workers:
             raise
-        if reason := last_words.worker_gone(error.detail):
+        if reason := error_patterns.worker_gone(error.detail):
             raise WorkerGone(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kvchat.engine.output.allocations import read_allocations
+from kvchat.engine.running.allocations import read_allocations
 from kvchat.engine_host.choice import EngineChoice, choose_engine
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import StoreRefused

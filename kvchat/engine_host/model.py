@@ -9,7 +9,7 @@ from pathlib import Path
 from kvchat.chat.record.messages import Conversation
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.engine_host.selected import SelectedHost
+from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.sampling_defaults import recommended_sampling
@@ -23,15 +23,15 @@ from kvchat.settings import Settings
 class AnsweringModel:
     """The model in the settings, or the one that the user's server has; and what holds for another by its path."""
 
-    def __init__(self, settings: Callable[[], Settings], room: SelectedHost, library: ModelLibrary) -> None:
-        self._settings, self._room, self._library = settings, room, library
+    def __init__(self, settings: Callable[[], Settings], host: SwitchingHost, library: ModelLibrary) -> None:
+        self._settings, self._host, self._library = settings, host, library
 
     @property
     def name(self) -> str | None:
         """The model's name for the screen, None without a model."""
         settings = self._settings()
         if settings.engine_url:
-            server = self._room.attached.server
+            server = self._host.external.server
             return display_name(Path(server.model_path)) if server and server.model_path else "the server’s model"
         return self.name_of(settings.model_path) if settings.model_path else None
 
@@ -53,7 +53,7 @@ class AnsweringModel:
     @property
     def is_missing(self) -> bool:
         """Whether the engine could not start because the model's file is gone."""
-        path, failed = self._settings().model_path, self._room.status.state is EngineState.FAILED
+        path, failed = self._settings().model_path, self._host.status.state is EngineState.FAILED
         return failed and path is not None and not Path(path).exists()
 
     @property
@@ -73,7 +73,7 @@ class AnsweringModel:
 
     def own_sampling(self) -> Sampling:
         """How the model that runs wants its replies drawn; of a server of the user's, it is the server's to say."""
-        return recommended_sampling(self._room.choice.facts) if self._room.choice else ENGINE_DEFAULTS
+        return recommended_sampling(self._host.choice.facts) if self._host.choice else ENGINE_DEFAULTS
 
     async def default_sampling(self, model: str | None) -> Sampling:
         """How replies are drawn with a model where nothing else is wished."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.running.invocation import free_port
-from kvchat.engine_host.queries import server_key
+from kvchat.engine.running.plan import free_port
+from kvchat.engine_host.setup import server_key
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Bounds
 from kvchat.kvstore.store import TITLE

@@ -19,7 +19,7 @@ def home(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setenv("KVCHAT_HOME", str(folder))
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("kvchat.engine_host.queries.installed_starter", lambda: None)
+    monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     return folder
 
 

@@ -47,8 +47,8 @@ class Watched:
         def kill(event: Event) -> None:
             if isinstance(event, kind) and when(event):
                 self.hook = lambda event: None
-                assert self.runtime.host.engine_pid is not None
-                os.kill(self.runtime.host.engine_pid, signal.SIGKILL)
+                assert self.runtime.host.current.engine_pid is not None
+                os.kill(self.runtime.host.current.engine_pid, signal.SIGKILL)
 
         self.hook = kill
 

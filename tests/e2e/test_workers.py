@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.engine.running.invocation import free_port
+from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.status import FailureKind
 from kvchat.session.proof import Source
 from tests.engine_fixtures import FakeEngine

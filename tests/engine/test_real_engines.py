@@ -20,8 +20,8 @@ from kvchat.engine.child import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, engine_version, list_devices
 from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.board import EngineFailed
 from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.connection import EngineFailed
 from kvchat.engine.speaking.interface import EngineRefused
 from kvchat.engine.speaking.status import EngineState, FailureKind
 from kvchat.engine.speaking.wire import ChatMessage, Sampling

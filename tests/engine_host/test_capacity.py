@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
-from kvchat.engine.running.refusal import WorkerGone
+from kvchat.engine.running.failure import WorkerGone
 from kvchat.engine_host import capacity
 from kvchat.engine_host.capacity import Capacity, look_at_capacity, memory_for, model_judge
 from kvchat.library.gguf.identity import model_identity

@@ -11,8 +11,7 @@ from typing import cast
 
 import pytest
 
-from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone, EngineRefused
-from kvchat.engine.speaking.slot_rows import SlotRows
+from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone, EngineRefused, SlotRows
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import SavePointStore

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.engine.child import embedded, leash
+from kvchat.engine.child import embedded, parent_guard
 from kvchat.errors import KvchatError
 from kvchat.system.paths import expanded
 from kvchat.system.plain_file import in_time
@@ -217,7 +217,7 @@ def _ask(command: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=_ASK_TIMEOUT_S,
-            env=leash.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would bury the reason
+            env=parent_guard.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would bury the reason
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

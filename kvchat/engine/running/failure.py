@@ -1,4 +1,4 @@
-"""Says in words why an engine died: by how it ended and by its last words (`last_words.py`). Pure."""
+"""Says in words why an engine died: by how it ended and by its last words (`error_patterns.py`). Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
-from kvchat.engine.child import embedded, leash
-from kvchat.engine.running.outcome import Outcome
+from kvchat.engine.child import embedded, parent_guard
+from kvchat.engine.finding.discovery import EngineNotFound
+from kvchat.engine.finding.extra_arguments import BadArguments, BadWorkers
+from kvchat.engine.finding.probe import EngineTooOld
 from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.speaking import last_words
-from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineSilent
-from kvchat.engine.speaking.last_words import (
+from kvchat.engine.running.process import Outcome
+from kvchat.engine.speaking import error_patterns
+from kvchat.engine.speaking.error_patterns import (
     LOG_ADVICE,
     MEMORY_ADVICE,
     last_error,
@@ -19,7 +21,9 @@ from kvchat.engine.speaking.last_words import (
     out_of_memory,
     said_last,
 )
+from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineSilent
 from kvchat.engine.speaking.status import EngineFailure, FailureKind
+from kvchat.errors import KvchatError
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
@@ -116,7 +120,7 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
             "Install llama-server again, together with the libraries it was built with, or set the engine path in the "
             'settings to "embedded" to use the engine inside kvchat.',
         )
-    if outcome.code in (leash.EXIT_NOT_FOUND, leash.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
+    if outcome.code in (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
         return EngineFailure(
             FailureKind.NOT_FOUND,
             "The engine could not be started",
@@ -137,7 +141,7 @@ def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> Engine
     """It said why."""
     if outcome.signal in _FROM_OUTSIDE:
         return None  # it had no time to say anything; what stands in the log is about something else
-    return last_words.why(lines, was_ready=was_ready)
+    return error_patterns.why(lines, was_ready=was_ready)
 
 
 def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
@@ -174,3 +178,36 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+NOT_PREPARED = EngineFailure(
+    FailureKind.EXITED,
+    "The engine could not be started",
+    "Something unexpected went wrong while kvchat prepared it.",
+    "The report says what; try again, or choose another model or engine.",
+)
+
+
+class WorkerGone(KvchatError):
+    """A computer that shares the work does not answer."""
+
+    def __init__(self, failure: EngineFailure) -> None:
+        super().__init__(failure.title, failure.detail, failure.advice)
+
+
+def not_started(error: KvchatError) -> EngineFailure:
+    """What kept the engine from being chosen, as a failure."""
+    kinds = {
+        EngineNotFound: FailureKind.NOT_FOUND,
+        EngineTooOld: FailureKind.INCOMPATIBLE,
+        BadArguments: FailureKind.INCOMPATIBLE,
+        BadWorkers: FailureKind.INCOMPATIBLE,
+        WorkerGone: FailureKind.WORKER_LOST,
+    }
+    kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), FailureKind.BAD_MODEL)
+    return EngineFailure(kind, error.title, error.detail, error.advice)
+
+
+def stopped_on_purpose() -> EngineError:
+    """For a turn that was cut off because the user stopped the engine."""
+    return EngineError("The engine was stopped", "", "It starts again with your next message.")

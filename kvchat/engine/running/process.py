@@ -11,11 +11,35 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from kvchat.engine.child import leash
-from kvchat.engine.output.log import EngineLog
-from kvchat.engine.running.outcome import Outcome, StopRung
+from kvchat.engine.child import parent_guard
+from kvchat.engine.running.log import EngineLog
+
+
+class StopRung(Enum):
+    """Which rung of the ladder ended a process that was told to stop."""
+
+    ASKED = "asked"
+    TERMINATED = "terminated"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended."""
+
+    code: int  # the exit code; -n: died of signal n
+    last_lines: tuple[str, ...] = ()  # what it printed last, newest last
+    rung: StopRung | None = None  # None: nobody told it to stop
+    memory_ran_out: bool = False  # the system killed a process for want of memory while this one lived
+
+    @property
+    def signal(self) -> int | None:
+        """The signal it died of, None after an exit."""
+        return -self.code if self.code < 0 else None
+
 
 # Windows alone has it; elsewhere `start_new_session` does the same.
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -34,7 +58,7 @@ class Ladder:
 class EngineProcess:
     """A child process whose output goes to an EngineLog. Made by `spawn`; ends by itself or by `stop`.
 
-    It lives in a session of its own, so that Ctrl+C in the terminal reaches the app alone, and on a leash, so that
+    It lives in a session of its own, so that Ctrl+C in the terminal reaches the app alone, and under a guard, so that
     it cannot outlive the app.
     """
 
@@ -52,15 +76,15 @@ class EngineProcess:
     async def spawn(
         cls, command: Sequence[str], environment: Mapping[str, str], log: EngineLog, *, by_pipe: bool | None = None
     ) -> EngineProcess:
-        """Start `command`. Call it from the main thread's loop: Linux counts the leash by the thread that spawned.
+        """Start `command`. Call it from the main thread's loop: Linux guards by the thread that spawned.
 
-        `by_pipe` chooses the other kind of leash (for tests). Raises OSError when not even the leash can be started;
+        `by_pipe` chooses the other kind of guard (for tests). Raises OSError when not even the guard can be started;
         a command that does not exist ends with code 127 instead.
         """
-        held_by_pipe = leash.needs_pipe() if by_pipe is None else by_pipe
+        held_by_pipe = parent_guard.needs_pipe() if by_pipe is None else by_pipe
         transport, events = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Events(log),
-            *leash.command(command, by_pipe=held_by_pipe),
+            *parent_guard.command(command, by_pipe=held_by_pipe),
             stdin=asyncio.subprocess.PIPE if held_by_pipe else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -72,7 +96,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; on Linux the engine's own, elsewhere the leash's."""
+        """The process id; on Linux the engine's own, elsewhere the guard's."""
         return self._transport.get_pid()
 
     @property
@@ -121,7 +145,7 @@ class EngineProcess:
         elif rung is StopRung.ASKED:
             self._transport.send_signal(signal.CTRL_BREAK_EVENT)
         elif (held := self._transport.get_pipe_transport(0)) is not None:
-            held.close()  # the leash kills the engine; TerminateProcess would reach the leash alone
+            held.close()  # the guard kills the engine; TerminateProcess would reach the guard alone
 
     def _kill(self) -> None:
         if sys.platform != "win32":
@@ -130,7 +154,7 @@ class EngineProcess:
             self._transport.kill()
 
     def _signal_group(self, number: int) -> None:
-        """To the whole group, because a leash held by pipe stands above its engine and passes no signals on."""
+        """To the whole group, because a guard by pipe stands above its engine and passes no signals on."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
             os.killpg(self.pid, number)
 

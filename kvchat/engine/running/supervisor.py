@@ -12,15 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.output.log import START, EngineLog
 from kvchat.engine.running import failure
-from kvchat.engine.running.invocation import Invocation, prepare
-from kvchat.engine.running.outcome import StopRung
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.process import EngineProcess, Ladder
+from kvchat.engine.running.log import START, EngineLog
+from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare
+from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
 from kvchat.engine.running.watch import Watch, WatchPolicy
-from kvchat.engine.speaking.board import EngineBoard
 from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.connection import EngineConnection
 from kvchat.engine.speaking.interface import EngineError, EngineGone, NotOurEngine
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
 
@@ -72,7 +70,7 @@ class _Death:
 StepDown = Callable[[], LaunchPlan | None]
 
 
-class EngineSupervisor(EngineBoard):
+class EngineSupervisor(EngineConnection):
     """One engine process at a time. Every method belongs to the main thread's loop."""
 
     def __init__(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from kvchat.engine.finding.discovery import EngineLocation, list_devices
 from kvchat.engine.finding.probe import EngineProbe, probe
-from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.board import EngineFailed
+from kvchat.engine.speaking.connection import EngineFailed
 from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, Timings
 from kvchat.errors import KvchatError

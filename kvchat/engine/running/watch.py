@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvchat.engine.output.log import EngineLog
 from kvchat.engine.running import failure
+from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.interface import EngineError, EngineGone
 from kvchat.engine.speaking.status import EngineFailure

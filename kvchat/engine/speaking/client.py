@@ -14,11 +14,10 @@ from typing import Any, Self
 import httpx2
 
 from kvchat.engine.speaking import bodies, wire
-from kvchat.engine.speaking.interface import EngineError, EngineRefused, NotOurEngine
-from kvchat.engine.speaking.slot_rows import SlotRows
+from kvchat.engine.speaking.interface import EngineError, EngineRefused, NotOurEngine, SlotRows
 from kvchat.engine.speaking.tokenizing import PromptTokens
 from kvchat.engine.speaking.transport import CONNECT_S, Transport
-from kvchat.engine.speaking.vision import FIRST_ID, Sight, cannot_show, without_pictures
+from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
 from kvchat.engine.speaking.wire import (
     ChatChunk,
     ChatMessage,
@@ -66,7 +65,7 @@ class LlamaServerClient:
         self.rows = SlotRows()
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
-        self._sight: Sight | None = None
+        self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokens(self._tokens)
         self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
 
@@ -115,14 +114,14 @@ class LlamaServerClient:
         other._template = options
         return other
 
-    def with_sight(self, projector: str, marker: str) -> LlamaServerClient:
+    def with_projector(self, projector: str, marker: str) -> LlamaServerClient:
         """The same connections to an engine that sees."""
 
         async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
             return await self._http.call("POST", path, body)
 
         other = copy.copy(self)
-        other._sight = Sight(call, self._tokens, projector, marker)
+        other._pictures = PicturePrompts(call, self._tokens, projector, marker)
         return other
 
     async def check_schema(self, schema: str) -> None:
@@ -141,7 +140,7 @@ class LlamaServerClient:
         body = {"messages": without_pictures(messages)} | bodies.template_body(self._template)
         rendered = await self._http.call("POST", "/apply-template", body)
         if pictures := [picture for message in messages for picture in message.pictures]:
-            return await self._eyes().tokens(str(rendered.get("prompt")), pictures)
+            return await self._picture_prompts().tokens(str(rendered.get("prompt")), pictures)
         return await self._prompts.of(str(rendered.get("prompt")))
 
     async def count_tokens(self, text: str) -> int:
@@ -164,7 +163,7 @@ class LlamaServerClient:
         """POST /completion with n_predict 0: make the slot hold exactly these tokens; what that took."""
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_ID
-        prompt = await self._eyes().prompt(tokens) if has_pictures else list(tokens)
+        prompt = await self._picture_prompts().prompt(tokens) if has_pictures else list(tokens)
         async with contextlib.aclosing(self._ask("/completion", bodies.prefill_body(prompt, self.slot))) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
@@ -200,10 +199,10 @@ class LlamaServerClient:
                     self.rows.answered(before, cached)
                 yield chunk
 
-    def _eyes(self) -> Sight:
-        if self._sight is None:
+    def _picture_prompts(self) -> PicturePrompts:
+        if self._pictures is None:
             raise cannot_show("no projector is loaded")
-        return self._sight
+        return self._pictures
 
     async def _tokens(self, text: str, special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": special, "parse_special": True}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from kvchat.engine.speaking.slot_rows import SlotRows
 from kvchat.engine.speaking.status import EngineFailure
 from kvchat.engine.speaking.wire import (
     ChatChunk,
@@ -18,6 +17,31 @@ from kvchat.engine.speaking.wire import (
     Timings,
 )
 from kvchat.errors import KvchatError
+
+
+class SlotRows:
+    """How many leading tokens of a slot have the rows they had when it was saved or restored last.
+
+    An engine never changes a row: it keeps those it says it took from its cache (`cache_n`), and computes the others
+    anew. Of a request that has not said it yet, nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.alone = True  # nobody else sends requests to this engine; if others may, nothing is ever known
+        self.kept = 0
+
+    def mark(self, tokens: int) -> None:
+        """The slot holds so many tokens, just saved or restored."""
+        self.kept = tokens if self.alone else 0
+
+    def asked(self) -> int:
+        """A request begins, or the slot is to hold something else; what was known until now."""
+        before, self.kept = self.kept, 0
+        return before
+
+    def answered(self, before: int, cached: int) -> None:
+        """A request took so many tokens from the cache; `before` is what `asked` answered."""
+        self.kept = min(before, cached)
 
 
 class EngineError(KvchatError):
@@ -67,7 +91,7 @@ class Engine(Protocol):
         """The same engine, which renders and answers with these options of the chat template."""
         ...
 
-    def with_sight(self, projector: str, marker: str) -> Engine:
+    def with_projector(self, projector: str, marker: str) -> Engine:
         """The same engine, which is known to see pictures through that projector."""
         ...
 

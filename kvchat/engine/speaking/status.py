@@ -18,6 +18,9 @@ class EngineState(Enum):
     FAILED = "failed"
 
 
+DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # none runs, nor will by itself
+
+
 class FailureKind(Enum):
     """Why an engine died or did not come up."""
 

@@ -7,12 +7,11 @@ import contextlib
 import functools
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from kvchat.engine.speaking import last_words, wire
-from kvchat.engine.speaking.gulps import read_in_gulps
+from kvchat.engine.speaking import error_patterns, wire
 from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.speaking.wire import ChatChunk
 
@@ -168,7 +167,7 @@ class Transport:
                         arrive(chunk)
                         if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
                             begun = True
-                            read_in_gulps(answer, self._closing)
+                            read_in_batches(answer, self._closing)
                     ended = ended or wire.ends_stream(event.data)
         except Exception as error:  # whatever it is, it belongs to whoever reads
             if isinstance(error, EngineError):
@@ -191,9 +190,34 @@ def _known_authorities() -> ssl.SSLContext:
 
 
 def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
-    reason = last_words.broken(error.status, error.message)
+    reason = error_patterns.broken(error.status, error.message)
     return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
 
 
 def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+if TYPE_CHECKING:
+    from httpcore2 import AsyncNetworkStream
+
+PAUSE_S = 0.03  # far less than between two updates of the page
+
+
+def read_in_batches(answer: httpx2.Response, hurry: asyncio.Event) -> None:
+    """Pause before each further read of `answer`, until `hurry` is set; what comes meanwhile is read at once.
+
+    It waits in the operating system's buffer, from where it can be had even if the engine is gone by then.
+    """
+    stream: AsyncNetworkStream | None = answer.extensions.get("network_stream")
+    if stream is None:  # no network below
+        return
+    read = stream.read
+
+    async def read_after_a_pause(max_bytes: int, timeout: float | None = None) -> bytes:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await hurry.wait()
+        return await read(max_bytes, timeout)
+
+    stream.read = read_after_a_pause  # type: ignore[method-assign]

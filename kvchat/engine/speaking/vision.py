@@ -33,7 +33,7 @@ def cannot_show(why: str) -> EngineRefused:
     return EngineRefused(200, f"Pictures cannot be shown: {why}.")
 
 
-class Sight:
+class PicturePrompts:
     """What one engine process shows of pictures. Every method raises EngineGone or EngineRefused."""
 
     def __init__(self, call: Call, tokenize: Tokenize, projector: str, marker: str) -> None:

@@ -85,7 +85,7 @@ def parse_metrics(text: str) -> Speed:
 
 
 def _memory(pid: int) -> tuple[int | None, int | None]:
-    """Resident memory and graphics memory of a process and its children: the leash may stand above the engine."""
+    """Resident memory and graphics memory of a process and its children: the guard may stand above the engine."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from kvchat.engine.output.allocations import Allocations, Purpose
+from kvchat.engine.running.allocations import Allocations, Purpose
 from kvchat.library.gguf.kv_cache import padded
 from kvchat.library.memory.bar import COMPUTER, MemoryBar
 from kvchat.library.memory.context_size import ContextChoice

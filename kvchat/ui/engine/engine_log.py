@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.engine.output.log_lines import Level, at_least
+from kvchat.engine.running.log import Level, at_least
 from kvchat.ui.base.text_cursors import mark
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox

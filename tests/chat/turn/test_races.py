@@ -358,16 +358,16 @@ async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(s
 async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
     runtime = stage.runtime
     await stage.answered(await stage.chat())
-    first = runtime.host.engine_pid
+    first = runtime.host.current.engine_pid
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     assert runtime.engine.restart_pending
-    assert runtime.host.engine_pid == first
+    assert runtime.host.current.engine_pid == first
     await runtime.apply_settings(replace(runtime.settings, context_size=4096))
     assert not runtime.engine.restart_pending, "what it was started with is back"
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     await runtime.restart_engine()
     await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
-    assert runtime.host.engine_pid != first
+    assert runtime.host.current.engine_pid != first
     assert runtime.host.choice is not None
     assert runtime.host.choice.plan.context_size == 2048
     assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
@@ -410,8 +410,8 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
     async with Stage(stage.home, stage.fake, smollm2) as again:
         await again.runtime.chat.context.summarise(chat)
         assert again.of(RestoreFailed)
-        assert again.runtime.host.finding is not None
-        assert again.runtime.host.finding.hollow == 1
+        assert again.runtime.host.current.finding is not None
+        assert again.runtime.host.current.finding.hollow == 1
 
 
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding import inventory
 from kvchat.engine.finding import probe as probing
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
-from kvchat.engine.finding.inventory import EngineEntry, take_inventory
+from kvchat.engine.finding.probe import EngineEntry, take_inventory
 from tests.engine_fixtures import FakeEngine, make_fake_engine
 
 
@@ -16,8 +15,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeEngine, Fa
     """An old engine and a good one, found in this order."""
     old, good = (make_fake_engine(tmp_path / name) for name in ("old", "good"))
     old.set(FAKE_VERSION=6000)
-    for module in (inventory, probing):
-        monkeypatch.setattr(module, "installed_engines", lambda: [old.location, good.location])
+    monkeypatch.setattr(probing, "installed_engines", lambda: [old.location, good.location])
     return old, good
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from kvchat.engine.child import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.running.invocation import prepare
-from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.plan import LaunchPlan, prepare
 
 PLAN = LaunchPlan(Path("/m.gguf"), 4096, Path("/slots"))
 SERVER = EngineLocation(EngineKind.LLAMA_SERVER, Path("/bin/llama-server"))

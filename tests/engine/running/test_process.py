@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.child import leash
-from kvchat.engine.output.log import EngineLog
-from kvchat.engine.running.outcome import StopRung
-from kvchat.engine.running.process import EngineProcess, Ladder
+from kvchat.engine.child import parent_guard
+from kvchat.engine.running.log import EngineLog
+from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
 from tests.engine.waiting import is_alive, until
 
 QUICK = Ladder(ask_s=0.3, terminate_s=0.3)
@@ -96,14 +95,14 @@ async def test_a_cancelled_stop_still_kills() -> None:
 async def test_a_program_that_is_not_there(tmp_path: Path, by_pipe: bool) -> None:
     process, _ = await spawn([str(tmp_path / "nothing")], by_pipe=by_pipe)
     outcome = await process.wait()
-    assert outcome.code == leash.EXIT_NOT_FOUND
+    assert outcome.code == parent_guard.EXIT_NOT_FOUND
     assert outcome.last_lines[-1].endswith("nothing: not found")
 
 
 async def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no program")
     process, _ = await spawn([str(tmp_path / "text")])
-    assert (await process.wait()).code == leash.EXIT_NOT_EXECUTABLE
+    assert (await process.wait()).code == parent_guard.EXIT_NOT_EXECUTABLE
 
 
 async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_outcome_up() -> None:
@@ -123,7 +122,7 @@ async def test_it_has_a_session_of_its_own() -> None:
 
 APP = """
 import asyncio, os, sys
-from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.process import EngineProcess
 async def main():
     log = EngineLog()
@@ -149,18 +148,18 @@ async def test_no_engine_outlives_an_app_killed_with_sigkill(by_pipe: bool) -> N
     await until(lambda: not is_alive(engine))
 
 
-async def test_an_engine_whose_parent_died_before_the_leash_held_does_not_start() -> None:
-    command = leash.command(python("print('started')"), by_pipe=False)
+async def test_an_engine_whose_parent_died_before_the_guard_held_does_not_start() -> None:
+    command = parent_guard.command(python("print('started')"), by_pipe=False)
     command[command.index("kernel") + 1] = "1"  # not the parent it finds
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
-    assert (output, process.returncode) == (b"", leash.EXIT_PARENT_GONE)
+    assert (output, process.returncode) == (b"", parent_guard.EXIT_PARENT_GONE)
 
 
 def test_a_bundle_does_not_lend_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/bundle")
     monkeypatch.setenv("LD_LIBRARY_PATH_ORIG", "/home/lib")
-    assert leash.engine_environment("/usr/bin/llama-server")["LD_LIBRARY_PATH"] == "/home/lib"
-    assert leash.engine_environment(sys.executable)["LD_LIBRARY_PATH"] == "/bundle"
-    assert leash.command(["x"])[:2] == [sys.executable, leash.FLAG]
+    assert parent_guard.engine_environment("/usr/bin/llama-server")["LD_LIBRARY_PATH"] == "/home/lib"
+    assert parent_guard.engine_environment(sys.executable)["LD_LIBRARY_PATH"] == "/bundle"
+    assert parent_guard.command(["x"])[:2] == [sys.executable, parent_guard.FLAG]

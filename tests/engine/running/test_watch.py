@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Ladder
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy

@@ -13,9 +13,9 @@ import httpx2
 import psutil
 import pytest
 
-from kvchat.engine.running.invocation import free_port
+from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking import gulps
+from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.interface import EngineBroken, EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
@@ -151,7 +151,7 @@ async def test_all_that_a_killed_engine_said_is_heard(fake_engine: FakeEngine, d
 async def test_the_first_word_waits_for_nothing(
     fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gulps, "REST_S", 3600)
+    monkeypatch.setattr(transport, "PAUSE_S", 3600)
     fake_engine.set(FAKE_REPLY="word " * 1000, FAKE_TOKEN_DELAY=0.005)
     async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
         assert await anext(chunk.text async for chunk in chunks if chunk.text) == "word"
@@ -160,7 +160,7 @@ async def test_the_first_word_waits_for_nothing(
 async def test_later_words_come_together(
     fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gulps, "REST_S", 0.5)
+    monkeypatch.setattr(transport, "PAUSE_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 40, FAKE_TOKEN_DELAY=0.005)
     came = [time.monotonic() async for chunk in client.chat(HELLO, Sampling()) if chunk.text]
     assert len(came) == 41

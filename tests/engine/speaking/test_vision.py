@@ -13,7 +13,7 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import EngineRefused, LlamaServerClient
-from kvchat.engine.speaking.vision import Sight, picture_ids
+from kvchat.engine.speaking.vision import PicturePrompts, picture_ids
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling, Timings
 from tests.models import seeing
 from tests.pictures import png
@@ -39,7 +39,7 @@ async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) 
     assert isinstance(engine, LlamaServerClient)
     facts = await engine.facts()
     assert facts.sees
-    yield engine.with_sight("projector", facts.media_marker)
+    yield engine.with_projector("projector", facts.media_marker)
     await supervisor.close()
 
 
@@ -105,30 +105,30 @@ class Letters:
 
 async def test_a_prompt_becomes_ids_and_text_again() -> None:
     engine = Letters()
-    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
-    tokens = await sight.tokens("see <m><m> the th", [RED, GREEN])
+    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
+    tokens = await pictures_of.tokens("see <m><m> the th", [RED, GREEN])
     assert len(tokens) == 1 + 4 + 4 + 4 + 5
     assert tokens[5:13] == picture_ids("p", RED, 4) + picture_ids("p", GREEN, 4)
-    again = await sight.prompt(tokens)
+    again = await pictures_of.prompt(tokens)
     assert again["prompt_string"] == "see <m><m> the th"
     assert [base64.b64decode(data) for data in again["multimodal_data"]] == [RED.data, GREEN.data]
 
 
 async def test_what_cannot_be_said_again_is_refused() -> None:
     engine = Letters()
-    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
-    tokens = await sight.tokens("<m>", [RED])
+    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
+    tokens = await pictures_of.tokens("<m>", [RED])
     with pytest.raises(EngineRefused, match="end of a word"):
-        await sight.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
+        await pictures_of.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
     with pytest.raises(EngineRefused, match="leaves out pictures"):
-        await sight.tokens("no place for it", [RED])
+        await pictures_of.tokens("no place for it", [RED])
 
 
 async def test_only_so_many_pictures_are_kept_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvchat.engine.speaking.vision.KEPT_BYTES", len(RED.data) + len(GREEN.data))
     engine = Letters()
-    sight = Sight(engine.call, engine.tokenize, "p", "<m>")
-    first = await sight.tokens("<m>", [RED])
-    await sight.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
+    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
+    first = await pictures_of.tokens("<m>", [RED])
+    await pictures_of.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
     with pytest.raises(EngineRefused, match="no longer at hand"):
-        await sight.prompt(first)
+        await pictures_of.prompt(first)

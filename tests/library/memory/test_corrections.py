@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.output.allocations import Allocations, Buffer, Purpose
+from kvchat.engine.running.allocations import Allocations, Buffer, Purpose
 from kvchat.library.memory import corrections
 from kvchat.library.memory.context_size import ContextChoice, choose_context_size
 from kvchat.library.memory.corrections import DAY_S, NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections

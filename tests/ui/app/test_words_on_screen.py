@@ -118,7 +118,7 @@ def test_no_term_is_written_into_the_window(path: Path) -> None:
     assert [text for text in literals(path) if terms_in(text)] == []
 
 
-@pytest.mark.parametrize("path", modules("chat", "rooms", "keeping"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", modules("chat", "engine_host", "transfer"), ids=lambda path: path.stem)
 def test_nor_into_what_the_window_is_told(path: Path) -> None:
     told = [text for text in literals(path) if not SQL.search(text)]
     assert [text for text in told if terms_in(text) and text not in IN_DETAILS] == []

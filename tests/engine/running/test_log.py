@@ -3,7 +3,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from kvchat.engine.output.log import EngineLog
+from kvchat.engine.running.log import EngineLog
 
 
 def test_lines_are_put_together_however_they_are_cut() -> None:

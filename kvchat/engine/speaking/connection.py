@@ -18,7 +18,7 @@ class EngineFailed(EngineError):
         self.failure = reason
 
 
-class EngineBoard:
+class EngineConnection:
     """Status, listeners, and the connection to a ready engine. Everything belongs to the thread of one asyncio loop.
 
     `generation` grows with each engine met: whoever remembers what the slot holds compares it.

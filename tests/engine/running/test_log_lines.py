@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvchat.engine.output.log_lines import Level, at_least, with_levels
+from kvchat.engine.running.log import Level, at_least, with_levels
 
 LOG = """\
 kvchat starts llama-server --model m.gguf

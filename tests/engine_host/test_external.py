@@ -19,7 +19,7 @@ from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine.speaking.vitals import SlotState
 from kvchat.engine_host.external import slot_for_us
-from kvchat.engine_host.queries import server_key
+from kvchat.engine_host.setup import server_key
 from kvchat.library.local.files import display_name
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source
@@ -74,7 +74,7 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             assert first.receipt is not None
             assert first.receipt.source is Source.COLD
             assert runtime.model.name == display_name(fake.plan.model)
-            assert runtime.host.engine_pid == theirs.process.pid
+            assert runtime.host.current.engine_pid == theirs.process.pid
             await runtime.chat.idle()
             theirs.end()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
@@ -114,9 +114,9 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
                 await runtime.host.ready()
                 asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
                 assert not asked
-                assert runtime.host.finding is not None
-                assert runtime.host.finding.strategy.saves
-                assert "another program" in runtime.host.finding.reason
+                assert runtime.host.current.finding is not None
+                assert runtime.host.current.finding.strategy.saves
+                assert "another program" in runtime.host.current.finding.reason
             assert (await somebody_else.prefill([7] * 100)).cache_n == 99
 
 
@@ -161,8 +161,8 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
             hot = await ask(runtime, chat, "And then?")
             assert hot.receipt is not None
             assert hot.receipt.source is Source.HOT  # the server's own slot still has it
-            assert runtime.host.finding is not None
-            assert runtime.host.finding.strategy is Strategy.NONE
+            assert runtime.host.current.finding is not None
+            assert runtime.host.current.finding.strategy is Strategy.NONE
             assert (await runtime.save_points.usage()).save_points == 0
 
 
@@ -194,19 +194,19 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
             await runtime.apply_settings(own)
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, "Hello")
-            own_pid = runtime.host.engine_pid
+            own_pid = runtime.host.current.engine_pid
             assert own_pid not in (None, theirs.process.pid)
             await runtime.apply_settings(server)
             assert runtime.engine.restart_pending
             await runtime.restart_engine()
             await until(lambda: runtime.engine.status.state is EngineState.READY)
-            assert runtime.host.is_attached
+            assert runtime.host.is_external
             await ask(runtime, chat, "Hello again")
             assert not runtime.host.may_rest()
             await runtime.apply_settings(own)
             await runtime.restart_engine()
             await ask(runtime, chat, "Back")
-            assert runtime.host.engine_pid not in (None, theirs.process.pid, own_pid)
+            assert runtime.host.current.engine_pid not in (None, theirs.process.pid, own_pid)
         assert theirs.process.poll() is None
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-FLAG = "--leash"  # how a frozen kvchat is asked to be the leash: `kvchat --leash …`
+FLAG = "--parent-guard"  # how a frozen kvchat is asked to be the guard: `kvchat --parent-guard …`
 EXIT_NOT_FOUND = 127  # as a shell has it
 EXIT_NOT_EXECUTABLE = 126
 EXIT_PARENT_GONE = 125
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> list[str]:
-    """`engine_command` on the leash of this very process.
+    """`engine_command`, guarded by this very process.
 
     `by_pipe` overrides what the platform suggests; with a pipe the process needs a standard input that is held open.
     """
@@ -35,7 +35,7 @@ def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> li
 
 
 def needs_pipe() -> bool:
-    """Whether this platform's kernel cannot hold the leash itself."""
+    """Whether this platform's kernel cannot guard by itself."""
     return sys.platform != "linux"
 
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _hold_by_kernel() -> None:
-    """Have the kernel kill us when our parent dies. The wish survives the exec that follows (prctl(2))."""
+    """Have the kernel kill us when our parent dies. The request survives the exec that follows (prctl(2))."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:

@@ -14,22 +14,22 @@ from threading import Thread
 import pytest
 
 from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
-from kvchat.engine.running.attached import AttachedEngine, AttachPolicy, BadAddress, ServerAddress, parse_address
-from kvchat.engine.running.invocation import free_port
-from kvchat.engine.speaking.board import EngineFailed
+from kvchat.engine.running.external import BadAddress, ExternalServer, ReachPolicy, ServerAddress, parse_address
+from kvchat.engine.running.plan import free_port
+from kvchat.engine.speaking.connection import EngineFailed
 from kvchat.engine.speaking.interface import EngineError
 from kvchat.engine.speaking.status import EngineState
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.theirs import Theirs
 
-IMPATIENT = AttachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
+IMPATIENT = ReachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
 
 
 @contextlib.asynccontextmanager
-async def attached(address: ServerAddress, policy: AttachPolicy = IMPATIENT) -> AsyncIterator[AttachedEngine]:
-    engine = AttachedEngine(count(1), policy)
-    await engine.attach(address)
+async def attached(address: ServerAddress, policy: ReachPolicy = IMPATIENT) -> AsyncIterator[ExternalServer]:
+    engine = ExternalServer(count(1), policy)
+    await engine.connect(address)
     try:
         yield engine
     finally:
@@ -75,7 +75,7 @@ async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
 async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
         address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        async with attached(address, AttachPolicy()) as engine:
+        async with attached(address, ReachPolicy()) as engine:
             with pytest.raises(EngineFailed, match="does not answer"):
                 await asyncio.wait_for(engine.ready(), 60)
 

@@ -7,21 +7,21 @@ import contextlib
 from collections.abc import Callable
 
 from kvchat.chat.service import ChatService
-from kvchat.engine_host.selected import SelectedHost
+from kvchat.engine_host.switching import SwitchingHost
 
 LOOK_S = 10.0  # how often to look
 
 
-class EngineRest:
+class IdleStop:
     """Stops a ready engine after so many idle minutes; the next message starts it and restores from its save point."""
 
     def __init__(
-        self, minutes: Callable[[], int | None], chat: ChatService, room: SelectedHost, look_s: float = LOOK_S
+        self, minutes: Callable[[], int | None], chat: ChatService, host: SwitchingHost, look_s: float = LOOK_S
     ) -> None:
         """`minutes` are those in the settings at this moment; None: never."""
         self._minutes = minutes
         self._chat = chat
-        self._room = room
+        self._host = host
         self._look_s = look_s
         self._ended = asyncio.Event()
 
@@ -41,9 +41,9 @@ class EngineRest:
     async def _stop(self) -> bool:
         due = self._is_due()  # a message may have come meanwhile
         if due:
-            await self._room.rest()
+            await self._host.rest()
         return due
 
     def _is_due(self) -> bool:
         minutes = self._minutes()
-        return minutes is not None and self._room.may_rest() and self._chat.idle_s >= 60 * minutes
+        return minutes is not None and self._host.may_rest() and self._chat.idle_s >= 60 * minutes

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import httpx2
 
 from kvchat.engine.finding.probe import MINIMUM_BUILD, build_number
-from kvchat.engine.speaking.board import EngineBoard
 from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.connection import EngineConnection
 from kvchat.engine.speaking.interface import EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.errors import KvchatError
@@ -36,7 +36,7 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
-class AttachPolicy:
+class ReachPolicy:
     """How patiently a server is looked for. Times in seconds."""
 
     unreachable_s: float = 4.0  # so long without an answer at first, and it is said that there is none
@@ -64,20 +64,20 @@ def parse_address(text: str) -> str:
     return str(url).rstrip("/")
 
 
-class AttachedEngine(EngineBoard):
+class ExternalServer(EngineConnection):
     """Keeps the connection to such a server: finds it, notices when it goes and when it comes back."""
 
-    def __init__(self, generations: Iterator[int], policy: AttachPolicy | None = None) -> None:
+    def __init__(self, generations: Iterator[int], policy: ReachPolicy | None = None) -> None:
         super().__init__(generations)
-        self._policy = policy or AttachPolicy()
+        self._policy = policy or ReachPolicy()
         self._task: asyncio.Task[None] | None = None
         self._doubt = asyncio.Event()  # a request went wrong: ask at once whether the server is still there
 
-    async def attach(self, address: ServerAddress) -> None:
+    async def connect(self, address: ServerAddress) -> None:
         """Look for the server from now on. Returns at once: `ready` waits, listeners hear the rest."""
         await self.stop()
         self._publish(EngineStatus(EngineState.STARTING))
-        self._task = asyncio.create_task(self._follow(address), name="engine attached")
+        self._task = asyncio.create_task(self._follow(address), name="external engine")
 
     async def stop(self) -> None:
         """Let go of the server. It goes on running."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.running.trial import TrialStep
-from kvchat.engine_host.queries import EngineQueries
+from kvchat.engine_host.setup import EngineSetup
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.engine_fixtures import FakeEngine
@@ -33,14 +33,14 @@ def paths(tmp_path: Path) -> Paths:
 async def test_a_text_is_judged_by_the_engine_in_use(
     paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str
 ) -> None:
-    desk = EngineQueries(paths, lambda: Settings(engine_path=str(fake_engine.path)))
+    desk = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)))
     said = await desk.why_not(name, text)
     assert reason in said
     assert bool(said) is bool(reason)
 
 
 async def test_a_broken_engine_is_the_reason_itself(paths: Paths) -> None:
-    assert "/nowhere" in await EngineQueries(paths, lambda: Settings(engine_path="/nowhere")).why_not(
+    assert "/nowhere" in await EngineSetup(paths, lambda: Settings(engine_path="/nowhere")).why_not(
         "rpc_workers", "a:1"
     )
 
@@ -48,19 +48,19 @@ async def test_a_broken_engine_is_the_reason_itself(paths: Paths) -> None:
 async def test_an_engine_is_tried_with_the_smallest_model_there_is(
     paths: Paths, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvchat.engine_host.queries.installed_starter", lambda: None)
+    monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     settings = Settings(engine_path=str(fake_engine.path))
     heard: list[TrialStep] = []
-    await EngineQueries(paths, lambda: settings).try_out(fake_engine.location, heard.append)
+    await EngineSetup(paths, lambda: settings).try_out(fake_engine.location, heard.append)
     assert fake_engine.launches() == []
     with_model = replace(settings, model_path=str(fake_engine.plan.model))
-    trial = await EngineQueries(paths, lambda: with_model).try_out(fake_engine.location, heard.append)
+    trial = await EngineSetup(paths, lambda: with_model).try_out(fake_engine.location, heard.append)
     assert trial.works
     assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
 
 
 async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
-    desk = EngineQueries(paths, Settings)
+    desk = EngineSetup(paths, Settings)
     assert await desk.keep_key("s3cret") is not None
     kept = desk.key.load()
     assert kept is not None

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.finding.inventory import EngineEntry, take_inventory
-from kvchat.engine.finding.probe import usable_engine
-from kvchat.engine.running.attached import parse_address
+from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
+from kvchat.engine.running.external import parse_address
 from kvchat.engine.running.trial import Trial, TrialStep, try_engine
 from kvchat.engine_host.choice import wished_arguments
 from kvchat.errors import KvchatError
@@ -43,7 +42,7 @@ class KeyNotKept(KvchatError):
         super().__init__("The key could not be kept", f"{error.strerror}.", "Check that the disk has room.")
 
 
-class EngineQueries:
+class EngineSetup:
     """Asks engines what the settings window wants to know. Nothing here touches the engine that runs."""
 
     def __init__(self, paths: Paths, settings: Callable[[], Settings]) -> None:

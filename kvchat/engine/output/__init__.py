@@ -1,1 +1,0 @@
-"""What an engine prints: its log, and what can be read in it."""

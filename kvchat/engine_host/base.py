@@ -1,0 +1,185 @@
+"""What both kinds of host do: wait for an engine that comes and goes, get to know one that is ready, tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kvchat.chat.restore_findings import Findings, Subject
+from kvchat.engine.speaking.connection import EngineConnection, EngineFailed
+from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.vitals import Vitals, take_vitals
+from kvchat.errors import KvchatError
+from kvchat.session.host import ReadyEngine
+from kvchat.session.self_test import self_test
+from kvchat.session.strategy import Finding
+from kvchat.settings import Settings
+
+LOSS_NOTICED_S = 3.0  # how long it may take to be seen that a process died
+
+
+class BaseHost(ABC):
+    """Joins settings and the connection to an engine."""
+
+    def __init__(
+        self, settings: Callable[[], Settings], slot_path: Path, connection: EngineConnection, findings: Findings
+    ) -> None:
+        self.started_with: Settings | None = None  # the settings it was chosen by
+        self.publish: Callable[[EngineStatus], None] = lambda _: None  # hears each new status
+        self._settings = settings
+        self._slot_path = slot_path
+        self._connection = connection
+        self._findings = findings
+        self._override: EngineStatus | None = None  # in place of the connection's status, before there is one
+        self._changed = asyncio.Event()
+        self._ready: ReadyEngine | None = None
+        self._subject: Subject | None = None  # what is found out about restoring is about this
+        self._meeting: asyncio.Task[None] | None = None  # with an engine that has just come up
+        self._checking = False
+        self._lock = asyncio.Lock()
+        connection.subscribe(self._connection_changed)
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing, preparation included. One that is not known yet is still loading."""
+        status = self._override or self._connection.status
+        if status.state is EngineState.READY and self.known is None:
+            return replace(status, state=EngineState.LOADING, checking=self._checking)
+        return status
+
+    @property
+    def known(self) -> ReadyEngine | None:
+        """The engine that runs, if it has been met."""
+        return self._ready if self._ready and self._ready.generation == self._connection.generation else None
+
+    @property
+    def finding(self) -> Finding | None:
+        """What restoring can do with the engine that runs, None before that is known."""
+        return self.known.finding if self.known and self.is_ready() else None
+
+    @property
+    def context_size(self) -> int | None:
+        """The context size the running engine reported, in tokens; None until it was asked for its facts."""
+        return self.known.context_size if self.known and self.is_ready() else None
+
+    @property
+    def sees(self) -> bool:
+        """Whether the engine that runs can be shown pictures."""
+        return self.known is not None and self.known.sees and self.is_ready()
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be shown to anybody: the engine's key."""
+        client = self._connection.client
+        return (client.key,) if client is not None and client.key else ()
+
+    @property
+    @abstractmethod
+    def engine_pid(self) -> int | None:
+        """The running engine process; None without one, or where it is not known."""
+
+    async def vitals(self) -> Vitals | None:
+        """How the running engine is doing; None without a ready one."""
+        client = self._connection.client
+        return await take_vitals(self.engine_pid, client) if client is not None else None
+
+    def is_ready(self) -> bool:
+        """Whether `ready` would answer at once."""
+        return self.status.state is EngineState.READY
+
+    def recovers(self) -> bool:
+        """After a loss: whether an engine is there or coming up by itself."""
+        return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start or find an engine, unless one is there. What goes wrong ends up in the status."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop the engine, or let go of one that is not ours."""
+
+    @abstractmethod
+    async def check_vision(self, model: str | None) -> None:
+        """Whether a model can be shown pictures, as far as is known. Raises a KvchatError that says why not."""
+
+    @abstractmethod
+    async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
+        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
+        known, subject = self.known, self._subject
+        if known is None or subject is None:
+            return
+        finding = known.finding.after_restore(hollow=hollow)
+        if finding != known.finding:
+            self._ready = replace(known, finding=finding)
+            await self._findings.learn(subject, finding, known.finding)
+
+    async def forget_finding(self) -> None:
+        """Try restoring out again when the engine is met next."""
+        if self._subject is not None:
+            await self._findings.forget(self._subject)
+
+    async def explain_loss(self, error: EngineError) -> EngineError:
+        """After EngineGone: the reason in the connection's words, once it has seen the engine go."""
+        try:
+            async with asyncio.timeout(LOSS_NOTICED_S):
+                while self._connection.status.state is EngineState.READY:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return error
+        return EngineFailed(self.status.failure) if self.status.failure else error
+
+    async def _met(self) -> None:
+        """Wait for the meeting with the engine. A caller that is cancelled does not end it for the others."""
+        await asyncio.shield(self._meeting if self._meeting and not self._meeting.done() else self._meet())
+
+    def _meet(self) -> asyncio.Task[None]:
+        """Meet the engine that has come up, in a task of its own: whoever waits for it may go away."""
+        self._meeting = asyncio.create_task(self._get_to_know(), name="meeting the engine")
+        self._meeting.add_done_callback(tell_bug)
+        return self._meeting
+
+    @abstractmethod
+    async def _get_to_know(self) -> None:
+        """Ask an engine for its facts and find out what restoring can do with it. Raises EngineError."""
+
+    async def _find_out(self, met: ReadyEngine, subject: Subject, window: int | None) -> Finding:
+        """What restoring can do: as it was found out before, else tried out now. Raises EngineGone if it dies of it."""
+        if (finding := await self._findings.known(subject)) is not None:
+            return finding
+        self._checking = True
+        self._told()
+        try:
+            finding = await self_test(met, window)
+        finally:
+            self._checking = False
+        await self._findings.learn(subject, finding)
+        return finding
+
+    def _connection_changed(self, status: EngineStatus) -> None:
+        if status.state is EngineState.READY:
+            self._meet()
+        self._told()
+
+    def _set_override(self, status: EngineStatus | None) -> None:
+        self._override = status
+        self._told()
+
+    def _told(self) -> None:
+        self._changed.set()
+        self.publish(self.status)
+
+
+def tell_bug(task: asyncio.Task[None]) -> None:
+    """When it is over: a KvchatError is for whoever asks for the engine; anything else is a bug, not to go unseen."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, KvchatError):
+        task.get_loop().call_exception_handler({"message": "Meeting the engine broke", "exception": error})
