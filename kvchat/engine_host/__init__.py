@@ -1,1 +1,1 @@
-"""Where a session finds an engine: kvchat's own (managed) or the user's server (external), chosen, measured and tried."""
+"""Where a session finds an engine: kvchat's own (managed) or the user's server (external), chosen and measured."""
