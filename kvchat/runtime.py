@@ -32,7 +32,6 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.corrections import CorrectionBook
-from kvchat.library.memory.machine import available_memory
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.session.finishing import Unfinished
@@ -85,8 +84,6 @@ class Runtime:
         self._backups = DailyBackups(paths.database, self._notify)
         self._storing_settings = asyncio.Lock()
         self._background = Background()
-        # A load is planned meanwhile with what is free: so small a part of it that it is not missed.
-        self._background.begin(asyncio.to_thread(store.prepare, available_memory().available // 16))
 
     async def raise_context(self, tokens: int) -> None:
         """Ask for a larger context size and start the engine with it; save points stay good."""

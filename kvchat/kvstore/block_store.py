@@ -15,11 +15,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
 
+from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.blocks import BlockFiles
 from kvchat.kvstore.blocks.rebuild import Unusable, rebuild
 from kvchat.kvstore.files import disk
@@ -34,7 +36,7 @@ from kvchat.kvstore.layout.recipe import Recipe, RecipeError, RowMap
 from kvchat.kvstore.layout.row_map import read_row_map
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
 from kvchat.kvstore.restoring import Restoring
-from kvchat.kvstore.savepoint import AbsorbReport, Bounds, RebuildSpeed, StoreRefused, Wanted, always
+from kvchat.kvstore.savepoint import AbsorbReport, Bounds, RebuildSpeed, StagedFile, StoreRefused, Wanted, always
 from kvchat.kvstore.saving import Saving
 
 
@@ -67,6 +69,7 @@ class BlockStore(Restoring, Saving, Housekeeping):
         """
         room = memory_budget if callable(memory_budget) else lambda _: memory_budget
         self._closing, self._closed = threading.Lock(), False
+        self._background = ThreadPoolExecutor(1, "memory", positioned.give_way)
         try:
             disk.private_folder(folder)
             bad_files = BadFiles(folder / SET_ASIDE)
@@ -115,6 +118,7 @@ class BlockStore(Restoring, Saving, Housekeeping):
         What waits to be absorbed stays.
         """
         self._parts.staging.trim(self._parts.unabsorbed(), most=most)
+        self.prepare()
 
     def staged_bytes(self) -> int:
         """Bytes of what is staged or warm now, in memory and on disk."""
@@ -141,6 +145,7 @@ class BlockStore(Restoring, Saving, Housekeeping):
                 self._absorb_staged(wanted)
                 for point_id in () if wanted() else self._parts.unabsorbed():
                     self._parts.lose(point_id, "kvchat was told not to wait until it was saved", tell=False)
+            self.prepare().result()  # that is nothing any more
             self._parts.staging.close()
             self._parts.index.close()
 
@@ -160,16 +165,24 @@ class BlockStore(Restoring, Saving, Housekeeping):
             for window in self._take_windows():
                 self._complete_window(window, wanted)
             self._remember_hashes()
-        self.prepare()
+        self.prepare().result()
         return report
 
-    def prepare(self, most: int | None = None) -> None:
-        """In the background: have memory ready for the next file to be put together, if it is `most` bytes at most."""
+    def unstage(self, staged: StagedFile) -> None:
+        """The engine is done with the staged file: another one may be next."""
+        super().unstage(staged)
+        self.prepare()
+
+    def prepare(self) -> Future[None]:
+        """In the background: have memory ready for the next file to be put together, as large as one of late."""
+        return self._background.submit(self._prepare)
+
+    def _prepare(self) -> None:
         with contextlib.suppress(StoreRefused), in_words():
-            with self._parts.index.read() as db:
-                size = index_points.last_used_size(db)
-            if most is None or size <= most:
-                self._parts.staging.prepare(size)
+            if not self._closed:
+                with self._parts.index.read() as db:
+                    size = index_points.largest_of_late(db)
+                self._parts.staging.prepare(size, lambda: not self._closed)
 
     @in_words()
     def measure_rebuild(self, rounds: int = 5) -> RebuildSpeed | None:

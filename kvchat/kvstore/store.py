@@ -78,7 +78,7 @@ class NoStore:
         raise self.problem
 
     find = stage = _miss
-    keep_in_memory = unstage = prepare = set_aside = set_bounds = seen = measure_rebuild = _ignore
+    keep_in_memory = unstage = set_aside = set_bounds = seen = measure_rebuild = _ignore
     check_room = plan_prune = prune = pin = never_save = delete_conversation = delete_messages = delete_all = verify = (
         _refuse
     )

@@ -129,7 +129,7 @@ def table(engine: WithEngine, result: StoreAlone) -> str:
             "Put together, page cache warm",
             f"{duration(result.rebuild_ms)}   (at {result.rebuild_ratio:.2f} of the speed of cp)",
         ),
-        ("  right after a start", duration(result.first_rebuild_ms)),
+        ("  after a start", duration(result.first_rebuild_ms)),
         (
             "Put together, page cache cold",
             f"{duration(result.cold_rebuild_ms)}   (at {result.cold_rebuild_ratio:.2f} of the speed of cp)",

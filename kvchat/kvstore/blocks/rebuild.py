@@ -7,8 +7,7 @@ that is what the hash of a whole file would say, which earlier versions kept as 
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import errno
 import os
 import sys
 from bisect import bisect_right
@@ -23,6 +22,7 @@ from pathlib import Path
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.blocks import BlockFiles
 from kvchat.kvstore.blocks.residue import DamagedBlock, read_residue
+from kvchat.kvstore.files import memory_files
 from kvchat.kvstore.layout.layout import Span
 from kvchat.kvstore.layout.pieces import Copy, Inline, Plan
 from kvchat.kvstore.layout.recipe import (
@@ -39,7 +39,6 @@ from kvchat.kvstore.layout.recipe import (
 from kvchat.kvstore.savepoint import Wanted, always
 
 _MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
-_POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then
 _WORTH_ASKING = 1 << 16  # bytes
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
 Hashes = dict[bytes, bytes]  # the XXH3 of blocks
@@ -189,6 +188,8 @@ def _scatter(file: FileIO, job: _Job, out: _Out, buffer: memoryview, digests: po
         try:
             positioned.read_into(file, places, read)
         except (OSError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EFAULT:
+                raise  # somebody has cut the file that is written over: no fault of the block's
             raise DamagedBlock from error
         for place in places:
             digests.add(place)
@@ -227,53 +228,39 @@ def _scatter_bytes(data: bytes, goals: _Goals, out: FileIO) -> None:
 class _Out:
     """The file that is put together, and its bytes, mapped, where most of its pages are there already."""
 
-    def __init__(self, file: FileIO, size: int) -> None:
-        self.file, self.mapped = file, None
-        there = os.fstat(file.fileno()).st_size
-        if sys.platform == "linux" and 0 < size <= 2 * there:
-            if there < size:  # that it has no room is known now, not when a page is touched
-                os.posix_fallocate(file.fileno(), there, size - there)
-            self.mapped = mmap.mmap(file.fileno(), size)
+    def __init__(self, target: Path, file: FileIO, size: int) -> None:
+        there = os.fstat(file.fileno()).st_size if sys.platform == "linux" else 0
+        self.file = file
+        self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * there else None
 
     def places(self, gulp: _Goals, buffer: memoryview) -> list[memoryview]:
         """Where to read: at once to where the bytes belong, or into the buffer to be written from there."""
         if self.mapped is None:
             return [buffer[: sum(length for _, length in gulp)]]
         found = []
-        whole = memoryview(self.mapped)
+        whole = memoryview(self.mapped.bytes)
         for target, length in gulp:
             if target is None:
                 found.append(buffer[:length])
                 buffer = buffer[length:]
                 continue
             if length >= _WORTH_ASKING:  # else the system does it page by page
-                first = target - target % mmap.PAGESIZE
-                with contextlib.suppress(OSError):
-                    self.mapped.madvise(_POPULATE_READ, first, target + length - first)
+                self.mapped.have_ready(target, length)
             found.append(whole[target : target + length])
         return found
-
-    def close(self) -> None:
-        """Let go of the bytes."""
-        if self.mapped is not None:
-            with contextlib.suppress(BufferError):  # a fault that is still told holds some: they go with it
-                self.mapped.close()
 
 
 @contextmanager
 def _written_over(target: Path, size: int, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[_Out]:
     """The private file, open; whatever goes wrong it is deleted, and damage is looked into."""
     try:
-        with (
-            os.fdopen(os.open(target, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file,
-            contextlib.closing(_Out(file, size)) as out,
-        ):
-            yield out
+        with memory_files.open_private(target) as file:
+            yield _Out(target, file, size)
     except (DamagedBlock, RecipeError, IndexError) as error:
-        target.unlink(missing_ok=True)
+        memory_files.delete(target)
         raise Unusable(bad_blocks([use for recipe in sources for use in recipe.uses], blocks)) from error
     except BaseException:
-        target.unlink(missing_ok=True)
+        memory_files.delete(target)
         raise
 
 

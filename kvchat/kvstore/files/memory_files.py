@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import shutil
 import signal
@@ -10,6 +12,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from blake3 import blake3
@@ -18,7 +21,7 @@ from kvchat.kvstore.files import disk
 from kvchat.words.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
-_EMPTIED_AT_ONCE = 1 << 18  # bytes
+_POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then
 SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
 
 
@@ -92,14 +95,6 @@ class MemoryPool:
             delete(file)
         return None
 
-    def expect_spare(self, size: int) -> Path | None:
-        """A name for another file to spare of that size; None if there is one, or no room: see `fill_up`."""
-        if not size or self.spare or not self.fits(size):
-            return None
-        file = self.new()
-        self.expected[file] = size
-        return file
-
     def forget_spares(self) -> None:
         """Delete them: they hold what was in them."""
         while self.spare:
@@ -120,7 +115,8 @@ def size_of(file: Path) -> int:
 
 
 def delete(file: Path) -> None:
-    """Delete it, if that can be."""
+    """Delete it, if that can be, and let go of its bytes."""
+    _let_go(file)
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
 
@@ -136,12 +132,55 @@ def can_link(folder: Path) -> bool:
     return True
 
 
-def fill_up(file: Path, size: int) -> None:
-    """Make a private file of that size whose pages are there, and empty: not only promised. Raises OSError."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as made:
-        nothing = memoryview(bytes(_EMPTIED_AT_ONCE))
-        while size > 0:
-            size -= made.write(nothing[:size])
+class Mapped:
+    """The bytes of a private file, mapped, and the file, open; as long as one of them is used.
+
+    Whoever writes over it then need not wait for its pages to be entered in this process's memory.
+    """
+
+    def __init__(self, file: FileIO, size: int) -> None:
+        """Make the file that large, if it is smaller. Raises OSError: that it has no room is known now, not later."""
+        os.posix_fallocate(file.fileno(), 0, size)
+        self.file = FileIO(os.dup(file.fileno()), "r+")
+        self.bytes = mmap.mmap(file.fileno(), size)
+        self._start = ctypes.c_char.from_buffer(self.bytes)
+        self._advise = ctypes.CDLL(None).madvise  # mmap's own keeps all other threads waiting
+
+    def have_ready(self, offset: int, length: int) -> None:
+        """Have these pages at hand, as far as the system can."""
+        first = offset - offset % mmap.PAGESIZE
+        place = ctypes.c_void_p(ctypes.addressof(self._start) + first)
+        self._advise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
+
+
+_mapped: dict[Path, Mapped] = {}  # what was written over in this process, or is to be, until it is deleted
+
+
+def mapped(path: Path, file: FileIO, size: int) -> Mapped:
+    """The mapping of the open file, kept until `delete`. Raises OSError."""
+    kept = _kept(path)
+    if kept is None or len(kept.bytes) < size:
+        _let_go(path)
+        kept = _mapped[path] = Mapped(file, size)
+    elif (there := os.fstat(file.fileno()).st_size) < size:
+        os.posix_fallocate(file.fileno(), there, size - there)
+    return kept
+
+
+def _kept(path: Path) -> Mapped | None:
+    """Its mapping, unless somebody has deleted the file."""
+    kept = _mapped.get(path)
+    return kept if kept and os.fstat(kept.file.fileno()).st_nlink else None
+
+
+def _let_go(path: Path) -> None:
+    if kept := _mapped.pop(path, None):
+        kept.file.close()
+
+
+def open_private(path: Path) -> FileIO:
+    """The file, made if need be, that nobody else may read. Raises OSError."""
+    return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
 
 
 def is_alone(file: Path) -> bool:
@@ -153,8 +192,9 @@ def is_alone(file: Path) -> bool:
         return False
     import fcntl
 
+    kept = _kept(file)
     try:
-        with file.open("rb+", buffering=0) as opened:
+        with contextlib.nullcontext(kept.file) if kept else file.open("rb+", buffering=0) as opened:
             fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # whoever opens it just now must not end us by SIGIO
             fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -11,10 +11,13 @@ import contextlib
 import shutil
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 from kvchat.kvstore.files import disk, memory_files, presence
 from kvchat.kvstore.files.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
+
+_READY_AT_ONCE = 1 << 20  # bytes: others may wait for what is known of this process's memory
 
 
 class Staging:
@@ -81,6 +84,8 @@ class Staging:
         shutil.rmtree(self._own, ignore_errors=True)
         presence.let_go(self.locks)
         if self._memory is not None:
+            for file in disk.listing(self._memory.folder):
+                memory_files.delete(file)
             shutil.rmtree(self._memory.folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._memory.folder.parent.rmdir()
@@ -136,20 +141,36 @@ class Staging:
                 return self._own / disk.temporary_name()
             return spare
 
-    def prepare(self, size: int) -> None:
-        """Have a file of that size to spare, if there is memory for it. For a background thread."""
-        with self._lock:
-            file = self._memory.expect_spare(size) if self._memory is not None else None
-        if self._memory is None or file is None:
+    def prepare(self, size: int, wanted: Callable[[], bool]) -> None:
+        """Have a file of that size to write over, its pages at hand, if there is memory and as long as that is wanted.
+
+        For a background thread.
+        """
+        memory = self._memory
+        if memory is None or not size:
             return
+        with self._lock:
+            file = memory.take_spare()
+            if not memory.fits(size - (memory_files.size_of(file) if file else 0)):
+                memory.spare += [file] if file else []
+                return
+            file = file or memory.new()
+            memory.expected[file] = size
         try:
-            memory_files.fill_up(file, size)
+            with memory_files.open_private(file) as opened:
+                mapped = memory_files.mapped(file, opened, size)
             with self._lock:
-                self._memory.spare.append(file)
+                memory.spare.append(file)
+                self._make_room(memory, 0, frozenset(self._warm))  # that may have grown less meanwhile
         except OSError:
-            file.unlink(missing_ok=True)
+            memory_files.delete(file)
+            return
         finally:
-            self._memory.expected.pop(file, None)
+            memory.expected.pop(file, None)
+        for offset in range(0, size, _READY_AT_ONCE):
+            if file not in memory.spare or not wanted():
+                break  # somebody has it, or it has to go
+            mapped.have_ready(offset, min(_READY_AT_ONCE, size - offset))
 
     def keep(self, point_id: str, file: Path, older_rows: int = 0, *, waits: bool = True) -> None:
         """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""

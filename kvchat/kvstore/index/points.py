@@ -13,6 +13,8 @@ from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import Nonsense, fingerprint_of
 from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens, Unseen
 
+_LATE = 16  # save points: some turns of some chats
+
 
 @dataclass(frozen=True)
 class NewPoint:
@@ -210,10 +212,10 @@ def largest(db: sqlite3.Connection) -> int | None:
     return int(row[0]) if row else None
 
 
-def last_used_size(db: sqlite3.Connection) -> int:
-    """The bytes of the slot file that was used last; 0 without any."""
-    row = db.execute("SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT 1").fetchone()
-    return int(row[0]) if row else 0
+def largest_of_late(db: sqlite3.Connection) -> int:
+    """The bytes of the largest slot file among those used last; 0 without any."""
+    late = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
+    return int(db.execute(f"SELECT coalesce(max(file_size), 0) FROM ({late})", (_LATE,)).fetchone()[0])
 
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Grown, NotWanted, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.files import memory_files
+from kvchat.kvstore.savepoint import Grown, Miss, NotWanted, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -140,7 +142,7 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     point = save(bench, text(LENGTH))
     absorb(bench)
     bench.reopen()
-    bench.store.prepare()
+    bench.store.prepare().result()
     passes.since()
     staged = stage(bench, point, Tier.DISK)
     rows = LENGTH * model.row_bytes
@@ -148,8 +150,57 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     assert bench.read(staged) == model.slot_file(text(LENGTH))
     for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
         bench.reopen()
-        bench.store._parts.staging.prepare(int(share * point.size))
+        bench.store._parts.staging.prepare(int(share * point.size), lambda: True)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
+def test_there_is_always_one_to_write_over_with_its_pages_at_hand(tmp_path: Path) -> None:
+    """When a model's memory is planned, and for the second and third chat: as large as the largest of late."""
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    points = [bench.save(f"chat {number}", text(LENGTH - number, 5000 * number + 1)) for number in range(3)]
+    bench.reopen()
+    assert spares(bench) == {}, "nothing is taken before it is known what a model needs"
+    bench.store.keep_in_memory(10**9)
+    for point in points[::-1]:
+        bench.store.prepare().result()
+        ((spare, mapped),) = spares(bench).items()
+        assert spare.stat().st_size == points[0].size
+        staged = stage(bench, point, Tier.DISK)
+        assert staged.path.resolve() == spare
+        assert memory_files._mapped[spare] is mapped
+        assert bench.read(staged) == BIG.slot_file(point.tokens)
+    bench.store.close()
+    assert not any(bench.folder.parent in path.parents for path in memory_files._mapped)
+
+
+def spares(bench: Bench) -> dict[Path, memory_files.Mapped]:
+    """What is ready to be written over, with its mapping."""
+    memory = bench.store._parts.staging._memory
+    assert memory is not None
+    return {path: memory_files._mapped[path] for path in memory.spare}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
+def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path: Path, passes: Passes) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    point = save(bench, text(LENGTH))
+    absorb(bench)
+    bench.reopen()
+    bench.store.prepare().result()
+    (spare,) = spares(bench)
+    asked: list[int] = []
+
+    def cut() -> bool:
+        asked.append(1)
+        if len(asked) > 2:
+            os.truncate(spare, 4096)
+        return True
+
+    plan = RestorePlan(point, LENGTH, Tier.DISK, point.size)
+    assert isinstance(bench.store.stage(plan, bench.slots, wanted=cut), Miss)
+    assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))
+    assert bench.store.losses() == ()
 
 
 def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
