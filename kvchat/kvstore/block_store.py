@@ -32,8 +32,9 @@ from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.layout.recipe import Recipe, RecipeError, RowMap
-from kvchat.kvstore.layout.row_map import read_row_map
+from kvchat.kvstore.layout.layout import RowMap
+from kvchat.kvstore.layout.parser import read_row_map
+from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
 from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.savepoint import AbsorbReport, Bounds, RebuildSpeed, StagedFile, StoreRefused, Wanted, always

@@ -20,7 +20,7 @@ from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.layout.recipe import RowMap
+from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.savepoint import Bounds, StoreRefused
 
 DELETED_MEANWHILE = "its memory was deleted meanwhile"

@@ -19,7 +19,7 @@ from kvchat.kvstore.index.check import Nonsense
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
-from kvchat.kvstore.layout.compose import CannotCompose
+from kvchat.kvstore.layout.plan import CannotCompose
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts, in_words
 from kvchat.kvstore.savepoint import (

@@ -15,14 +15,15 @@ from pathlib import Path
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.chains import pack_tokens
-from kvchat.kvstore.layout.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
+from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
+from kvchat.kvstore.layout.recipe import BlockUse, Recipe
 from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench
 
 CHATS, TURNS = 10_000, 3
 SYSTEMS = (20, 300, 1800)  # tokens that the chats of a third each begin with
-ROW_MAP = RowMap((CacheRows("full", (Region(100, 64),), (Run(0, 0, 2000),)),))
+ROW_MAP = RowMap((CacheRows((Region(100, 64),), (Run(0, 0, 2000),)),))
 
 
 def system(length: int) -> Tokens:

@@ -18,7 +18,8 @@ import pytest
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.chains import pack_tokens
-from kvchat.kvstore.layout.recipe import BlockUse, CacheRows, Recipe, Region, RowMap, Run
+from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
+from kvchat.kvstore.layout.recipe import BlockUse, Recipe
 from kvchat.kvstore.savepoint import RestorePlan
 from tests.kvstore.many_chats import measure
 from tests.kvstore.slot_files import FINGERPRINT
@@ -66,7 +67,7 @@ def test_what_is_measured_among_many_chats_is_found_there() -> None:
 def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     system = tuple(range(1, 1801))
-    row_map = RowMap((CacheRows("full", (Region(100, 64),), (Run(0, 0, 2000),)),))
+    row_map = RowMap((CacheRows((Region(100, 64),), (Run(0, 0, 2000),)),))
     with bench.store._parts.index.write() as db:
         for number in range(CONVERSATIONS):
             names = [pack_tokens([number, place, *range(6)]) for place in range(BLOCKS_EACH)]

@@ -17,14 +17,13 @@ from pathlib import Path
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.blocks import BlockFiles, Changed, Written
 from kvchat.kvstore.blocks.residue import pack_residue
+from kvchat.kvstore.layout.layout import RowMap, Run
 from kvchat.kvstore.layout.recipe import (
     RESIDUE,
     BlockUse,
     Extent,
     Recipe,
     RecipeError,
-    RowMap,
-    Run,
     cut_at_blocks,
     residue_chunks,
     residue_extents,

@@ -9,9 +9,9 @@ from pathlib import Path
 from kvchat.kvstore.blocks.blocks import BlockFiles
 from kvchat.kvstore.blocks.rebuild import Hashes, compose
 from kvchat.kvstore.blocks.residue import read_residue
-from kvchat.kvstore.layout.compose import CannotCompose, OlderSave, complete_windows, cut, window_reach
 from kvchat.kvstore.layout.layout import Layout, UnknownLayout
 from kvchat.kvstore.layout.parser import parse
+from kvchat.kvstore.layout.plan import CannotCompose, OlderSave, complete_windows, cut, window_reach
 from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Extent, Recipe, residue_extents, residue_parts
 from kvchat.kvstore.savepoint import Wanted, always
 

@@ -24,7 +24,7 @@ from kvchat.kvstore.blocks.blocks import BlockFiles
 from kvchat.kvstore.blocks.residue import DamagedBlock, read_residue
 from kvchat.kvstore.files import memory_files
 from kvchat.kvstore.layout.layout import Span
-from kvchat.kvstore.layout.pieces import Copy, Inline, Plan
+from kvchat.kvstore.layout.plan import Copy, Inline, Plan
 from kvchat.kvstore.layout.recipe import (
     RESIDUE,
     BlockUse,

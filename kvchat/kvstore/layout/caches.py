@@ -7,12 +7,11 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore.layout.layout import AttentionCache, Cache, CellRun, RecurrentState, RowRegion, Span, UnknownLayout
+from kvchat.kvstore.layout.layout import AttentionCache, Cache, RecurrentState, Region, Run, Span, UnknownLayout
 
 CHECKPOINT_MAGIC = 0x504B4353  # "SCKP"
 SHORT_CELL, LONG_CELL = 12, 24
@@ -84,27 +83,36 @@ class CacheReader:
         cells = Span(offset + 8, n_cells * cell_size)
         runs = self._cell_runs(cells, cell_size)
         try:
-            data_head, regions = self._rows(cells.end, n_cells, with_v)
+            regions, types = self._regions(cells.end, n_cells, with_v)
         except UnknownLayout as failure:
             failure.at = cells.end  # the cells at least were right, so this is what is wrong with the file
             raise
-        return AttentionCache(Span(offset, 8), cells, cell_size, runs, data_head, regions)
+        return AttentionCache(regions, runs, cells, cell_size, types)
 
-    def _rows(self, offset: int, n_cells: int, with_v: bool) -> tuple[Span, tuple[RowRegion, ...]]:
-        """The part of a cache behind its cells."""
-        data_head = Span(offset, 16)
+    def _regions(self, offset: int, n_cells: int, with_v: bool) -> tuple[tuple[Region, ...], tuple[int, ...]]:
+        """The rows behind a cache's cells, K of all layers, then V if there is any; and the types of both."""
         v_trans, n_layer, _, _ = self._file.words(offset, "IIII", "a cache's head")
         if v_trans != 0:
             raise UnknownLayout("V is transposed (flash attention is off)")
         if n_layer > MOST_LAYERS:
             raise UnknownLayout(f"{n_layer} layers")
-        regions = self._regions(data_head.end, "k", n_layer, n_cells)
-        if with_v:
-            end = regions[-1].span.end if regions else data_head.end
-            regions += self._regions(end, "v", n_layer, n_cells)
-        return data_head, tuple(regions)
+        regions: list[Region] = []
+        types: list[int] = []
+        end = offset + 16
+        for kind in range(2 if with_v else 1):
+            for _ in range(n_layer):
+                type_id, row_size = self._row_head(end)
+                if len(types) == kind:
+                    types.append(type_id)
+                if types[kind] != type_id:
+                    raise UnknownLayout("layers of different KV types")
+                regions.append(Region(end + 12, row_size))
+                end += 12 + n_cells * row_size
+                if end > self._file.size:
+                    raise UnknownLayout("it ends within the rows")
+        return tuple(regions), tuple(types)
 
-    def _cell_runs(self, cells: Span, cell_size: int) -> tuple[CellRun, ...]:
+    def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
         """Check every cell, and say in runs which tokens they are of."""
         data = self._file.take(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
@@ -118,19 +126,6 @@ class CacheReader:
         if cell_size == LONG_CELL and (words[:, 4] != self._tokens[positions]).any():
             raise UnknownLayout("unknown extras in its cells")
         return _runs(positions)
-
-    def _regions(self, offset: int, kind: Literal["k", "v"], n_layer: int, rows: int) -> list[RowRegion]:
-        regions: list[RowRegion] = []
-        for layer in range(n_layer):
-            type_id, row_size = self._row_head(offset)
-            if regions and type_id != regions[0].type:
-                raise UnknownLayout("layers of different KV types")
-            region = RowRegion(kind, layer, type_id, row_size, rows, Span(offset, 12), offset + 12)
-            if region.span.end > self._file.size:
-                raise UnknownLayout("it ends within the rows")
-            regions.append(region)
-            offset = region.span.end
-        return regions
 
     def _row_head(self, offset: int) -> tuple[int, int]:
         type_id, row_size = self._file.words(offset, "iQ", "a region's head")
@@ -158,10 +153,10 @@ class CacheReader:
         return RecurrentState(Span(offset, end - offset), position, layers)
 
 
-def _runs(positions: npt.NDArray[np.int32]) -> tuple[CellRun, ...]:
+def _runs(positions: npt.NDArray[np.int32]) -> tuple[Run, ...]:
     """Split where a cell is not of the token after its predecessor's: the window cache is used as a ring."""
     breaks = np.flatnonzero(np.diff(positions) != 1) + 1
     if len(breaks) >= MOST_RUNS:
         raise UnknownLayout("its cells are scattered")
     edges = [0, *breaks.tolist(), len(positions)]
-    return tuple(CellRun(first, int(positions[first]), last - first) for first, last in itertools.pairwise(edges))
+    return tuple(Run(first, int(positions[first]), last - first) for first, last in itertools.pairwise(edges))

@@ -1,7 +1,8 @@
-"""What lies where in a slot file: values only, no reading. `parse_layout` (layout_parser) makes them.
+"""What lies where in a slot file: values only, no reading. `parser.py` makes them.
 
 A slot file is a chain of named spans without gaps: header, then one cache after the other, then the engine's context
-checkpoints. A layout holds offsets and counts, never rows, so that it stays some KB however large the file is.
+checkpoints. A layout holds offsets and counts, never rows, so that it stays some KB however large the file is. Of one
+that is known the store keeps the row map: where the rows lie, and where the rest may be cut.
 """
 
 from __future__ import annotations
@@ -47,60 +48,41 @@ class Header:
 
 
 @dataclass(frozen=True)
-class CellRun:
-    """Cells in a row, in the file and in the conversation: row `first_row + i` is of token `position + i`."""
+class Region:
+    """One layer's K or V rows of one cache, one after the other."""
 
-    first_row: int
-    position: int
-    count: int
-
-
-@dataclass(frozen=True)
-class RowRegion:
-    """One layer's K or V rows of one cache, one row per cell, without gaps."""
-
-    kind: Literal["k", "v"]
-    layer: int  # counted within its cache, not the model's number
-    type: int  # ggml type id
-    row_size: int  # bytes
-    rows: int
-    head: Span  # type and row size, 12 bytes
     offset: int  # of the first row
+    row_size: int  # bytes
 
     @property
-    def span(self) -> Span:
-        """All rows."""
-        return Span(self.offset, self.rows * self.row_size)
+    def head(self) -> Span:
+        """Type and row size, which stand before the rows."""
+        return Span(self.offset - 12, 12)
 
 
 @dataclass(frozen=True)
-class AttentionCache:
-    """One KV cache. `runs` cover a gapless range of token positions up to the file's last token, in row order.
+class Run:
+    """Rows that stand for consecutive tokens: row `row + i` of the cache is of token `position + i`."""
+
+    row: int
+    position: int
+    rows: int  # how many
+
+
+@dataclass(frozen=True)
+class CacheRows:
+    """Where the rows of one KV cache lie: those of a gapless range of tokens up to the file's last.
 
     A full cache begins at position 0. A sliding-window cache of a conversation longer than its window does not.
     """
 
-    head: Span  # number of streams (always 1) and of cells, 8 bytes
-    cells: Span  # cell metadata, `cell_size` bytes each
-    cell_size: int  # 12, or 24 where cells carry M-RoPE positions and their token
-    runs: tuple[CellRun, ...]
-    data_head: Span  # v_trans, n_layer, n_rot_k, n_rot_v, 16 bytes
-    regions: tuple[RowRegion, ...]
+    regions: tuple[Region, ...]  # in file order
+    runs: tuple[Run, ...]  # in row order, without gaps
 
     @property
-    def n_cells(self) -> int:
-        """Rows in every region."""
-        return self.cells.size // self.cell_size
-
-    @property
-    def first_position(self) -> int:
-        """The oldest token whose rows are here."""
-        return min(run.position for run in self.runs)
-
-    @property
-    def end(self) -> int:
-        """The offset of the first byte behind it."""
-        return self.regions[-1].span.end if self.regions else self.data_head.end
+    def rows(self) -> int:
+        """Rows in each region."""
+        return sum(run.rows for run in self.runs)
 
     @property
     def row_bytes(self) -> int:
@@ -108,20 +90,62 @@ class AttentionCache:
         return sum(region.row_size for region in self.regions)
 
     @property
+    def first_position(self) -> int:
+        """The oldest token whose rows are here."""
+        return min((run.position for run in self.runs), default=0)
+
+    @property
+    def kind(self) -> Literal["full", "swa"]:
+        """Whether the oldest tokens' rows are here, or a sliding window has left them behind."""
+        return "swa" if self.first_position > 0 else "full"
+
+    def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
+        """The rows of the tokens first ≤ position < last, in position order."""
+        cut = []
+        for run in self.runs:
+            start, stop = max(first, run.position), min(last, run.position + run.rows)
+            if start < stop:
+                cut.append(Run(run.row + start - run.position, start, stop - start))
+        return tuple(sorted(cut, key=lambda run: run.position))
+
+
+@dataclass(frozen=True)
+class AttentionCache(CacheRows):
+    """The rows of one KV cache, and what stands before them."""
+
+    cells: Span  # metadata of each row, `cell_size` bytes each
+    cell_size: int  # 12, or 24 where cells carry M-RoPE positions and their token
+    types: tuple[int, ...]  # ggml type ids of K and, where there is V, of V
+
+    @property
+    def head(self) -> Span:
+        """Number of streams (always 1) and of cells."""
+        return Span(self.cells.offset - 8, 8)
+
+    @property
+    def data_head(self) -> Span:
+        """v_trans, n_layer, n_rot_k, n_rot_v."""
+        return Span(self.cells.end, 16)
+
+    @property
     def spans(self) -> Iterator[Span]:
         """All its bytes in file order."""
         yield from (self.head, self.cells, self.data_head)
         for region in self.regions:
-            yield from (region.head, region.span)
+            yield from (region.head, Span(region.offset, self.rows * region.row_size))
 
-    def runs_between(self, first: int, last: int) -> tuple[CellRun, ...]:
-        """The cells of the tokens first ≤ position < last, in position order."""
-        cut = []
-        for run in self.runs:
-            start, stop = max(first, run.position), min(last, run.position + run.count)
-            if start < stop:
-                cut.append(CellRun(run.first_row + start - run.position, start, stop - start))
-        return tuple(sorted(cut, key=lambda run: run.position))
+    @property
+    def end(self) -> int:
+        """The offset of the first byte behind it."""
+        return [*self.spans][-1].end
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """Where all rows of a slot file lie; without caches the layout is unknown, or there are no rows."""
+
+    caches: tuple[CacheRows, ...] = ()
+    breaks: tuple[int, ...] = ()  # offsets where a part of the rest begins or ends that may come back by itself
 
 
 @dataclass(frozen=True)
@@ -181,12 +205,23 @@ class Layout:
     @property
     def windows(self) -> tuple[AttentionCache, ...]:
         """The sliding-window caches that no longer hold the oldest tokens."""
-        return tuple(cache for cache in self.attention if cache.first_position > 0)
+        return tuple(cache for cache in self.attention if cache.kind == "swa")
 
     @property
     def row_bytes(self) -> int:
         """Bytes of all rows; the rest is what this save point alone needs."""
-        return sum(cache.row_bytes * cache.n_cells for cache in self.attention)
+        return sum(cache.row_bytes * cache.rows for cache in self.attention)
+
+    @property
+    def row_map(self) -> RowMap:
+        """Where its rows lie, and which of the rest may come back by itself: recurrent state and checkpoints."""
+        caches = tuple(
+            CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
+            for cache in self.attention
+            if cache.row_bytes  # one of a hybrid without attention layers has cells and no rows
+        )
+        own = [part.span for part in (*self.checkpoints, self.recurrent) if part is not None]
+        return RowMap(caches, tuple(sorted({edge for span in own for edge in (span.offset, span.end)})))
 
     @property
     def spans(self) -> Iterator[Span]:

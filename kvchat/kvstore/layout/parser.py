@@ -27,7 +27,7 @@ import numpy as np
 
 from kvchat.kvstore.layout.caches import CacheReader, Read, SlotBytes
 from kvchat.kvstore.layout.header import MAGIC, PLACEHOLDER, WRAPPED, WRAPPED_VERSION
-from kvchat.kvstore.layout.layout import Cache, Checkpoint, Header, Layout, RecurrentState, Span, UnknownLayout
+from kvchat.kvstore.layout.layout import Cache, Checkpoint, Header, Layout, RecurrentState, RowMap, Span, UnknownLayout
 
 VERSION = 4
 CHECKPOINT_VERSION = 1
@@ -48,6 +48,14 @@ def parse_layout(path: Path) -> Layout:
             return file.read(count) or b""
 
         return parse(size, read)
+
+
+def read_row_map(path: Path) -> RowMap:
+    """Where the rows lie in a slot file; nowhere if its layout is unknown. Raises OSError."""
+    try:
+        return parse_layout(path).row_map
+    except UnknownLayout:
+        return RowMap()
 
 
 def parse(size: int, read: Read) -> Layout:

@@ -15,6 +15,8 @@ from itertools import pairwise
 
 from blake3 import blake3
 
+from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
+
 BLOCK_ROWS = 256
 RESIDUE = -1  # the `cache` of a block of residue
 RESIDUE_CHUNK = 4 << 20
@@ -23,50 +25,6 @@ _MAX_MAP_BYTES = 64_000_000
 
 class RecipeError(Exception):
     """The numbers do not describe a file: regions overlap, blocks leave a hole, or bytes were changed."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """One layer's K or V rows, one after the other. Bytes."""
-
-    offset: int
-    row_size: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """Rows of a cache that stand for consecutive token positions."""
-
-    row: int  # the first one's place among the cache's rows
-    position: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class CacheRows:
-    """Where the rows of one KV cache lie."""
-
-    kind: str  # "full" or "swa"
-    regions: tuple[Region, ...]  # in file order
-    runs: tuple[Run, ...]  # in row order, without gaps
-
-    @property
-    def rows(self) -> int:
-        """Rows in each region."""
-        return sum(run.rows for run in self.runs)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token position in all regions together."""
-        return sum(region.row_size for region in self.regions)
-
-
-@dataclass(frozen=True)
-class RowMap:
-    """Where all rows of a slot file lie; without caches the layout is unknown, or there are no rows."""
-
-    caches: tuple[CacheRows, ...] = ()
-    breaks: tuple[int, ...] = ()  # offsets where a part of the residue begins or ends that may come back by itself
 
 
 @dataclass(frozen=True)
@@ -197,9 +155,11 @@ def unpack_row_map(packed: bytes) -> RowMap:
     try:
         facts, breaks = json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES))
         caches = [
-            CacheRows(str(kind), tuple(Region(*pair) for pair in regions), tuple(Run(*run) for run in runs))
-            for kind, regions, runs in facts
+            CacheRows(tuple(Region(*pair) for pair in regions), tuple(Run(*run) for run in runs))
+            for _, regions, runs in facts
         ]
+        if [cache.kind for cache in caches] != [kind for kind, _, _ in facts]:
+            raise RecipeError("its recipe was changed")
     except (ValueError, TypeError, zlib.error) as error:
         raise RecipeError("its recipe was changed") from error
     return RowMap(tuple(caches), tuple(breaks))

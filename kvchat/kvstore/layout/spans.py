@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvchat.kvstore.layout.recipe import BlockUse, CacheRows, Recipe, Run
+from kvchat.kvstore.layout.layout import CacheRows, Run
+from kvchat.kvstore.layout.recipe import BlockUse, Recipe
 
 
 @dataclass(frozen=True)

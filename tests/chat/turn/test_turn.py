@@ -23,7 +23,7 @@ from kvchat.chat.events import (
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
-from kvchat.kvstore.layout.recipe import RowMap
+from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.layout.spans import Before
 from kvchat.session.lease import NOT_WORTH_IT
 from kvchat.session.proof import Source

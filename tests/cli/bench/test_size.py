@@ -20,7 +20,7 @@ def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_
     assert one.row_bytes == 20 * TOKEN_BYTES
     first, again = short.read_bytes(), longer.read_bytes()
     for mine, theirs in zip(one.attention[0].regions, other.attention[0].regions, strict=True):
-        rows = first[mine.offset : mine.span.end]
+        rows = first[mine.offset : mine.offset + 20 * mine.row_size]
         assert again[theirs.offset : theirs.offset + len(rows)] == rows
 
 

@@ -17,7 +17,7 @@ from kvchat.kvstore.blocks.absorb import take_apart
 from kvchat.kvstore.blocks.blocks import BlockFiles
 from kvchat.kvstore.blocks.rebuild import rebuild
 from kvchat.kvstore.layout.layout import Layout
-from kvchat.kvstore.layout.row_map import read_row_map
+from kvchat.kvstore.layout.parser import read_row_map
 from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
 from tests.kvstore.layout.test_layout import mutated, parse_watched
 from tests.kvstore.slot_files import parse_bytes

@@ -37,7 +37,7 @@ def shape(layout: Layout) -> list[tuple[int, ...] | str]:
     return [
         "recurrent"
         if isinstance(part, RecurrentState)
-        else (part.n_cells, part.first_position, part.cell_size, len(part.regions))
+        else (part.rows, part.first_position, part.cell_size, len(part.regions))
         for part in layout.caches
     ]
 
@@ -76,10 +76,10 @@ def test_the_rows_are_those_of_their_tokens(name: str) -> None:
     data = slot(name)
     for number, part in enumerate(parse_bytes(data).attention):
         for run in part.runs:
-            for position in (run.position, run.position + run.count - 1):
+            for position in (run.position, run.position + run.rows - 1):
                 (found,) = part.runs_between(position, position + 1)
                 for index, region in enumerate(part.regions):
-                    start = region.offset + found.first_row * region.row_size
+                    start = region.offset + found.row * region.row_size
                     row = data[start : start + region.row_size]
                     assert row == bytes([(position * 7 + index * 3 + number) % 251]) * region.row_size
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.kvstore.layout.compose import CannotCompose, OlderSave, complete_windows, cut, window_reach
 from kvchat.kvstore.layout.layout import Span
-from kvchat.kvstore.layout.pieces import Copy, Inline, Plan, joined
+from kvchat.kvstore.layout.plan import (
+    CannotCompose,
+    Copy,
+    Inline,
+    OlderSave,
+    Plan,
+    complete_windows,
+    cut,
+    joined,
+    window_reach,
+)
 from tests.kvstore.layout.test_layout import NAMES, slot
 from tests.kvstore.slot_files import parse_bytes
 
@@ -51,7 +60,7 @@ def test_a_window_gets_its_older_rows() -> None:
     assert window_reach(newest, older) == 691
     file = made(complete_windows(newest, older, 691), new, old)
     layout = parse_bytes(file)
-    assert (layout.attention[0].n_cells, layout.attention[1].n_cells) == (724, WINDOW + 1)
+    assert (layout.attention[0].rows, layout.attention[1].rows) == (724, WINDOW + 1)
     for region_number, region in enumerate(layout.attention[1].regions):
         for row in range(WINDOW + 1):
             start = region.offset + row * region.row_size

@@ -1,18 +1,46 @@
-"""Slot files put together from other slot files: cut to a prefix, or with older sliding-window rows.
+"""Plans for slot files that were never saved: cut to a prefix, or with older sliding-window rows of other saves.
 
-Pure functions on layouts. They answer a plan, the new file as a sequence of literal bytes and ranges of the sources;
-`rebuild.compose` carries it out. What the engine asks of such a file: llama.cpp tools/server/server-context.cpp,
+Pure functions on layouts. A plan is the new file as a sequence of literal bytes and ranges of the sources;
+`blocks/rebuild.py` carries it out. What the engine asks of such a file: llama.cpp tools/server/server-context.cpp,
 where `pos_min_thold` decides whether a prompt is read again.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvchat.kvstore.layout.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Span
-from kvchat.kvstore.layout.pieces import Copy, Inline, Piece, Plan, joined
+from kvchat.kvstore.layout.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Run, Span
+
+
+@dataclass(frozen=True)
+class Inline:
+    """Bytes that stand in the plan itself."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """How many bytes."""
+        return len(self.data)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A range of the plan's source number `source`."""
+
+    source: int
+    span: Span
+
+    @property
+    def size(self) -> int:
+        """How many bytes."""
+        return self.span.size
+
+
+Piece = Inline | Copy
+Plan = tuple[Piece, ...]
 
 
 class CannotCompose(Exception):
@@ -33,8 +61,7 @@ class _Rows:
 
     source: int
     cache: AttentionCache
-    first_row: int
-    count: int
+    run: Run
 
 
 def cut(layout: Layout, n_tokens: int) -> Plan:
@@ -109,16 +136,16 @@ def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
 
 def _cache(cache: AttentionCache, rows: Sequence[_Rows]) -> Iterator[Piece]:
     """One cache with these rows, whatever saves they lie in."""
-    yield Inline(struct.pack("<II", 1, sum(part.count for part in rows)))
+    yield Inline(struct.pack("<II", 1, sum(part.run.rows for part in rows)))
     for part in rows:
         size = part.cache.cell_size
-        yield Copy(part.source, Span(part.cache.cells.offset + part.first_row * size, part.count * size))
+        yield Copy(part.source, Span(part.cache.cells.offset + part.run.row * size, part.run.rows * size))
     yield Copy(0, cache.data_head)
     for number, region in enumerate(cache.regions):
         yield Copy(0, region.head)
         for part in rows:
-            offset = part.cache.regions[number].offset + part.first_row * region.row_size
-            yield Copy(part.source, Span(offset, part.count * region.row_size))
+            offset = part.cache.regions[number].offset + part.run.row * region.row_size
+            yield Copy(part.source, Span(offset, part.run.rows * region.row_size))
 
 
 def _checkpoints(layout: Layout, kept: Sequence[Checkpoint]) -> Iterator[Piece]:
@@ -147,7 +174,7 @@ def _gather(index: int, first: int, last: int, newest: Layout, older: Sequence[O
 
 
 def _rows(source: int, cache: AttentionCache, first: int, last: int) -> list[_Rows]:
-    return [_Rows(source, cache, run.first_row, run.count) for run in cache.runs_between(first, last)]
+    return [_Rows(source, cache, run) for run in cache.runs_between(first, last)]
 
 
 def _covering(index: int, position: int, newest: Layout, older: Sequence[OlderSave]) -> int | None:
@@ -168,8 +195,23 @@ def _same_form(a: Layout, b: Layout) -> bool:
 
     def form(layout: Layout) -> list[object]:
         return [
-            (cache.cell_size, [(region.kind, region.type, region.row_size) for region in cache.regions])
-            for cache in layout.attention
+            (cache.cell_size, cache.types, [region.row_size for region in cache.regions]) for cache in layout.attention
         ]
 
     return a.header.version == b.header.version and form(a) == form(b)
+
+
+def joined(pieces: Iterable[Piece]) -> Plan:
+    """The same bytes in as few pieces as possible, none of them empty."""
+    plan: list[Piece] = []
+    for piece in pieces:
+        if not piece.size:
+            continue
+        match plan[-1] if plan else None, piece:
+            case Inline(before), Inline(data):
+                plan[-1] = Inline(before + data)
+            case Copy(source, before), Copy(same, span) if source == same and before.end == span.offset:
+                plan[-1] = Copy(source, Span(before.offset, before.size + span.size))
+            case _:
+                plan.append(piece)
+    return tuple(plan)
