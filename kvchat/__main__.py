@@ -87,32 +87,32 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
         case "search":
             from kvchat.cli import search
 
-            return lambda: search.run(" ".join(options.words), as_json=options.json)
+            return lambda: search.run(" ".join(options.words), as_json=options.as_json)
         case "export" | "import" | "backup" | "restore" | "repair":
-            return _keep(options)
+            return _transfer(options)
         case "doctor":
             from kvchat.cli.doctor import command as doctor
 
-            return lambda: doctor.run(as_json=options.json, retest=options.retest)
+            return lambda: doctor.run(as_json=options.as_json, retest=options.retest)
         case _:
             return _app(starter=options.starter, hidden=options.hidden)
 
 
-def _keep(options: argparse.Namespace) -> Callable[[], int]:
-    from kvchat.cli import transfer as keep
+def _transfer(options: argparse.Namespace) -> Callable[[], int]:
+    from kvchat.cli import transfer
     from kvchat.cli.grammar.arguments import export_options
 
     match options.command:
         case "export":
-            return lambda: keep.run_export(export_options(options))
+            return lambda: transfer.run_export(export_options(options))
         case "import":
-            return lambda: keep.run_import(options.files)
+            return lambda: transfer.run_import(options.files)
         case "repair":
-            return keep.run_repair
+            return transfer.run_repair
         case "backup":
-            return lambda: keep.run_backup(options.target)
+            return lambda: transfer.run_backup(options.target)
         case _:
-            return lambda: keep.run_restore(options.source)
+            return lambda: transfer.run_restore(options.source)
 
 
 def _app(*, starter: bool, hidden: bool) -> Callable[[], int]:

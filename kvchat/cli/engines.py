@@ -11,8 +11,8 @@ from kvchat.cli.grammar.options import EnginesOptions
 from kvchat.engine.finding.discovery import EngineLocation, find_engine
 from kvchat.engine.finding.graphics import find_graphics, install_advice
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
-from kvchat.engine.running.trial import Trial, TrialStep, try_engine
 from kvchat.engine_host.setup import trial_model
+from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.wording import size

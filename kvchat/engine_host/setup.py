@@ -11,8 +11,8 @@ from typing import Any
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine.running.external import parse_address
-from kvchat.engine.running.trial import Trial, TrialStep, try_engine
 from kvchat.engine_host.choice import wished_arguments
+from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings

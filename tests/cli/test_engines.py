@@ -45,7 +45,7 @@ def test_an_engine_that_cannot_be_used_says_why(
 
 def test_the_trial(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines", "test"]) == 0
-    assert "kept and loaded again" in capsys.readouterr().out
+    assert "Chats are remembered here" in capsys.readouterr().out
     fake_engine.set(FAKE_EXIT_AT_START="1:error loading model")
     assert main(["engines", "test", str(fake_engine.path), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)

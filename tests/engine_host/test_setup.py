@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.running.trial import TrialStep
 from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.trial import TrialStep
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.engine_fixtures import FakeEngine

@@ -34,13 +34,13 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn.titles import Titles
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.probe import EngineEntry
-from kvchat.engine.running.trial import Trial, TrialStep
 from kvchat.engine.speaking.status import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_host.capacity import Capacity, ModelJudge, model_judge
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.engine_host.view import RESTART_SETTINGS, EngineView
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage

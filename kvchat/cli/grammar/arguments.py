@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from kvchat import __version__
 from kvchat.cli.grammar.options import (
@@ -19,6 +21,10 @@ from kvchat.cli.grammar.options import (
 from kvchat.cli.grammar.values import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
 from kvchat.transfer.exporting import ExportForm
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
 _CODES = (
     "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
@@ -48,10 +54,10 @@ def build_parser() -> argparse.ArgumentParser:
     search.add_argument(
         "words", metavar="WORDS", nargs="+", type=text, help='all of them, or beginnings; "in quotes" as they are'
     )
-    search.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_keeping(commands)
+    _add_json(search)
+    _add_transfer(commands)
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_json(doctor)
     doctor.add_argument(
         "--retest", action="store_true", help="have the next start try out again whether restoring works here"
     )
@@ -63,82 +69,57 @@ def ask_options(namespace: argparse.Namespace) -> AskOptions:
     prompt = standard_input() if namespace.prompt == "-" else namespace.prompt
     if not prompt.strip():
         raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
-    return AskOptions(
-        prompt=prompt,
-        new=namespace.new,
-        chat_id=namespace.chat,
-        model=namespace.model,
-        engine=namespace.engine,
-        system=namespace.system,
-        max_tokens=namespace.max_tokens,
-        temperature=namespace.temperature,
-        seed=namespace.seed,
-        attach=tuple(namespace.attach),
-        as_json=namespace.json,
-        starter=namespace.starter,
-    )
+    return _filled(AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
 
 
 def bench_options(namespace: argparse.Namespace) -> BenchOptions:
     """The options of `bench`."""
-    return BenchOptions(
-        model=namespace.model,
-        engine=namespace.engine,
-        tokens=namespace.tokens or (BenchOptions.tokens if namespace.size is None else SIZE_TOKENS),
-        chats=namespace.chats,
-        size=namespace.size is not None,
-        made_bytes=namespace.size or None,
-        after_restart=namespace.after_restart,
-        as_json=namespace.json,
-    )
+    tokens = namespace.tokens or (BenchOptions.tokens if namespace.made_bytes is None else SIZE_TOKENS)
+    size, made = namespace.made_bytes is not None, namespace.made_bytes or None
+    return _filled(BenchOptions, namespace, tokens=tokens, size=size, made_bytes=made)
 
 
 def store_options(namespace: argparse.Namespace) -> StoreOptions:
     """The options of `store`."""
-    return StoreOptions(
-        action=StoreAction(namespace.action or "show"),
-        target_bytes=getattr(namespace, "to", 0),
-        dry_run=getattr(namespace, "dry_run", False),
-        as_json=namespace.json,
-    )
+    return _filled(StoreOptions, namespace, action=StoreAction(namespace.action or "show"))
 
 
 def engines_options(namespace: argparse.Namespace) -> EnginesOptions:
     """The options of `engines`."""
-    return EnginesOptions(
-        test=namespace.action == "test", path=getattr(namespace, "path", None), as_json=namespace.json
-    )
+    return _filled(EnginesOptions, namespace, test=namespace.action == "test")
 
 
 def models_options(namespace: argparse.Namespace) -> ModelsOptions:
     """The options of `models`."""
-    repository, _, quantisation = getattr(namespace, "repository", "").partition(":")
-    if "://" in getattr(namespace, "repository", ""):
-        repository, quantisation = namespace.repository, ""
-    return ModelsOptions(
+    name = getattr(namespace, "repository", "")
+    repository, _, quantisation = (name, "", "") if "://" in name else name.partition(":")
+    return _filled(
+        ModelsOptions,
+        namespace,
         action=ModelsAction(namespace.action or "list"),
         what=repository or " ".join(getattr(namespace, "words", ())),
         quantisation=quantisation,
-        use=getattr(namespace, "use", False),
-        forget=getattr(namespace, "forget", False),
-        folders=tuple(namespace.folder or ()),
-        as_json=namespace.json,
+        folders=tuple(namespace.folders or ()),
     )
 
 
 def export_options(namespace: argparse.Namespace) -> ExportOptions:
     """The options of `export`."""
-    return ExportOptions(
-        target=namespace.target,
-        chat_id=namespace.chat,
-        form=ExportForm(namespace.form) if namespace.form else None,
-    )
+    return _filled(ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
+
+
+def _filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> T:
+    """Options with what is on the command line under their fields' names, and `instead` of some of it."""
+    told = {field.name: getattr(namespace, field.name) for field in fields(kind) if hasattr(namespace, field.name)}
+    return kind(**told | instead)
 
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--new", action="store_true", help="begin a new chat")
-    which.add_argument("--chat", metavar="ID", type=text, help="go on with this chat (default: the newest)")
+    which.add_argument(
+        "--chat", dest="chat_id", metavar="ID", type=text, help="go on with this chat (default: the newest)"
+    )
     _add_engine(parser)
     parser.add_argument("--system", metavar="TEXT", type=text, help="system prompt of a new chat")
     parser.add_argument(
@@ -160,7 +141,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--starter", action="store_true", default=argparse.SUPPRESS, help="without a model, fetch the starter model"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the reply")
+    _add_json(parser)
     parser.add_argument("prompt", metavar="PROMPT", type=text, help="the question; - reads standard input")
 
 
@@ -178,43 +159,45 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     other.add_argument(
         "--size",
+        dest="made_bytes",
         metavar="BYTES",
         type=byte_count,
         nargs="?",
         const=0,
         help="measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    _add_json(parser)
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    as_json = "print one JSON object"
-    parser.add_argument("--json", action="store_true", help=as_json)
+    _add_json(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, the store is shown)")
     prune = actions.add_parser("prune", help="delete the least valuable save points until the rest fits a size")
     prune.add_argument(
-        "--to", metavar="BYTES", type=byte_count, required=True, help="what may remain: 500MB, 2GB or bytes"
+        "--to",
+        dest="target_bytes",
+        metavar="BYTES",
+        type=byte_count,
+        required=True,
+        help="what may remain: 500MB, 2GB or bytes",
     )
     prune.add_argument("--dry-run", action="store_true", help="only tell what would be deleted")
     verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
-    for action in (prune, verify):  # SUPPRESS: see --starter
-        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    _add_json(prune, verify, default=argparse.SUPPRESS)  # see --starter
 
 
 def _add_engines(parser: argparse.ArgumentParser) -> None:
-    as_json = "print one JSON object"
-    parser.add_argument("--json", action="store_true", help=as_json)
+    _add_json(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
     test = actions.add_parser("test", help="start one with a small model; save and restore")
     test.add_argument("path", metavar="PATH", nargs="?", help='a llama-server, or "embedded" (default: the one in use)')
-    test.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    _add_json(test, default=argparse.SUPPRESS)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
-    as_json = "print one JSON object"
-    parser.add_argument("--json", action="store_true", help=as_json)
+    _add_json(parser)
     parser.add_argument(
-        "--folder", metavar="DIR", type=Path, action="append", help="look here as well; may be repeated"
+        "--folder", dest="folders", metavar="DIR", type=Path, action="append", help="look here as well; may be repeated"
     )
     actions = parser.add_subparsers(
         dest="action", metavar="ACTION", title="actions (without one, the models on this machine are listed)"
@@ -231,8 +214,14 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         )
     token = actions.add_parser("token", help="keep an access token for gated models, read from standard input")
     token.add_argument("--forget", action="store_true", help="forget it")
-    for action in (suggest, search, files):  # SUPPRESS: see --starter
-        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    _add_json(suggest, search, files, default=argparse.SUPPRESS)
+
+
+def _add_json(*parsers: argparse.ArgumentParser, default: object = False) -> None:
+    for parser in parsers:
+        parser.add_argument(
+            "--json", dest="as_json", action="store_true", default=default, help="print one JSON object instead"
+        )
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -244,12 +233,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_keeping(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_transfer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     export = commands.add_parser("export", help="write chats to a file")
     export.add_argument(
         "target", type=Path, metavar="FILE", help="where to; its ending says in which form; - is standard output"
     )
-    export.add_argument("--chat", metavar="ID", type=text, help="only this chat")
+    export.add_argument("--chat", dest="chat_id", metavar="ID", type=text, help="only this chat")
     export.add_argument(
         "--form",
         choices=[form.value for form in ExportForm],

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QPushButton, QWidget
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import find_graphics, install_advice
 from kvchat.engine.finding.probe import EngineEntry
-from kvchat.engine.running.trial import TrialStep
+from kvchat.engine_host.trial import TrialStep
 from kvchat.system.secret_store import Keeper
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.settings.page import Desk, SettingsPage

@@ -1,4 +1,4 @@
-"""Tries an engine out: does it start, load a model, answer, and save and restore a slot?"""
+"""Tries an engine out: does it start, load a model, answer, and restore what it saved?"""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from pathlib import Path
 from kvchat.engine.finding.discovery import EngineLocation, list_devices
 from kvchat.engine.finding.probe import EngineProbe, probe
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
+from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.connection import EngineFailed
 from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, Timings
+from kvchat.engine_host.choice import options_to_leave_out, promised_strategy
 from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.session.host import ReadyEngine
+from kvchat.session.self_test import self_test
+from kvchat.session.strategy import Finding, Strategy
 from kvchat.words.wording import duration
 
-_CONTEXT = 512  # tokens; enough for a word, and little to allocate
+_CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate
 _DEATH_NOTICED_S = 3.0
-_SLOT_FILE = "trial.slot"
 
 
 @dataclass(frozen=True)
@@ -47,21 +53,19 @@ class Trial:
         return all(step.error is None for step in self.steps)
 
 
-class SlotMismatch(KvchatError):
-    """The engine did not bring back what it saved."""
+class CannotRemember(KvchatError):
+    """What the engine brings back is of no use, or nobody knows whether it is."""
 
-    def __init__(self, saved: int, restored: int) -> None:
-        super().__init__(
-            "Chats cannot be remembered with this engine",
-            f"It kept {saved} tokens and loaded {restored}.",
-            "Chats work; each one is read again when it is opened. Try another version of llama-server.",
-        )
+    def __init__(self, finding: Finding) -> None:
+        verb = "may not" if finding.strategy.saves else "cannot"
+        advice = "Chats work; each one is read again when it is opened. Try another version of llama-server."
+        super().__init__(f"Chats {verb} be remembered with this engine", finding.words, advice)
 
 
 async def try_engine(
     location: EngineLocation, model: Path | None, tell: Callable[[TrialStep], None] = lambda _: None
 ) -> Trial:
-    """Ask the engine who it is and, with a model, load it, say a word, save, restore. Raises nothing of its own.
+    """Ask the engine who it is and, with a model, load it, say a word, try out restoring. Raises nothing of its own.
 
     Without a model the trial ends after the devices. `tell` hears each step as it is done.
     """
@@ -88,9 +92,7 @@ async def try_engine(
 
 async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: Callable[[TrialStep], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
-        plan = LaunchPlan(
-            model, _CONTEXT, Path(folder), left_out=asked.options.missing(OPTIONAL) if asked.options else frozenset()
-        )
+        plan = LaunchPlan(model, _CONTEXT, Path(folder), left_out=options_to_leave_out(asked))
         supervisor = EngineSupervisor(log=EngineLog(), policy=RestartPolicy(deaths=1))
         started = time.perf_counter()
         try:
@@ -99,16 +101,34 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             done(TrialStep("Model", f"{model.stem} loaded in {duration(1000 * (time.perf_counter() - started))}"))
             timings = await _say_a_word(engine)
             done(TrialStep("Reply", f"{timings.tokens_per_second:.0f} tokens/s" if timings else "it answered"))
-            saved = (await engine.save_slot(_SLOT_FILE)).n_saved
-            await engine.erase_slot()
-            restored = (await engine.restore_slot(_SLOT_FILE)).n_restored
-            if saved != restored or not saved:
-                raise SlotMismatch(saved, restored)
-            done(TrialStep("Memory of chats", f"{saved} tokens kept and loaded again"))
+            finding = await _self_test(engine, supervisor.generation, plan)
+            if not (finding.proved and finding.strategy.saves):
+                raise CannotRemember(finding)
+            done(TrialStep("Memory of chats", finding.words))
         except EngineError as error:
             raise await _reason(supervisor, error) from error
         finally:
             await supervisor.close()
+
+
+async def _self_test(engine: Engine, generation: int, plan: LaunchPlan) -> Finding:
+    """What restoring can do with it, found out as before a first turn."""
+    promised, window, per_token = Strategy.PLAIN, None, 0.0
+    with contextlib.suppress(KvchatError):  # the engine has loaded it all the same
+        facts = await asyncio.to_thread(read_facts, plan.model)
+        promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
+        per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
+    told = await engine.facts()
+    met = ReadyEngine(
+        engine,
+        generation,
+        plan.slot_path,
+        Fingerprint(str(plan.model), plan.kv_type_k, plan.kv_type_v, "auto", 1, ""),
+        told.context_size,
+        per_token,
+        Finding(promised, proved=False),
+    )
+    return await self_test(met, window)
 
 
 async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineError:
