@@ -38,10 +38,9 @@ from kvchat.session.finishing import Unfinished
 from kvchat.session.rates import BreakEven
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, open_store_or_none, store_bounds
-from kvchat.system.background import Background
+from kvchat.system.background import Background, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
-from kvchat.system.worker import Worker
 from kvchat.transfer.service import TransferService
 from kvchat.words.redaction import this_person
 
@@ -78,7 +77,7 @@ class Runtime:
         )
         self.save_points = StoreService(paths, store, lambda: self.settings)
         self.engines = EngineSetup(paths, lambda: self.settings)
-        self.keeping = TransferService(paths, database, worker, self.events)
+        self.transfer = TransferService(paths, database, worker, self.events)
         self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.host)
         self._closed = False
         self._backups = DailyBackups(paths.database, self._notify)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.system.plain_file import read_json
-from kvchat.system.whole_file import whole_file
+from kvchat.system.files import read_json, whole_file
 from kvchat.words.wording import several, size
 
 GB = 1_000_000_000

@@ -19,8 +19,8 @@ from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.machine import staging_room
 from kvchat.settings import Settings
+from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
-from kvchat.system.plain_file import in_time, is_folder
 from kvchat.words.wording import several, tokens_short
 from kvchat.words.wording import size as size_in_words
 

@@ -18,7 +18,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.strategy import Finding, Strategy
-from kvchat.system.worker import Worker
+from kvchat.system.background import Worker
 
 RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
 

@@ -25,8 +25,8 @@ from kvchat.library.remote.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.remote.hub import HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.system.plain_file import is_folder
 from kvchat.words.wording import several, size, tokens_short
 
 LONGEST_TOKEN = 1000  # characters

@@ -1,11 +1,15 @@
-"""Work that nobody waits for, and that must be over before kvchat ends."""
+"""Work beside the event loop: what nobody waits for, and the thread for what must be used from one thread alone."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Background:
@@ -46,3 +50,39 @@ class Background:
         if not task.cancelled() and (error := task.exception()):
             context = {"message": "Work in the background ended in a bug", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+class Caller(Protocol):
+    """Calls a function where it may be called, and waits."""
+
+    def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the function returns; what it raises is raised here."""
+
+
+def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The `Caller` for who is on the right thread already."""
+    return function(*args, **kwargs)
+
+
+class Worker:
+    """A single-thread executor spoken to from asyncio."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call `function` on the worker's thread; what it raises is raised here.
+
+        Cancelling the caller does not cancel a call that has begun or is queued: a write asked for is a write done.
+        """
+        return await asyncio.shield(
+            asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        )
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for another thread, which waits. Between two calls the worker does what else it was asked for."""
+        return self._executor.submit(function, *args, **kwargs).result()
+
+    def close(self) -> None:
+        """Finish what is queued, then end the thread."""
+        self._executor.shutdown(wait=True)

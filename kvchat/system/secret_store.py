@@ -10,7 +10,7 @@ import os
 from enum import Enum
 from pathlib import Path
 
-from kvchat.system.plain_file import read_plain
+from kvchat.system.files import read_plain
 
 _SERVICE = "kvchat"
 

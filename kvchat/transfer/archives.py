@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from kvchat.system.plain_file import open_plain
+from kvchat.system.files import open_plain
 
 MOST_LISTED = 16_000_000  # bytes of a zip's list of what is in it: some 150,000 files, each takes 1 KB once it is read
 # What a zip that is damaged, or made to do damage, can end in.

@@ -17,10 +17,9 @@ from blake3 import blake3
 
 from kvchat.errors import KvchatError
 from kvchat.system import migrations
+from kvchat.system.files import open_plain, whole_file
 from kvchat.system.paths import Paths
-from kvchat.system.plain_file import open_plain
 from kvchat.system.stoppable import Progress
-from kvchat.system.whole_file import whole_file
 
 FORMAT = "kvchat-backup"
 VERSION = 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from kvchat.transfer.own_json import FORMAT, VERSION, own_entries
+from kvchat.transfer.rows import FORMAT, VERSION, own_entries
 from kvchat.words.wording import size
 
 LARGEST_FILE = 2_000_000_000  # characters; ChatGPT's exports of many years have 500 MB

@@ -23,8 +23,8 @@ pytestmark = [
 # not even hear signals there.
 DEAD = """
 import os, signal, sys, threading, time
-import kvchat.system.plain_file
-kvchat.system.plain_file.PATIENCE_S = float(sys.argv.pop(1))
+import kvchat.system.files
+kvchat.system.files.PATIENCE_S = float(sys.argv.pop(1))
 def hanging(real):
     def call(path, *rest, **options):
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith("/dead"):

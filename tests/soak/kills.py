@@ -24,7 +24,7 @@ from kvchat.kvstore.parts import STAGING
 from kvchat.session.lease import NOT_WORTH_IT
 from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.session.slot_files import DIED_OVER_RESTORE
-from kvchat.system.whole_file import whole_file
+from kvchat.system.files import whole_file
 from tests.e2e.home import Home
 from tests.soak.moments import MOMENTS, Fate
 

@@ -227,9 +227,9 @@ class Life:
             return
         file = self._runtime.paths.state.parent / "export.json"
         some = self._dice.sample(chats, self._dice.randrange(1, len(chats) + 1))
-        await self._runtime.keeping.export([chat.id for chat in some], file, lambda done, total: None)
+        await self._runtime.transfer.export([chat.id for chat in some], file, lambda done, total: None)
         if len(chats) < MOST_CHATS:
-            await self._runtime.keeping.take_in([file], lambda done, total: None)
+            await self._runtime.transfer.take_in([file], lambda done, total: None)
 
     async def _quit(self) -> None:
         """In the middle of something, often."""

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
-from kvchat.transfer.own_json import write_json
-from kvchat.transfer.rows import BadConversation, conversation_rows, store_rows
+from kvchat.transfer.rows import BadConversation, conversation_rows, store_rows, write_json
 from tests.transfer.library import everything, open_library, talk
 
 

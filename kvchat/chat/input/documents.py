@@ -12,7 +12,7 @@ from blake3 import blake3
 from kvchat.chat.input.pictures import CannotAttach, is_picture, picture_of
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
-from kvchat.system.plain_file import NotAFile, TooLarge, read_plain
+from kvchat.system.files import NotAFile, TooLarge, read_plain
 
 MOST_BYTES = 64_000_000
 PDF_PATIENCE_S = 60.0

@@ -6,7 +6,7 @@
 - **Its own options.** `chat/options/options.py` has each conversation's sampling and template options,
   `chat/options/presets.py` what it may begin with, `chat/context/options_service.py` the rules: template options
   are fixed once something was said, another system prompt makes a branch of copies, sampling changes at any time.
-  What they leave open the settings say, then the model's author, then `library/gguf/sampling_defaults.py`; at
+  What they leave open the settings say, then the model's author, then `engine_host/model.py`; at
   temperature 0 nothing is added. `ui/presets/chat_settings.py` and `ui/settings/presets.py` show them in one form
   (`ui/presets/options_form.py`); `ui/models/model_box.py` offers the models on this computer.
 """

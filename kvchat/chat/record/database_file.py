@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
-from kvchat.system.whole_file import name_beside
+from kvchat.system.files import name_beside
 
 LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
 

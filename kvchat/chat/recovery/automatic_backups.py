@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed
 from kvchat.chat.record.migrations import migrate
-from kvchat.system.whole_file import name_beside
+from kvchat.system.files import name_beside
 
 KEPT = 3
 LOOK_EVERY_S = 3600.0

@@ -30,8 +30,8 @@ from kvchat.library.memory.machine import MemoryFacts, available_memory, staging
 from kvchat.library.memory.proposals import FULL_WINDOW
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import limit_in_words, store_problem
+from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.system.plain_file import is_folder
 
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from kvchat.engine.child import embedded, parent_guard
 from kvchat.errors import KvchatError
+from kvchat.system.files import in_time
 from kvchat.system.paths import expanded
-from kvchat.system.plain_file import in_time
 
 _ASK_TIMEOUT_S = 30.0
 

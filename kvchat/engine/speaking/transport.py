@@ -15,7 +15,11 @@ from kvchat.engine.speaking import error_patterns, wire
 from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.speaking.wire import ChatChunk
 
+if TYPE_CHECKING:
+    from httpcore2 import AsyncNetworkStream
+
 CONNECT_S = 5.0
+PAUSE_S = 0.03  # between two reads of a stream: far less than between two updates of the page
 WORRY_S = 10.0  # without a word, after words were coming
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
 _LAST_WORDS_S = 0.1  # at the end, for what a reply's connection still holds
@@ -196,12 +200,6 @@ def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
 
 def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-if TYPE_CHECKING:
-    from httpcore2 import AsyncNetworkStream
-
-PAUSE_S = 0.03  # far less than between two updates of the page
 
 
 def read_in_batches(answer: httpx2.Response, hurry: asyncio.Event) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.fields import GgufFields
-from kvchat.library.gguf.header import TENSOR_TYPES, CutShort, GgufHeader, HeaderFault, Value, read_header
+from kvchat.library.gguf.header import TENSOR_TYPES, CutShort, GgufFields, GgufHeader, HeaderFault, Value, read_header
 from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_heads_per_layer, kv_layout
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.gguf.template_options import TemplateWord, words_in
-from kvchat.system.plain_file import NotAFile
+from kvchat.system.files import NotAFile
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
 FILE_TYPES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.library.gguf.facts import read_facts, unreadable
-from kvchat.system.plain_file import open_plain
+from kvchat.system.files import open_plain
 
 FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
 

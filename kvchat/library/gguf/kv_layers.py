@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvchat.library.gguf.fields import GgufFields
+from kvchat.library.gguf.header import GgufFields
 
 # Where llama.cpp knows from the architecture which layers have a sliding window, and files need not say: every how
 # many-th layer attends fully. 0: none does.

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.system.plain_file import read_json
-from kvchat.system.whole_file import whole_file
+from kvchat.system.files import read_json, whole_file
 
 READER = 1  # raise it when `read_facts` reads the same fields in another way
 Stamp = list[list[int]]

@@ -12,7 +12,7 @@ from threading import Event
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.local.folders import ModelFolder, Source
 from kvchat.library.local.ollama import ollama_models
-from kvchat.system.plain_file import in_time, read_plain
+from kvchat.system.files import in_time, read_plain
 
 DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.system.plain_file import read_plain
+from kvchat.system.files import read_plain
 
 
 class Source(Enum):

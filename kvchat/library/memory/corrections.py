@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.system.plain_file import read_json
-from kvchat.system.whole_file import whole_file
+from kvchat.system.files import read_json, whole_file
 
 MOST_ENTRIES = 200  # the oldest go
 LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0  # beyond it the log was misread

@@ -22,8 +22,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import Hub, HubError, HubFile, HubPart, Unreachable
-from kvchat.system.plain_file import read_json
-from kvchat.system.whole_file import whole_file
+from kvchat.system.files import read_json, whole_file
 from kvchat.words.wording import size as size_in_words
 
 ORDER_SUFFIX = ".download"

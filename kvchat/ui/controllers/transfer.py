@@ -94,7 +94,7 @@ class TransferController(QObject):
         async def export() -> None:
             count = await self._with_progress(
                 "Exporting…",
-                lambda tell: self._runtime.keeping.export(ids, target, tell),
+                lambda tell: self._runtime.transfer.export(ids, target, tell),
                 ("Export cancelled", "Nothing was written."),
             )
             self._tell_where(f"Exported {several(count, 'chat')}", target)
@@ -104,7 +104,7 @@ class TransferController(QObject):
     async def _take_in(self, paths: list[Path]) -> None:
         report = await self._with_progress(
             "Importing…",
-            lambda tell: self._runtime.keeping.take_in(paths, tell),
+            lambda tell: self._runtime.transfer.take_in(paths, tell),
             ("Import cancelled", "Nothing was imported."),
         )
         if report.imported:
@@ -119,7 +119,7 @@ class TransferController(QObject):
     async def _save(self, target: Path) -> None:
         facts = await self._with_progress(
             "Backing up…",
-            lambda tell: self._runtime.keeping.back_up(target, tell),
+            lambda tell: self._runtime.transfer.back_up(target, tell),
             ("Backup cancelled", "Nothing was written."),
         )
         self._tell_where(f"Backed up {_contents(facts)}", target)
@@ -129,7 +129,7 @@ class TransferController(QObject):
         self._notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
 
     async def _look_at(self, source: Path) -> None:
-        facts = await self._runtime.keeping.check(source)
+        facts = await self._runtime.transfer.check(source)
         confirm(
             self._window,
             f"Restore the backup of {moment_of(facts.made_at)}?",
@@ -143,7 +143,7 @@ class TransferController(QObject):
     async def _lay_ready(self, source: Path) -> None:
         await self._with_progress(
             "Checking the backup…",
-            lambda tell: self._runtime.keeping.lay_ready(source, tell),
+            lambda tell: self._runtime.transfer.lay_ready(source, tell),
             ("Restore cancelled", "Nothing has been changed."),
         )
         confirm(

@@ -20,8 +20,8 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
+from kvchat.system.background import Worker
 from kvchat.system.migrations import DatabaseTooNew
-from kvchat.system.worker import Worker
 from tests.chat.library import fill_chat
 
 RECEIPT = Receipt(

@@ -17,8 +17,8 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
+from kvchat.system.background import Worker
 from kvchat.system.stoppable import Progress
-from kvchat.system.worker import Worker
 from kvchat.transfer.backup import BackupFacts
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.restore import finish_restore
@@ -41,7 +41,7 @@ def kept(runtime: FakeRuntime) -> Iterator[FakeRuntime]:
     for title in ("Trip to Jeju", "Thesis: chapter 3/4"):
         conversation = database.create_conversation(title)
         runtime.chat.add(title, id=conversation.id)
-    runtime.keeping = TransferService(runtime.paths, database, worker, runtime.events)
+    runtime.transfer = TransferService(runtime.paths, database, worker, runtime.events)
     yield runtime
     worker.close()
     database.close()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.system.plain_file import NotAFile
-from kvchat.system.whole_file import whole_file
+from kvchat.system.files import NotAFile, whole_file
 
 
 def test_what_was_written_takes_the_old_ones_place(tmp_path: Path) -> None:
