@@ -15,7 +15,7 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.check import Nonsense
+from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
@@ -110,7 +110,7 @@ class Restoring:
             if worth_restoring(place.shared, place.n_tokens, len(prompt)):
                 point = self._point_at(db, place, len(prompt), barren, can_cut=can_cut)
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
-                    raise Nonsense
+                    raise CorruptIndex
                 if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
                     return self._plan(point, place.shared)
         return None

@@ -17,7 +17,7 @@ import pytest
 
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index.chains import pack_tokens
+from kvchat.kvstore.index.token_tree import pack_tokens
 from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.layout.recipe import BlockUse, Recipe
 from kvchat.kvstore.savepoint import RestorePlan

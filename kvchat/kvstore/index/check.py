@@ -9,8 +9,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from kvchat.kvstore.index.chains import SEGMENT, TOKEN_BYTES
-from kvchat.kvstore.index.schema import MIGRATIONS
+from kvchat.kvstore.index.schema import MIGRATIONS, SEGMENT, TOKEN_BYTES
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.migrations import migrate
 
@@ -49,7 +48,7 @@ _SANE = {
 _WORDS = (("conversations", "name"), ("losses", "reason"), ("losses", "conversation"), ("save_points", "owner"))
 
 
-class Nonsense(ValueError):
+class CorruptIndex(ValueError):
     """What was read from the index cannot have been put there."""
 
 
@@ -94,13 +93,13 @@ def _schema_as_made() -> set[tuple[str, str, str]]:
 
 
 def fingerprint_of(facts: str) -> Fingerprint:
-    """A fingerprint out of what is stored of it. Raises Nonsense."""
+    """A fingerprint out of what is stored of it. Raises CorruptIndex."""
     try:
         known = json.loads(facts)
         fingerprint = Fingerprint(**known)
     except (ValueError, TypeError) as error:
-        raise Nonsense from error
+        raise CorruptIndex from error
     for one in fields(fingerprint):
         if not isinstance(getattr(fingerprint, one.name), int if one.name == "streams" else str):
-            raise Nonsense
+            raise CorruptIndex
     return fingerprint

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.kvstore.index.check import Nonsense, is_sane
+from kvchat.kvstore.index.check import CorruptIndex, is_sane
 from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.system.migrations import migrate
 
@@ -140,7 +140,7 @@ class Index:
         """Look the whole file over. Raises IndexLost if it is damaged."""
         with self.read() as connection:
             if not is_sane(connection):
-                raise Nonsense
+                raise CorruptIndex
 
     @contextmanager
     def _transaction(self, one: _Open, begin: str) -> Iterator[sqlite3.Connection]:
@@ -226,7 +226,7 @@ class Index:
 def _is_damage(error: BaseException, connection: sqlite3.Connection | None) -> bool:
     """Whether the file itself is bad, not a lock, the disk, or our code."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in _DAMAGED or isinstance(error, Nonsense):
+    if code in _DAMAGED or isinstance(error, CorruptIndex):
         return True
     if code in _ENVIRONMENT or not isinstance(error, _SUSPICIOUS):
         return False

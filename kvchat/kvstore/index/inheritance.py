@@ -38,18 +38,11 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
 def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], kind: int, node_id: int) -> int | None:
     """A save point beyond this place that stays; None without, and where one stays at this very place."""
 
-    def staying(node_id: int) -> int | None:
-        query = "SELECT id FROM save_points WHERE node_id = ?"
-        return next((id for (id,) in db.execute(query, (node_id,)) if id not in doomed), None)
+    def heir_at(node_id: int, which: str = "NOT never_save") -> int | None:
+        query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE node_id = ? AND "
+        return next((id for (id,) in db.execute(query + which, (node_id,)) if id not in doomed), None)
 
-    def heir_at(node_id: int) -> int | None:
-        query = (
-            "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id"
-            " WHERE node_id = ? AND NOT never_save"
-        )
-        return next((id for (id,) in db.execute(query, (node_id,)) if id not in doomed), None)
-
-    if staying(node_id) is not None:
+    if heir_at(node_id, "true") is not None:
         return None
     tokens = token_tree.tokens_of(db, node_id)
     for place in token_tree.places(db, kind, tokens):

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
-from kvchat.kvstore.index import links as index_links
+from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.check import Nonsense, fingerprint_of
+from kvchat.kvstore.index.check import CorruptIndex, fingerprint_of
 from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens, Unseen
 
 _LATE = 16  # save points: some turns of some chats
@@ -88,7 +88,7 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     tokens = token_tree.tokens_of(db, node_id)
     fingerprint = fingerprint_of(facts)
     if size <= 0 or prefill_ms < 0:
-        raise Nonsense
+        raise CorruptIndex
     return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
 
 
@@ -102,7 +102,7 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
     for point_id in point_ids:
         query = "DELETE FROM save_points WHERE id = ? RETURNING conversation_id, node_id, link_id"
         for conversation, node_id, link_id in db.execute(query, (point_id,)).fetchall():
-            index_links.release(db, link_id or 0, conversation)
+            index_recipes.release_recipe(db, link_id or 0, conversation)
             token_tree.drop_unused(db, node_id)
 
 
@@ -115,8 +115,8 @@ def give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
         " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
         (heir, point_id),
     )
-    index_links.hold(db, link_id or 0, after)
-    index_links.release(db, link_id or 0, before)
+    index_recipes.hold_recipe(db, link_id or 0, after)
+    index_recipes.release_recipe(db, link_id or 0, before)
 
 
 def lose(
@@ -268,11 +268,11 @@ def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
 
 
 def moment(seconds: float) -> datetime:
-    """A stored time as a datetime. Raises Nonsense."""
+    """A stored time as a datetime. Raises CorruptIndex."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, TypeError, OverflowError, OSError) as error:
-        raise Nonsense from error
+        raise CorruptIndex from error
 
 
 def _facts(fingerprint: Fingerprint) -> str:

@@ -1,13 +1,21 @@
-"""Recipes and blocks in the index: each function works within the caller's transaction."""
+"""Recipes and blocks in the index: each function works within the caller's transaction.
+
+Recipes are paths in a tree of links: what many turns share is there once. A link is one use of a block after those on
+the path to it. A conversation holds the links on the paths of its save points; a link nobody holds is gone.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kvchat.kvstore.index import links as index_links
 from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
+
+_START = 0
+_COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
+_Link = tuple[int, int, int, int, int, int]  # those columns
+_SAME = "SELECT id FROM links WHERE parent_id = ? AND " + " AND ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
 
 
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
@@ -24,10 +32,10 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
         " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 IS NOT NULL",
         {(u.block, u.size, some_rows and u.cache == RESIDUE, on_disk[u.block], u.xxh3) for u in recipe.uses},
     )
-    link_id = index_links.add(db, _path(db, recipe))
-    index_links.hold(db, link_id, row[0])
+    link_id = _add(db, _path(db, recipe))
+    hold_recipe(db, link_id, row[0])
     if row[1] is not None:
-        index_links.release(db, row[1], row[0])
+        release_recipe(db, row[1], row[0])
     recipe = replace(recipe, uses=_in_file_order(recipe.uses))
     facts = (recipe.file_size, recipe.file_hash, pack_row_map(recipe.row_map), recipe.seal(), link_id, point_id)
     db.execute(
@@ -46,7 +54,7 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     ).fetchone()
     if row is None:
         return None
-    uses = [BlockUse(*use) for use in index_links.path_to(db, row[4])]
+    uses = [BlockUse(*use) for use in _path_to(db, row[4])]
     recipe = Recipe(row[0], unpack_row_map(row[2]), _in_file_order(uses), row[1])
     if recipe.seal() != row[3]:
         raise RecipeError("its recipe was changed")
@@ -58,11 +66,6 @@ def learn_hashes(db: sqlite3.Connection, xxh3: Mapping[bytes, bytes]) -> None:
     db.executemany("UPDATE blocks SET xxh3 = ?2 WHERE name = ?1", list(xxh3.items()))
 
 
-def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
-    """The save points that use a block."""
-    return index_links.points_beyond(db, block)
-
-
 def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
     """Blocks no save point uses: id, name, bytes on disk. Not only the sum is asked: it may be wrong."""
     really = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
@@ -70,7 +73,7 @@ def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, 
     return db.execute(query, (limit,)).fetchall()
 
 
-def _path(db: sqlite3.Connection, recipe: Recipe) -> list[index_links.Link]:
+def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
     """The recipe's uses as links, those first that the next turn will have as well: rows that keep their place."""
     kinds = [cache.kind for cache in recipe.row_map.caches]
 
@@ -93,3 +96,73 @@ def _block_id(db: sqlite3.Connection, name: bytes) -> int:
 def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:
     """Cache by cache, row by row, then the residue: the order in which a file is taken apart, and sealed."""
     return tuple(sorted(uses, key=lambda use: (use.cache == RESIDUE, use.cache, use.row)))
+
+
+def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
+    """Put a path into the tree, as far as it is not there yet; returns its last link."""
+    link_id, new = _START, False
+    for link in path:
+        row = None if new else db.execute(_SAME, (link_id, *link)).fetchone()
+        if row is None:
+            new = True
+            row = db.execute(
+                f"INSERT INTO links (parent_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id", (link_id, *link)
+            ).fetchone()
+        link_id = int(row[0])
+    return link_id
+
+
+def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
+    """One more save point of the conversation ends at the link."""
+    while link_id != _START:
+        row = db.execute(
+            "INSERT INTO held VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (link_id, conversation)
+        ).fetchone()
+        if row[0] > 1:  # it holds the way here already
+            return
+        link_id = _parent(db, link_id)
+
+
+def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
+    """One save point less of the conversation ends at the link. What nobody holds any more goes."""
+    while link_id != _START:
+        place = (link_id, conversation)
+        row = db.execute(
+            "UPDATE held SET n = n - 1 WHERE link_id = ? AND conversation_id = ? RETURNING n", place
+        ).fetchone()
+        if row is None or row[0] > 0:
+            return
+        db.execute("DELETE FROM held WHERE link_id = ? AND conversation_id = ?", place)
+        parent_id = _parent(db, link_id)
+        if not db.execute("SELECT 1 FROM held WHERE link_id = ?", (link_id,)).fetchone():
+            db.execute("DELETE FROM links WHERE id = ?", (link_id,))
+        link_id = parent_id
+
+
+def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
+    """Of each use on the path: name, size, cache, first row, rows, skip, position, and the block's fast hash."""
+    query = """
+        WITH RECURSIVE up (id, parent_id, block_id, cache, first_row, n_rows, skip, position) AS (
+            SELECT * FROM links WHERE id = ?
+            UNION ALL SELECT l.* FROM up JOIN links l ON l.id = up.parent_id AND l.id < up.id
+        )
+        SELECT name, size, cache, first_row, n_rows, skip, position, xxh3 FROM up JOIN blocks b ON b.id = block_id
+    """
+    return db.execute(query, (link_id,)).fetchall()
+
+
+def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
+    """The save points that use a block."""
+    query = """
+        WITH RECURSIVE down (id) AS (
+            SELECT links.id FROM links JOIN blocks b ON b.id = block_id WHERE b.name = ?
+            UNION SELECT l.id FROM down JOIN links l ON l.parent_id = down.id AND l.id > down.id
+        )
+        SELECT s.id FROM down CROSS JOIN save_points s ON s.link_id = down.id
+    """
+    return [int(row[0]) for row in db.execute(query, (block,))]
+
+
+def _parent(db: sqlite3.Connection, link_id: int) -> int:
+    row = db.execute("SELECT parent_id FROM links WHERE id = ? AND parent_id < id", (link_id,)).fetchone()
+    return int(row[0]) if row else _START

@@ -1,6 +1,6 @@
 """The index's schema as numbered steps, see kvchat.system.migrations.
 
-Token lists are kept as a tree of segments (see chains), so that what many share is kept, and compared, once.
+Token lists are kept as a tree of segments (see token_tree), so that what many share is kept, and compared, once.
 Recipes are paths in a tree of links, so that the uses of blocks which many turns share are kept once as well.
 Triggers keep the sums that the disk panel shows: counting 100,000 blocks takes longer than it may take to open.
 Times are seconds since 1970.
@@ -8,8 +8,12 @@ Times are seconds since 1970.
 
 from __future__ import annotations
 
-from kvchat.kvstore.index.upgrade import links_for_uses
+import sqlite3
+from itertools import groupby
+
 from kvchat.system.migrations import Step
+
+SEGMENT, TOKEN_BYTES = 256, 4  # most tokens of a node in the tree, and bytes of each
 
 # Counts everything anew out of recipes and blocks: where the sums are right, only reading is done.
 RECOUNT = """
@@ -60,6 +64,26 @@ _FIRST_COUNT = """
     UPDATE sums SET (row_bytes, disk_bytes) =
         (SELECT coalesce(sum(size * NOT residue), 0), coalesce(sum(disk_bytes), 0) FROM blocks);
 """
+
+_USES = (
+    "SELECT save_point_id, block_id, cache, first_row, n_rows, skip, position FROM block_uses"
+    " ORDER BY save_point_id, cache < 0, position, cache, first_row"
+)
+
+
+def _links_for_uses(db: sqlite3.Connection) -> None:
+    """To the sixth format: a save point's uses become a path of links, of which it shares what others begin with."""
+    known: dict[tuple[int, ...], int] = {}
+    for point_id, uses in groupby(db.execute(_USES).fetchall(), lambda row: row[0]):
+        link_id = 0
+        for use in uses:
+            place = (link_id, *use[1:])
+            if place not in known:
+                known[place] = len(known) + 1
+                db.execute("INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (known[place], *place))
+            link_id = known[place]
+        db.execute("UPDATE save_points SET link_id = ? WHERE id = ?", (link_id, point_id))
+
 
 MIGRATIONS: tuple[Step, ...] = (
     # 1: save points, their recipes, the token tree, what was lost, and what was written
@@ -228,7 +252,7 @@ MIGRATIONS: tuple[Step, ...] = (
     DROP TRIGGER use_removed
     """,
     # 6: the uses there were become paths
-    links_for_uses,
+    _links_for_uses,
     # 7: from here on the sums follow by themselves again
     f"""
     DROP TABLE block_uses;

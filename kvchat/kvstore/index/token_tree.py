@@ -1,4 +1,7 @@
-"""The token tree in the index: finds which save points begin as a prompt does, without reading every token list."""
+"""The token tree in the index: finds which save points begin as a prompt does, without reading every token list.
+
+A node is a segment of up to 256 tokens, named by the hash of all tokens up to its end.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvchat.kvstore.index.chains import SEGMENT, TOKEN_BYTES, Segment, chain, pack_tokens, shared_tokens, unpack_tokens
-from kvchat.kvstore.index.check import Nonsense
+import numpy as np
+from blake3 import blake3
+
+from kvchat.kvstore.index.check import CorruptIndex
+from kvchat.kvstore.index.schema import SEGMENT, TOKEN_BYTES
 from kvchat.kvstore.savepoint import Tokens
 
 NOBODY = ""  # an owner without staged save points: only absorbed ones are found
 _ROOT = 0
+_HASH_BYTES = 16  # names are compared with the real token ids before they are believed
 _NAMES_EACH = 500  # SQLite's limit on parameters is 999 in old versions
 _MOST_AT = 20  # save points of the very same tokens
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND fingerprint_id = ?"
@@ -31,9 +38,29 @@ class Place:
     n_tokens: int  # of the node; save points beyond it have more
 
 
+@dataclass(frozen=True)
+class _Segment:
+    """Up to 256 consecutive tokens. Only the last segment of a chain is shorter."""
+
+    name: bytes  # BLAKE3 of the name before and these tokens: equal names mean equal tokens from the very first
+    end: int  # token position after the segment
+    packed: bytes  # the token ids, int32 little endian
+
+
+def _chain(packed: bytes) -> tuple[_Segment, ...]:
+    """The segments of a packed token list, first to last; none for an empty one."""
+    segments: list[_Segment] = []
+    name = b""
+    for start in range(0, len(packed), SEGMENT * TOKEN_BYTES):
+        part = packed[start : start + SEGMENT * TOKEN_BYTES]
+        name = blake3(name + part).digest(length=_HASH_BYTES)
+        segments.append(_Segment(name, (start + len(part)) // TOKEN_BYTES, part))
+    return tuple(segments)
+
+
 def add_tokens(db: sqlite3.Connection, fingerprint_id: int, tokens: Sequence[int]) -> int:
     """Put a token list into the tree; returns its node. The list must not be empty."""
-    segments = chain(pack_tokens(tokens))
+    segments = _chain(pack_tokens(tokens))
     known = {name: node_id for node_id, name in _known(db, fingerprint_id, segments)}
     node_id = _ROOT
     for segment in segments:
@@ -49,7 +76,7 @@ def add_tokens(db: sqlite3.Connection, fingerprint_id: int, tokens: Sequence[int
 
 
 def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
-    """The token list a node stands for. Raises Nonsense where it is not the one its name was made of."""
+    """The token list a node stands for. Raises CorruptIndex where it is not the one its name was made of."""
     rows = db.execute(
         """
         WITH RECURSIVE up (id, parent_id, n_tokens, packed, name) AS (
@@ -62,10 +89,10 @@ def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
         (node_id,),
     ).fetchall()
     packed = b"".join(packed for packed, _ in rows)
-    segments = chain(packed)
+    segments = _chain(packed)
     if not rows or [segment.name for segment in segments] != [name for _, name in rows]:
-        raise Nonsense
-    return unpack_tokens(packed)
+        raise CorruptIndex
+    return _unpack_tokens(packed)
 
 
 def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
@@ -153,7 +180,7 @@ def at(db: sqlite3.Connection, node_id: int, owner: str) -> list[int]:
 
 def _path(db: sqlite3.Connection, fingerprint_id: int, packed: bytes) -> list[tuple[int, int]]:
     """The nodes of whole segments down the prompt, from the root: id and token position of each."""
-    segments = [segment for segment in chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
+    segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
     known = {name: node_id for node_id, name in _known(db, fingerprint_id, segments)}
     path = [(_ROOT, 0)]
     for segment in segments:
@@ -163,7 +190,7 @@ def _path(db: sqlite3.Connection, fingerprint_id: int, packed: bytes) -> list[tu
     return path
 
 
-def _known(db: sqlite3.Connection, fingerprint_id: int, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
+def _known(db: sqlite3.Connection, fingerprint_id: int, segments: Sequence[_Segment]) -> Iterator[tuple[int, bytes]]:
     """The nodes of these segments that the tree has."""
     for start in range(0, len(segments), _NAMES_EACH):
         names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
@@ -205,7 +232,7 @@ class _Side:
         """Go on to the next one; at the end nothing is shared."""
         self.node_id, packed = next(self._rows, (_ROOT, b""))
         self.length = len(packed) // TOKEN_BYTES
-        self.shared = shared_tokens(packed, self._rest)
+        self.shared = _shared_tokens(packed, self._rest)
 
 
 def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
@@ -218,8 +245,28 @@ def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterato
         if row is None:
             return
         node_id, packed = row
-        shared = shared_tokens(packed, rest)
+        shared = _shared_tokens(packed, rest)
         whole = shared * TOKEN_BYTES == len(packed)
         if whole:
             yield node_id, shared, shared
         rest = rest[: (shared - whole) * TOKEN_BYTES]
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as int32 little endian."""
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def _unpack_tokens(packed: bytes) -> Tokens:
+    """The token ids out of `pack_tokens`."""
+    tokens: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
+    return tuple(tokens)
+
+
+def _shared_tokens(one: bytes, other: bytes) -> int:
+    """How many leading tokens two packed lists share."""
+    width = min(len(one), len(other))
+    if one[:width] == other[:width]:
+        return width // TOKEN_BYTES
+    mine, theirs = (np.frombuffer(each, "<i4", width // TOKEN_BYTES) for each in (one, other))
+    return int((mine != theirs).argmax())

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import numpy as np
 
-from kvchat.kvstore.index.check import Nonsense
+from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index.index import LOST
 from kvchat.kvstore.index.points import moment
@@ -97,7 +97,7 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
         sizes,
     )
     if (needs.parents >= np.arange(len(links))).any():
-        raise Nonsense
+        raise CorruptIndex
     return [Candidate(*row[:8]) for row in rows], needs
 
 
@@ -130,10 +130,10 @@ def index_lost_at(db: sqlite3.Connection) -> datetime | None:
 
 
 def _places(known: Numbers, wanted: Numbers) -> Numbers:
-    """Where in `known`, which is sorted, each one is. Raises Nonsense where one is not there."""
+    """Where in `known`, which is sorted, each one is. Raises CorruptIndex where one is not there."""
     places = np.searchsorted(known, wanted)
     if (places == len(known)).any() or (known[places] != wanted).any():
-        raise Nonsense
+        raise CorruptIndex
     return places
 
 
