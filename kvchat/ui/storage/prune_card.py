@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSlider, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QSlider, QWidget
 
 from kvchat.kvstore.savepoint import PrunePlan
+from kvchat.ui.base.building import column, label, row
 from kvchat.ui.storage.usage_words import plan_in_words
 from kvchat.words.wording import size
 
@@ -33,13 +34,10 @@ class PruneCard(QFrame):
         self.slider.setSingleStep(_STEPS // 100)
         self.slider.setValue(_STEPS)
         self.slider.setAccessibleName("Shrink to")
-        self.amount = QLabel()
+        self.amount = label()
         self.amount.setMinimumWidth(64)
         self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self.preview = QLabel(_INVITATION)
-        self.preview.setProperty("kind", "muted")
-        self.preview.setTextFormat(Qt.TextFormat.PlainText)
-        self.preview.setWordWrap(True)
+        self.preview = label(_INVITATION, "muted", wraps=True)
         self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.button = QPushButton("Shrink")
         self.button.setEnabled(False)
@@ -108,22 +106,10 @@ class PruneCard(QFrame):
             self.button.setText("Shrink")
 
     def _build(self) -> None:
-        words = QLabel("Shrink to")
+        words = label("Shrink to", "strong")
         words.setBuddy(self.slider)
-        words.setProperty("kind", "strong")
-        above = QHBoxLayout()
-        above.setSpacing(12)
-        above.addWidget(words)
-        above.addWidget(self.slider, 1)
-        above.addWidget(self.amount)
-        below = QHBoxLayout()
-        below.setSpacing(16)
-        below.addWidget(self.preview, 1)
-        below.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
         # Room for three lines from the start: the list below must not jump while the slider moves.
         self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 10, 12, 12)
-        column.setSpacing(8)
-        column.addLayout(above)
-        column.addLayout(below)
+        above = row(words, (self.slider, 1), self.amount, spacing=12)
+        below = row((self.preview, 1), (self.button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
+        column(above, below, on=self, spacing=8, margins=(12, 10, 12, 12))

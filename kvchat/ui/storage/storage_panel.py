@@ -7,18 +7,17 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.storage.prune_card import PruneCard
-from kvchat.ui.storage.usage_list import UsageList
-from kvchat.ui.storage.usage_picture import shared_colour
-from kvchat.ui.storage.usage_row import UsageRow
+from kvchat.ui.storage.usage_list import UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary
 from kvchat.ui.storage.usage_words import limits_in_words
 from kvchat.words.wording import STORAGE
@@ -28,7 +27,7 @@ EMPTY = "No chat is remembered yet. After each reply the memory of its chat is k
 
 
 class StoragePanel(Panel):
-    """The disk-usage panel. Shows `Runtime.store_usage` and forwards deletions, pins and pruning."""
+    """The storage window. Shows `StoreService.usage` and forwards deletions, pins and pruning."""
 
     changed = Signal()  # something was deleted, pinned or pruned
     limits_requested = Signal()  # quota, free-space floor and maximum age are settings
@@ -40,29 +39,18 @@ class StoragePanel(Panel):
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # as last asked for
         self._planning = False
-        self._changing = 0  # wishes under way: a plan made now would not know of them
+        self._changing = 0  # changes under way: a plan made now would not know of them
         self.setWindowTitle(STORAGE)
         self.setAccessibleName(STORAGE)
         self.begin_with(620, 720, 460, 560)
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)
-        self.empty = QLabel(EMPTY)
-        self.empty.setProperty("kind", "muted")
+        self.empty = label(EMPTY, "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.empty.setWordWrap(True)
         self.empty.hide()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 20, 16, 18)
-        column.setSpacing(12)
-        column.addWidget(self.notices)
-        column.addWidget(self.summary)
-        column.addWidget(self._build_heading())
-        column.addWidget(self.list, 1)
-        column.addWidget(self.empty, 1)
-        column.addWidget(self.prune)
-        column.addLayout(self._build_limits())
-        column.addLayout(self._build_buttons())
+        shown = (self.notices, self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune)
+        column(*shown, self._build_limits(), self._build_buttons(), on=self, spacing=12, margins=(16, 20, 16, 18))
         self._connect()
 
     def refresh(self) -> None:
@@ -132,26 +120,20 @@ class StoragePanel(Panel):
         self._colour_legend()
 
     def _build_heading(self) -> QWidget:
-        words = QLabel("Chats")
-        words.setProperty("kind", "strong")
         self._legend = QLabel()
         self._legend.setProperty("kind", "small")
-        self.only_losses = QPushButton("Show only what would go")
-        self.only_losses.setProperty("kind", "link")
+        self.only_losses = button(
+            "Show only what would go", None, "link", name="Show only the chats that would lose something"
+        )
         self.only_losses.setCheckable(True)
-        self.only_losses.setAccessibleName("Show only the chats that would lose something")
         self.only_losses.toggled.connect(
             lambda on: self.only_losses.setText("Show all" if on else "Show only what would go")
         )
         self.only_losses.hide()
         self._heading = QWidget()
-        row = QHBoxLayout(self._heading)
-        row.setContentsMargins(8, 4, 40, 0)
-        row.addWidget(words)
-        row.addStretch(1)
-        row.addWidget(self._legend)
-        row.addWidget(self.only_losses)
-        self._heading.setFixedHeight(max(row.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
+        parts = label("Chats", "strong"), STRETCH, self._legend, self.only_losses
+        built = row(*parts, on=self._heading, margins=(8, 4, 40, 0))
+        self._heading.setFixedHeight(max(built.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         return self._heading
 
     def _colour_legend(self) -> None:
@@ -162,19 +144,9 @@ class StoragePanel(Panel):
         )
 
     def _build_limits(self) -> QHBoxLayout:
-        self.limits = QLabel()
-        self.limits.setProperty("kind", "small")
-        self.limits.setWordWrap(True)
-        self._change = change = QPushButton("Change limits…")
-        change.setProperty("kind", "link")
-        change.setAccessibleName("Change the limits")
-        change.clicked.connect(self._change_limits)
-        row = QHBoxLayout()
-        row.setContentsMargins(8, 0, 8, 0)
-        row.setSpacing(10)
-        row.addWidget(self.limits, 1)
-        row.addWidget(change, 0, Qt.AlignmentFlag.AlignTop)
-        return row
+        self.limits = label(kind="small", wraps=True)
+        self._change = button("Change limits…", self._change_limits, "link", name="Change the limits")
+        return row((self.limits, 1), (self._change, 0, Qt.AlignmentFlag.AlignTop), spacing=10, margins=(8, 0, 8, 0))
 
     def _change_limits(self) -> None:
         """In the settings; this window would stand in their way."""
@@ -182,20 +154,10 @@ class StoragePanel(Panel):
         self.limits_requested.emit()
 
     def _build_buttons(self) -> QHBoxLayout:
-        self.delete_all = QPushButton("Delete all…")
-        self.delete_all.setProperty("kind", "danger")
-        self.delete_all.setAccessibleName("Delete the memory of all chats")
-        self.delete_all.clicked.connect(self._ask_delete_all)
-        self._leave = QPushButton("Close")
-        self._leave.setAccessibleName("Close storage")
-        self._leave.setProperty("kind", "primary")
-        self._leave.clicked.connect(self.close)
-        row = QHBoxLayout()
-        row.setContentsMargins(8, 0, 8, 0)
-        row.addWidget(self.delete_all)
-        row.addStretch(1)
-        row.addWidget(self._leave)
-        return row
+        name = "Delete the memory of all chats"
+        self.delete_all = button("Delete all…", self._ask_delete_all, "danger", name=name)
+        self._leave = button("Close", self.close, "primary", name="Close storage")
+        return row(self.delete_all, STRETCH, self._leave, margins=(8, 0, 8, 0))
 
     def _ask_delete_all(self) -> None:
         confirm(

@@ -1,15 +1,43 @@
-"""The top of the disk panel: the quota, what sharing saves, and four figures worth knowing."""
+"""The top of the storage window: the limit, what sharing saves, and four figures worth knowing."""
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QWidget
 
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.session.rates import BreakEven
+from kvchat.ui.base.building import column, label, row
 from kvchat.ui.base.theme import Look
-from kvchat.ui.storage.usage_picture import SavingsBar
-from kvchat.ui.storage.usage_words import break_even_in_words, sharing
+from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
+from kvchat.ui.widgets.round_bar import RoundBar, mix
 from kvchat.words.wording import size, size_of
+
+
+class SavingsBar(RoundBar):
+    """A bar as long as whole slot files would be; the strong part is what the disk really holds."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self.share = 1.0  # of the bar that is on disk
+        look.changed.connect(self.update)
+
+    def show_usage(self, usage: StoreUsage) -> None:
+        """Draw these figures."""
+        whole = usage.physical_bytes + spared_bytes(usage)
+        self.share = usage.physical_bytes / whole if whole else 0.0
+        self.setAccessibleName(f"{size(usage.physical_bytes)} on disk. {sharing(usage)}")
+        self.update()
+
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        """The ground is what is spared; on it, what is there."""
+        theme = self._look.theme
+        painter.fillRect(box, mix(theme.accent, theme.page, 0.18) if self.share else QColor(theme.line))
+        if self.share:
+            width = max(box.width() * self.share, 4.0)
+            painter.fillRect(QRectF(0, 0, width, box.height()), QColor(theme.accent))
 
 
 class UsageSummary(QWidget):
@@ -17,35 +45,21 @@ class UsageSummary(QWidget):
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.total = _label("title")
+        self.total = label(kind="title")
         self.share = QProgressBar()
         self.share.setTextVisible(False)
         self.share.setRange(0, 1000)
         self.share.setAccessibleName("Share of the limit in use")
         self.picture = SavingsBar(look)
-        self.on_disk = _label("strong")
-        self.spared = _label("muted")
-        self.spared.setWordWrap(True)
-        self.today, self.ever, self.warm, self.room = _label(), _label(), _label(), _label()
-        self.free = _label("small")
-        self.pays = _label("small")
+        self.on_disk, self.spared = label(kind="strong"), label(kind="muted", wraps=True)
+        self.today, self.ever, self.warm, self.room = (label(kind="strong") for _ in range(4))
+        self.free, self.pays = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.pays.hide()
-        for label in (self.free, self.pays):
-            label.setWordWrap(True)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(8, 0, 8, 0)
-        column.setSpacing(8)
-        column.addWidget(self.total)
-        column.addWidget(self.share)
-        column.addSpacing(6)
-        column.addLayout(self._build_legend())
-        column.addWidget(self.picture)
-        column.addSpacing(4)
         self._figures = QWidget()
         self._figures.setLayout(self._build_figures())
-        column.addWidget(self._figures)
-        column.addWidget(self.free)
-        column.addWidget(self.pays)
+        legend = row(self.on_disk, (self.spared, 1), spacing=14)
+        parts = (self.total, self.share, 6, legend, self.picture, 4, self._figures, self.free, self.pays)
+        column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
         """Show these sums, and from where on restoring pays."""
@@ -62,51 +76,30 @@ class UsageSummary(QWidget):
         self.spared.setText(sharing(usage))
         for widget in (self.picture, self.on_disk, self.spared):
             widget.setVisible(usage.physical_bytes > 0)
-        for label, count in (
+        for figure, count in (
             (self.today, usage.bytes_written_today),
             (self.ever, usage.bytes_written),
             (self.warm, usage.warm_bytes),
             (self.room, usage.free_bytes),
         ):
-            label.setText(size(count) if count else "none")
+            figure.setText(size(count) if count else "none")
         words = f"Below {size(usage.free_floor_bytes)} free on the disk nothing more is kept."
         if usage.set_aside_bytes:
             words += f" {size(usage.set_aside_bytes)} in files that were found bad and set aside."
         self.free.setText("" if usage.problem else words)
 
-    def _build_legend(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        row.setSpacing(14)
-        row.addWidget(self.on_disk)
-        row.addWidget(self.spared, 1)
-        return row
-
     def _build_figures(self) -> QHBoxLayout:
         """The figures in columns of one width, each above what it means."""
-        row = QHBoxLayout()
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(12)
+        cells = []
         for figure, words, tip in (
             (self.today, "written today", "What SSDs wear by: bytes the store has written today"),
             (self.ever, "written ever", "What SSDs wear by: bytes the store has written since it was made"),
             (self.warm, "ready in memory", "Chats whose memory comes back without the disk"),
             (self.room, "free on this disk", ""),
         ):
-            figure.setProperty("kind", "strong")
-            caption = _label("small")
-            caption.setText(words)
+            caption = label(words, "small")
             caption.setBuddy(figure)
-            for label in (figure, caption):
-                label.setToolTip(tip)
-            cell = QVBoxLayout()
-            cell.setSpacing(0)
-            cell.addWidget(figure)
-            cell.addWidget(caption)
-            row.addLayout(cell, 1)
-        return row
-
-
-def _label(kind: str = "") -> QLabel:
-    label = QLabel()
-    label.setProperty("kind", kind)
-    return label
+            for words_of_it in (figure, caption):
+                words_of_it.setToolTip(tip)
+            cells.append((column(figure, caption, spacing=0), 1))
+        return row(*cells, spacing=12, margins=0)

@@ -22,6 +22,8 @@ def sharing(usage: StoreUsage) -> str:
     if not usage.save_points:
         return ""
     spared = spared_bytes(usage)
+    if not spared and any(one.shared_bytes for one in usage.conversations):
+        return "What chats share is kept once; it is too little yet to spare anything."
     if not spared:
         return "Nothing is shared yet: turns and chats that begin alike will be kept once."
     share = 100 * spared / usage.logical_bytes

@@ -20,7 +20,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.storage.storage_panel import StoragePanel
-from kvchat.ui.storage.usage_row import UsageRow
+from kvchat.ui.storage.usage_list import UsageRow
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until

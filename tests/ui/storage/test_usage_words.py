@@ -38,8 +38,14 @@ def test_split() -> None:
 def test_sharing() -> None:
     assert sharing(STORE) == "30 MB spared (75%): whole files would take 40 MB."
     assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99%)")
-    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Nothing is shared yet")
+    alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
+    assert sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith("Nothing is shared yet")
     assert sharing(replace(STORE, save_points=0)) == ""
+
+
+def test_who_shares_a_little_is_not_told_that_nothing_is_shared() -> None:
+    assert split_of(replace(USAGE, shared_bytes=16_000)).endswith("16 KB shared")
+    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("What chats share is kept once")
 
 
 def test_a_plan() -> None:
