@@ -6,21 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import find_graphics, install_advice
 from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine_host.trial import TrialStep
+from kvchat.runtime import Runtime
 from kvchat.system.secret_store import Keeper
+from kvchat.ui.base.building import button
 from kvchat.ui.base.file_dialog import file_dialog
-from kvchat.ui.settings.page import Desk, SettingsPage
-from kvchat.ui.settings.text_entry import TextEntry
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 
 _DECIDES = "kvchat decides"
 _NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."
+_TRIAL = "Starts it beside the one that runs, with the smallest model at hand; takes some seconds."
 _INSIDE = "The engine inside kvchat"
 
 
@@ -29,63 +33,51 @@ class EnginePage(SettingsPage):
 
     name = "Engine"
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
         self.found: tuple[EngineEntry, ...] = ()
         self._looked = False
-        self.box = ChoiceBox(desk.look)
-        self.browse, self.again = QPushButton("Choose a file…"), QPushButton("Look again")
-        self.engine = self.add(Entry("Engine", _NOT_LOOKED, _row(self.box, self.browse, self.again), wide=True))
-        self.test = QPushButton("Try it")
+        self.box = ChoiceBox(look)
+        self.browse = button("Choose a file…", self.open_file_dialog, name="Choose a llama-server")
+        self.again = button("Look again", self.look_again, name="Look for engines again")
+        self.engine = self.add(Entry("Engine", _NOT_LOOKED, _flow(self.box, self.browse, self.again), wide=True))
+        self.test = button("Try it", lambda: self.run(self._try()), name="Try the engine")
         self.trial = self.add(Entry("Does it work?", _TRIAL, self.test))
         self.advice = self.add(Entry("Use your graphics card", "\n".join(install_advice(find_graphics())), QWidget()))
         self.advice.words.setTextInteractionFlags(  # commands to be copied
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-        engines = desk.runtime.engines
-        self.url = self.add(
-            TextEntry(
-                desk,
-                "engine_url",
-                "Use a llama-server that you run yourself",
-                "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only "
-                "if the server runs on this computer and was started with --slot-save-path.",
-                engines.why_not,
-                desk.change,
-                example="http://127.0.0.1:8080",
-                empty=None,
-            )
+        self.url = self.add_text(
+            "engine_url",
+            "Use a llama-server that you run yourself",
+            "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only "
+            "if the server runs on this computer and was started with --slot-save-path.",
+            example="http://127.0.0.1:8080",
+            empty=None,
         )
-        self.key = self.add(KeyEntry(desk))
-        self.workers = self.add(
-            TextEntry(
-                desk,
-                "rpc_workers",
-                "Share the work with other computers",
-                "For models larger than one computer: the name and port of each rpc-server, parted by commas. What "
-                "travels between them is not encrypted.",
-                engines.why_not,
-                desk.change,
-                example="den:50052, attic:50052",
-            )
+        self.key = self.add(KeyEntry(self))
+        self.workers = self.add_text(
+            "rpc_workers",
+            "Share the work with other computers",
+            "For models larger than one computer: the name and port of each rpc-server, parted by commas. What "
+            "travels between them is not encrypted.",
+            example="den:50052, attic:50052",
         )
-        self.arguments = self.add(
-            TextEntry(
-                desk,
-                "engine_arguments",
-                "Extra arguments",
-                "For llama-server, as on its command line. Those that kvchat needs itself are refused.",
-                engines.why_not,
-                desk.change,
-                example="--threads 8",
-            )
+        self.arguments = self.add_text(
+            "engine_arguments",
+            "Extra arguments",
+            "For llama-server, as on its command line. Those that kvchat needs itself are refused.",
+            example="--threads 8",
         )
-        self._connect()
+        self.box.setAccessibleName("Engine")
+        self.box.setAccessibleDescription("What kvchat starts; the list below says what each engine is")
+        self.engine.title.setBuddy(self.box)
+        self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
     def refresh(self) -> None:
         """Show what is in force; look for engines the first time."""
         super().refresh()
-        self.key.setVisible(self.desk.runtime.settings.engine_url is not None)  # of use with a server alone
+        self.key.setVisible(self.runtime.settings.engine_url is not None)  # of use with a server alone
         self._show_engines()
         if not self._looked and self.isVisible():
             self.look_again()
@@ -99,15 +91,15 @@ class EnginePage(SettingsPage):
         """Ask every engine there is."""
         self._looked = True
         self.engine.say("Looking for engines…")
-        self.desk.panel.run(self._look())
+        self.run(self._look())
 
     async def _look(self) -> None:
-        self.found = await self.desk.runtime.engines.engines()
+        self.found = await self.runtime.engines.engines()
         self._show_engines()
 
     def _show_engines(self) -> None:
         """The list, the chosen one in words, and advice where none uses a graphics card."""
-        path = self.desk.runtime.settings.engine_path
+        path = self.runtime.settings.engine_path
         self.box.clear()
         self.box.addItem(_DECIDES, None)
         for entry in self.found:
@@ -124,18 +116,6 @@ class EnginePage(SettingsPage):
         self.advice.setVisible(wanted)
         self.advice.say("\n".join(install_advice(graphics)))
 
-    def _connect(self) -> None:
-        self.box.setAccessibleName("Engine")
-        self.engine.title.setBuddy(self.box)
-        self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
-        self.browse.clicked.connect(self.open_file_dialog)
-        self.again.clicked.connect(self.look_again)
-        self.box.setAccessibleDescription("What kvchat starts; the list below says what each engine is")
-        self.browse.setAccessibleName("Choose a llama-server")
-        self.again.setAccessibleName("Look for engines again")
-        self.test.setAccessibleName("Try the engine")
-        self.test.clicked.connect(lambda: self.desk.panel.run(self._try()))
-
     def open_file_dialog(self) -> None:
         """Let the user point at a llama-server."""
         dialog = file_dialog(self, "Choose a llama-server", QFileDialog.FileMode.ExistingFile)
@@ -143,7 +123,7 @@ class EnginePage(SettingsPage):
         dialog.open()
 
     def _choose(self, path: str | None) -> None:
-        self.desk.change("engine_path", path)
+        self.change("engine_path", path)
         self.look_again()
 
     async def _try(self) -> None:
@@ -160,12 +140,12 @@ class EnginePage(SettingsPage):
         self.trial.say("Starting…")
         try:
             location = next((entry.location for entry in self.found if entry.chosen), None) or self._selected()
-            await self.desk.runtime.engines.try_out(location, tell)
+            await self.runtime.engines.try_out(location, tell)
         finally:
             self.test.setEnabled(True)
 
     def _selected(self) -> EngineLocation:
-        path = self.desk.runtime.settings.engine_path
+        path = self.runtime.settings.engine_path
         if path is None or path == EngineKind.EMBEDDED.value:
             return EngineLocation(EngineKind.EMBEDDED)
         return EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
@@ -174,37 +154,30 @@ class EnginePage(SettingsPage):
 class KeyEntry(Entry):
     """The server's key: typed, kept, never shown again."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.field, self.forget = QLineEdit(), QPushButton("Forget")
-        super().__init__(
-            "The server’s key", "Only where the server asks for one.", _row(self.field, self.forget), wide=True
-        )
-        self._desk = desk
+    def __init__(self, page: SettingsPage) -> None:
+        self.field, self._engines = QLineEdit(), page.runtime.engines
+        self.forget = button("Forget", lambda: page.run(self._forget()), "link", name="Forget the server’s key")
+        words = "Only where the server asks for one."
+        super().__init__("The server’s key", words, _flow(self.field, self.forget), wide=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setPlaceholderText("what it was given as --api-key")
         self.field.setAccessibleName("The server’s key")
         self.field.setAccessibleDescription("Only if the server asks for one")
-        self.forget.setAccessibleName("Forget the server’s key")
-        self.field.returnPressed.connect(lambda: desk.panel.run(self._keep()))
-        self.forget.setProperty("kind", "link")
-        self.forget.clicked.connect(lambda: desk.panel.run(self._forget()))
+        self.field.returnPressed.connect(lambda: page.run(self._keep()))
 
     async def _keep(self) -> None:
         value = self.field.text().strip()
         if value:
-            self.show_keeper(await self._desk.runtime.engines.keep_key(value))
+            self.show_keeper(await self._engines.keep_key(value))
             self.field.clear()
 
     async def _forget(self) -> None:
-        await self._desk.runtime.engines.keep_key("")
+        await self._engines.keep_key("")
         self.show_keeper(None)
 
     def show_keeper(self, keeper: Keeper | None) -> None:
         """Where the key lies now."""
         self.say(f"Kept in {keeper.value}. It is used when the engine starts next." if keeper else "None is kept.")
-
-
-_TRIAL = "Starts it beside the one that runs, with the smallest model at hand; takes some seconds."
 
 
 def _name(entry: EngineEntry) -> str:
@@ -223,10 +196,9 @@ def _described(entry: EngineEntry) -> str:
     return f"{mark}{_name(entry)}: {entry.version}; {devices}"
 
 
-def _row(first: QWidget, *others: QWidget) -> QWidget:
+def _flow(*widgets: QWidget) -> QWidget:
     holder = QWidget()
-    row = FlowLayout(holder)
-    row.addWidget(first)
-    for other in others:
-        row.addWidget(other)
+    layout = FlowLayout(holder)
+    for widget in widgets:
+        layout.addWidget(widget)
     return holder

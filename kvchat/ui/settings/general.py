@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvchat.ui.base.theme import ZOOMS
-from kvchat.ui.settings.page import Desk, SettingsPage
-from kvchat.ui.widgets.entries import ChoiceEntry, NumberEntry
+from kvchat.runtime import Runtime
+from kvchat.ui.base.theme import ZOOMS, Look
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.number_text import MINUTES
 from kvchat.words.wording import NUMBERS
 
@@ -20,28 +21,21 @@ class GeneralPage(SettingsPage):
 
     name = "General"
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
         words = "Light or dark, or whatever your desktop uses right now."
-        self.theme = self.add(ChoiceEntry(desk.look, "theme", "Theme", words, _THEMES, desk.change))
+        self.theme = self.add_choice("theme", "Theme", words, _THEMES)
         words = "Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."
-        self.zoom = self.add(ChoiceEntry(desk.look, "zoom", "Text size", words, _SIZES, desk.change))
+        self.zoom = self.add_choice("zoom", "Text size", words, _SIZES)
         words = "How long each reply took and where its chat came from, below it and in the line at the bottom."
-        self.numbers = self.add(ChoiceEntry(desk.look, "show_numbers", NUMBERS, words, _NUMBERS, desk.change))
+        self.numbers = self.add_choice("show_numbers", NUMBERS, words, _NUMBERS)
         words = "In the language of the chat, when it has nothing else to do. A name you gave stays."
-        entry = ChoiceEntry(desk.look, "model_titles", "Let the model name chats", words, _ON_OFF, desk.change)
-        self.titles = self.add(entry)
+        self.titles = self.add_choice("model_titles", "Let the model name chats", words, _ON_OFF)
         words = "With the first message saves memory until you need it; that message waits until the model is loaded."
-        self.start = self.add(ChoiceEntry(desk.look, "engine_start", "Start the engine", words, _STARTS, desk.change))
-        self.idle = self.add(
-            NumberEntry(
-                "idle_minutes",
-                "Stop the engine when idle",
-                "After so long without a message the model’s memory is freed. The next message brings it back, and "
-                "your chats come back from disk.",
-                MINUTES,
-                desk.change,
-                default="never",
-                reset="Never",
-            )
+        self.start = self.add_choice("engine_start", "Start the engine", words, _STARTS)
+        words = (
+            "After so long without a message the model’s memory is freed. The next message brings it back, and "
+            "your chats come back from disk."
         )
+        title = "Stop the engine when idle"
+        self.idle = self.add_number("idle_minutes", title, words, MINUTES, default="never", reset="Never")

@@ -1,17 +1,24 @@
-"""Settings, Model and context: the memory the model takes, and what would make it fit better."""
+"""Settings, Model and context: a picture of the memory the model takes, and what would make it fit better."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QLabel, QWidget
 
-from kvchat.library.memory.bar import MemoryBar
+from kvchat.library.memory.bar import COMPUTER, MemoryBar
 from kvchat.library.memory.proposals import Proposal
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look
-from kvchat.ui.engine.memory_picture import MemoryPicture
 from kvchat.ui.widgets.entries import Entry
+from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
+from kvchat.words.wording import CHATS_READY, size
+
+_LEAST = 3.0  # pixels; a part that is there is seen
+_NAMES = ("the model", "room for the chat", "working space", CHATS_READY)  # weights, KV cache, buffers, staging
+_TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
 class MemoryEntry(Entry):
@@ -23,9 +30,7 @@ class MemoryEntry(Entry):
         self._look = look
         self._shown: tuple[Sequence[MemoryBar], Sequence[Proposal]] = ((), ())
         self._holder = QWidget()
-        self._column = QVBoxLayout(self._holder)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(12)
+        self._column = column(on=self._holder, spacing=12, margins=0)
         super().__init__("Memory", "What the model takes.", self._holder, wide=True)
         look.changed.connect(self._restyle)  # a lambda would be called when this is gone
 
@@ -54,24 +59,73 @@ class MemoryEntry(Entry):
             self._column.addWidget(self._offer(proposal))
 
     def _offer(self, proposal: Proposal) -> QWidget:
-        title, words = QLabel(proposal.title), QLabel(f"{proposal.gain} {proposal.price}")
-        words.setProperty("kind", "small")
-        for label in (title, words):
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setWordWrap(True)
-        use = QPushButton("Use")
+        title, words = (
+            label(proposal.title, wraps=True),
+            label(f"{proposal.gain} {proposal.price}", "small", wraps=True),
+        )
+        use = button("Use", lambda: self.taken.emit(proposal), name=f"Use: {proposal.title}")
         use.setAutoDefault(False)
-        use.setAccessibleName(f"Use: {proposal.title}")
         use.setAccessibleDescription(words.text())
-        use.clicked.connect(lambda: self.taken.emit(proposal))
-        texts = QVBoxLayout()
-        texts.setSpacing(2)
-        texts.addWidget(title)
-        texts.addWidget(words)
-        offer = QWidget()
-        row = QHBoxLayout(offer)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(24)
-        row.addLayout(texts, 1)
-        row.addWidget(use, 0, Qt.AlignmentFlag.AlignTop)
+        offer, top = QWidget(), Qt.AlignmentFlag.AlignTop
+        row((column(title, words, spacing=2), 1), (use, 0, top), on=offer, spacing=24, margins=0)
         return offer
+
+
+class MemoryPicture(QWidget):
+    """One memory: its name, the bar, and the bar in figures."""
+
+    def __init__(self, look: Look, bar: MemoryBar) -> None:
+        super().__init__()
+        name = "This computer’s memory" if bar.place == COMPUTER else bar.place
+        caption, free, legend = label(name, "small"), label(f"{size(bar.free)} free before the load", "small"), QLabel()
+        legend.setProperty("kind", "small")
+        legend.setText(" &nbsp; ".join(_legend(look, bar)))
+        legend.setWordWrap(True)
+        column(row(caption, STRETCH, free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
+        taken = ", ".join(f"{part} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
+        self.setAccessibleName(f"{name}: {taken}; left alone {size(bar.margin)} of {size(bar.free)} free")
+
+
+class _Bar(RoundBar):
+    """As long as the free memory; from the left what the model takes, at the right end the margin."""
+
+    def __init__(self, look: Look, bar: MemoryBar) -> None:
+        super().__init__()
+        self._look, self._bar = look, bar
+
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        """Parts after each other; the margin is hatched, and the model's part of it too where it does not fit."""
+        theme, bar = self._look.theme, self._bar
+        painter.fillRect(box, QColor(theme.line))
+        scale = box.width() / max(bar.free, bar.needed, 1)
+        left = 0.0
+        for count, colour in zip(_parts(bar), _colours(self._look), strict=True):
+            width = max(count * scale, _LEAST) if count else 0.0
+            painter.fillRect(QRectF(left, 0, width, box.height()), colour)
+            left += width
+        margin = bar.margin * scale
+        painter.setClipRect(QRectF(box.right() - margin, 0, margin, box.height()), Qt.ClipOperation.IntersectClip)
+        painter.setPen(QColor(theme.muted if bar.fits else theme.warn))
+        for x in range(int(box.right() - margin) - HEIGHT, int(box.right()) + 1, 5):
+            painter.drawLine(x, HEIGHT, x + HEIGHT, 0)
+
+
+def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
+    return bar.weights, bar.kv, bar.compute + bar.other, bar.staging
+
+
+def _colours(look: Look) -> tuple[QColor, ...]:
+    """The model's parts in the accent; what gives way to it in a colour of no weight."""
+    theme = look.theme
+    return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
+
+
+def _legend(look: Look, bar: MemoryBar) -> list[str]:
+    """Each part as rich text: a square in its colour, its name and size."""
+    parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
+    words = [_entry(colour.name(), f"{name} {size(count)}") for count, colour, name in parts if count]
+    return [*words, _entry(look.theme.muted, f"left alone {size(bar.margin)}", "▨")]
+
+
+def _entry(colour: str, words: str, sign: str = "■") -> str:
+    return f'<span style="color:{colour}">{sign}</span> {words.replace(" ", "&nbsp;")}'

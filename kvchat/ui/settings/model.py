@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QPushButton
 
+from kvchat.runtime import Runtime
+from kvchat.ui.base.building import button
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.memory import MemoryEntry
-from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.elided import breakable
-from kvchat.ui.widgets.entries import ChoiceEntry, Entry, NumberEntry
+from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.number_text import TOKENS
 
 _KV_TYPES = (
     ("f16", "Exact (f16)"),
     ("q8_0", "Half the memory (q8_0)"),
     ("q4_0", "A quarter (q4_0)"),
+)
+_PRECISION = (
+    "With less precision longer chats fit, and replies may suffer a little. What was kept with another precision "
+    "cannot be used until you change it back. In the field’s terms: the type of the KV cache."
 )
 
 
@@ -24,46 +31,27 @@ class ModelPage(SettingsPage):
     name = "Model and context"
     model_requested = Signal()
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
-        choose = QPushButton("Choose another…")
-        choose.setAccessibleName("Choose another model")
-        choose.clicked.connect(self.model_requested)
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
+        choose = button("Choose another…", self.model_requested, name="Choose another model")
         self.model = self.add(Entry("Model", "", choose))
-        self.retest = QPushButton("Try again")
-        self.retest.setAccessibleName("Try out again whether chats can be remembered")
-        self.retest.setToolTip("The engine starts again for that")
-        self.retest.clicked.connect(lambda: desk.panel.run(desk.runtime.retest_restoring()))
+        self.retest = button(
+            "Try again",
+            lambda: self.run(runtime.retest_restoring()),
+            name="Try out again whether chats can be remembered",
+            tip="The engine starts again for that",
+        )
         self.restoring = self.add(Entry("Chats after a restart", "", self.retest))
-        self.context = self.add(
-            NumberEntry(
-                "context_size",
-                "Context size",
-                "",
-                TOKENS,
-                desk.change,
-                default="kvchat decides",
-                reset="Let kvchat decide",
-            )
-        )
-        self.memory = self.add(MemoryEntry(desk.look))
-        self.memory.taken.connect(lambda proposal: desk.apply(proposal.taken(desk.runtime.settings)))
-        self.kv_type = self.add(
-            ChoiceEntry(
-                desk.look,
-                "kv_type",
-                "Precision of the memory of chats",
-                "With less precision longer chats fit, and replies may suffer a little. What was kept with another "
-                "precision cannot be used until you change it back. In the field’s terms: the type of the KV cache.",
-                _KV_TYPES,
-                desk.change,
-            )
-        )
+        default, reset = "kvchat decides", "Let kvchat decide"
+        self.context = self.add_number("context_size", "Context size", "", TOKENS, default=default, reset=reset)
+        self.memory = self.add(MemoryEntry(look))
+        self.memory.taken.connect(lambda proposal: self.apply(proposal.taken(runtime.settings)))
+        self.kv_type = self.add_choice("kv_type", "Precision of the memory of chats", _PRECISION, _KV_TYPES)
 
     def refresh(self) -> None:
         """Model and context are the runtime's to say."""
         super().refresh()
-        runtime = self.desk.runtime
+        runtime = self.runtime
         engine = runtime.engine
         self.model.say(breakable(runtime.model.name or "None is chosen yet."))
         self.restoring.say(engine.restoring)

@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QLineEdit, QScrollArea, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.entries import Entry
+from kvchat.ui.widgets.entries import Change, ChoiceEntry, Entry, FieldEntry, NumberEntry
 from kvchat.ui.widgets.layouts import ScrollGround
+from kvchat.ui.widgets.number_text import Notation
 
 E = TypeVar("E", bound=Entry)
 
 
-@dataclass(frozen=True)
-class Desk:
-    """What every page works with."""
-
-    runtime: Runtime
-    look: Look
-    panel: Panel  # the window the page stands in: starts wishes, tells what failed
-
-    def change(self, name: str, value: Any) -> None:
-        """Put one setting into force and store it."""
-        self.apply(replace(self.runtime.settings, **{name: value}))
-
-    def apply(self, settings: Settings) -> None:
-        """Put these into force and store them, if they are others."""
-        if settings != self.runtime.settings:
-            self.panel.run(self.runtime.apply_settings(settings))
-
-
 class SettingsPage(QScrollArea):
-    """A page; subclasses name it and `add` their entries."""
+    """A page; subclasses name it and `add` their entries. What is changed is put into force and stored at once."""
 
     name = ""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        """`panel`: the window the page stands in, which starts what is asked for and tells what failed."""
         super().__init__()
-        self.desk = desk
+        self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setAccessibleName(self.name)
         ground = ScrollGround("settingsPage")
-        self._column = QVBoxLayout(ground)
-        self._column.setContentsMargins(28, 22, 28, 22)
-        self._column.setSpacing(0)
-        heading = QLabel(self.name)
-        heading.setProperty("kind", "title")
-        self._column.addWidget(heading)
-        self._column.addSpacing(6)
-        self._column.addStretch(1)
+        self._column = column(label(self.name, "title"), 6, STRETCH, on=ground, spacing=0, margins=(28, 22, 28, 22))
         self.setWidget(ground)
 
     def add(self, entry: E) -> E:
@@ -71,15 +50,93 @@ class SettingsPage(QScrollArea):
         self.entries.append(entry)
         return entry
 
+    def add_choice(self, name: str, title: str, words: str, choices: Sequence[tuple[Any, str]]) -> ChoiceEntry:
+        """Add a setting with a few values to choose from, each with its words."""
+        return self.add(ChoiceEntry(self.look, name, title, words, choices, self.change))
+
+    def add_number(
+        self,
+        name: str,
+        title: str,
+        words: str,
+        notation: Notation,
+        *,
+        default: str = "",
+        reset: str,
+        change: Change | None = None,
+    ) -> NumberEntry:
+        """Add a setting that is a number; `default` stands in the empty field, `reset` is the button that empties it.
+
+        `change` is called in the place of the page's own.
+        """
+        return self.add(NumberEntry(name, title, words, notation, change or self.change, default=default, reset=reset))
+
+    def add_text(self, name: str, title: str, words: str, *, example: str, empty: str | None = "") -> TextEntry:
+        """Add a setting that is a text; `example` stands in the empty field, `empty` is the setting's value then."""
+        return self.add(TextEntry(self, name, title, words, example=example, empty=empty))
+
+    def run(self, run: Coroutine[Any, Any, Any]) -> None:
+        """Start what the user asked for; what fails is told in the window."""
+        self.panel.run(run)
+
+    def change(self, name: str, value: Any) -> None:
+        """Put one setting into force and store it."""
+        self.apply(replace(self.runtime.settings, **{name: value}))
+
+    def apply(self, settings: Settings) -> None:
+        """Put these into force and store them, if they are others."""
+        if settings != self.runtime.settings:
+            self.run(self.runtime.apply_settings(settings))
+
     def refresh(self) -> None:
         """Show what is in force."""
         for entry in self.entries:
-            entry.refresh(self.desk.runtime.settings)
+            entry.refresh(self.runtime.settings)
 
     def forget(self) -> None:
         """The window closes: what was typed and refused is not kept."""
         for entry in self.entries:
-            entry.restore(self.desk.runtime.settings)
+            entry.restore(self.runtime.settings)
+
+
+class TextEntry(FieldEntry):
+    """A setting that is a text: a wide field, a button that empties it. The runtime's parts judge what is typed."""
+
+    def __init__(
+        self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
+    ) -> None:
+        field, self.clear = QLineEdit(), button("Clear", lambda: self._clear(), "link", name=f"{title}: clear")
+        holder = QWidget()
+        row((field, 1), self.clear, on=holder, spacing=10, margins=0)
+        super().__init__(name, title, words, field, holder, wide=True)
+        self._page, self._empty = page, empty
+        self.field.setPlaceholderText(example)
+        self.field.setAccessibleName(title)
+
+    def refresh(self, settings: Settings) -> None:
+        """Show the text in force, unless something else is being typed or was refused."""
+        if not self.field.isModified():
+            self.field.setText(getattr(settings, self.name) or "")
+            self.refuse("")
+        self.clear.setVisible(bool(self.field.text()))
+
+    def _take(self) -> None:
+        if self.field.isModified():
+            self._page.run(self._judge(self.field.text().strip()))
+
+    async def _judge(self, text: str) -> None:
+        reason = await self._page.runtime.engines.why_not(self.name, text) if text else ""
+        if self.field.text().strip() != text:
+            return  # something else was typed meanwhile
+        self.refuse(reason)
+        if not reason:
+            self.field.setModified(False)
+            self._page.change(self.name, text or self._empty)
+
+    def _clear(self) -> None:
+        self.field.setText("")
+        self.field.setModified(False)
+        self._page.change(self.name, self._empty)
 
 
 def _hairline() -> QFrame:

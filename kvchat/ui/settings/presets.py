@@ -7,12 +7,16 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QLabel, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QWidget
 
 from kvchat.chat.options.presets import Preset
+from kvchat.runtime import Runtime
+from kvchat.ui.base.building import button, column, label
+from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.presets.preset_dialog import PresetDialog
-from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 
@@ -27,8 +31,8 @@ class PresetsPage(SettingsPage):
 
     name = "Presets"
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
         self.list = QListWidget()
@@ -36,28 +40,16 @@ class PresetsPage(SettingsPage):
         self.list.setProperty("kind", "boxed")
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setMinimumHeight(220)
-        self.none = QLabel("No presets yet. “New…” makes the first.")
-        self.none.setProperty("kind", "muted")
-        self.new, self.edit, self.duplicate = QPushButton("New…"), QPushButton("Edit…"), QPushButton("Duplicate")
-        self.default, self.delete = QPushButton("Make default"), QPushButton("Delete…")
-        self.delete.setProperty("kind", "danger")
-        holder = QWidget()
-        column, row = QVBoxLayout(holder), FlowLayout()
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(10)
-        for button, run in (
-            (self.new, lambda: self.open(Preset("New preset"))),
-            (self.edit, lambda: self.open(self._chosen())),
-            (self.duplicate, self._duplicate),
-            (self.default, self._make_default),
-            (self.delete, self._ask_delete),
-        ):
-            button.setAccessibleName(button.text())
-            button.clicked.connect(run)
-            row.addWidget(button)
-        column.addWidget(self.list)
-        column.addWidget(self.none)
-        column.addLayout(row)
+        self.none = label("No presets yet. “New…” makes the first.", "muted")
+        self.new = button("New…", lambda: self.open(Preset("New preset")))
+        self.edit = button("Edit…", lambda: self.open(self._chosen()))
+        self.duplicate = button("Duplicate", self._duplicate)
+        self.default = button("Make default", self._make_default)
+        self.delete = button("Delete…", self._ask_delete, "danger")
+        holder, buttons = QWidget(), FlowLayout()
+        for one in (self.new, self.edit, self.duplicate, self.default, self.delete):
+            buttons.addWidget(one)
+        column(self.list, self.none, buttons, on=holder, spacing=10, margins=0)
         self.add(Entry("Chats can begin with", _WORDS, holder, wide=True))
         self.list.currentRowChanged.connect(self._show_buttons)
         self.list.itemActivated.connect(lambda _: self.open(self._chosen()))
@@ -66,25 +58,25 @@ class PresetsPage(SettingsPage):
     def showEvent(self, event: QShowEvent) -> None:
         """Ask for the presets."""
         super().showEvent(event)
-        self.look()
+        self.load()
 
-    def look(self) -> None:
+    def load(self) -> None:
         """Ask for the presets anew."""
-        self.desk.panel.run(self._load())
+        self.run(self._load())
 
     def open(self, preset: Preset | None) -> PresetDialog | None:
         """Change a preset, or make one."""
         if preset is None:
             return None
         if self._dialog is None:
-            self._dialog = PresetDialog(self.desk.runtime, self.desk.look, self.desk.panel.runner, self)
-            self._dialog.stored.connect(self.look)
+            self._dialog = PresetDialog(self.runtime, self.look, self.panel.runner, self)
+            self._dialog.stored.connect(self.load)
         self._dialog.edit(preset)
         return self._dialog
 
     async def _load(self) -> None:
         chosen = self._chosen()
-        self._presets = await self.desk.runtime.chat.options.presets()
+        self._presets = await self.runtime.chat.options.presets()
         self.list.clear()
         for preset in self._presets:
             item = QListWidgetItem(f"{preset.name} (default)" if preset.is_default else preset.name, self.list)
@@ -101,18 +93,18 @@ class PresetsPage(SettingsPage):
 
     def _show_buttons(self) -> None:
         chosen = self._chosen()
-        for button in (self.edit, self.duplicate, self.default, self.delete):
-            button.setEnabled(chosen is not None)
+        for one in (self.edit, self.duplicate, self.default, self.delete):
+            one.setEnabled(chosen is not None)
         self.default.setText("No default" if chosen and chosen.is_default else "Make default")
 
     def _duplicate(self) -> None:
         if preset := self._chosen():
-            self.desk.panel.run(self._then_load(self.desk.runtime.chat.options.duplicate_preset(preset)))
+            self.run(self._then_load(self.runtime.chat.options.duplicate_preset(preset)))
 
     def _make_default(self) -> None:
         if preset := self._chosen():
             changed = replace(preset, is_default=not preset.is_default)
-            self.desk.panel.run(self._then_load(self.desk.runtime.chat.options.store_preset(changed)))
+            self.run(self._then_load(self.runtime.chat.options.store_preset(changed)))
 
     def _ask_delete(self) -> None:
         if preset := self._chosen():
@@ -121,7 +113,7 @@ class PresetsPage(SettingsPage):
                 f"Delete “{preset.name}”?",
                 "Chats that began with it keep what they have of it.",
                 "Delete",
-                lambda: self.desk.panel.run(self._then_load(self.desk.runtime.chat.options.delete_preset(preset))),
+                lambda: self.run(self._then_load(self.runtime.chat.options.delete_preset(preset))),
             )
 
     async def _then_load(self, run: Awaitable[object]) -> None:

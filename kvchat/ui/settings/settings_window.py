@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QListWidget,
-    QListWidgetItem,
-    QPushButton,
-    QStackedWidget,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.general import GeneralPage
 from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
 
@@ -43,10 +34,9 @@ class SettingsWindow(Panel):
         self.setAccessibleName("Settings")
         self.begin_with(780, 620, 560, 400)
         look.changed.connect(self._fit_list)
-        desk = Desk(runtime, look, self)
-        self.general, self.model, self.storage = GeneralPage(desk), ModelPage(desk), StoragePage(desk)
-        self.engine = EnginePage(desk)
-        self.presets = PresetsPage(desk)
+        self.general, self.model = GeneralPage(runtime, look, self), ModelPage(runtime, look, self)
+        self.presets, self.engine = PresetsPage(runtime, look, self), EnginePage(runtime, look, self)
+        self.storage = StoragePage(runtime, look, self)
         self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.presets, self.engine, self.storage)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
@@ -64,8 +54,8 @@ class SettingsWindow(Panel):
         """As wide and high as the pages' names need."""
         self.list.ensurePolished()
         metrics = self.list.fontMetrics()
-        for row in range(self.list.count()):
-            self.list.item(row).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
+        for number in range(self.list.count()):
+            self.list.item(number).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
         widest = max(metrics.horizontalAdvance(page.name) for page in self.pages)
         self.list.setFixedWidth(widest + _LIST_PADDING)
 
@@ -100,45 +90,18 @@ class SettingsWindow(Panel):
         self.pending.setVisible(self._runtime.engine.restart_pending)
 
     def _build(self) -> None:
-        close = QPushButton("Close")
-        close.setAccessibleName("Close the settings")
-        close.clicked.connect(self.close)
-        below = QHBoxLayout()
-        below.setContentsMargins(28, 12, 24, 16)
-        below.addStretch(1)
-        below.addWidget(close)
-        around = QVBoxLayout()
-        around.setContentsMargins(24, 12, 24, 0)
-        around.setSpacing(8)
-        around.addWidget(self.notices)
-        right = QVBoxLayout()
-        right.setSpacing(0)
-        right.addLayout(around)
-        right.addWidget(self._stack, 1)
-        right.addWidget(self.pending)
-        right.addLayout(below)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(0)
-        row.addWidget(self.list)
-        row.addLayout(right, 1)
+        close = button("Close", self.close, name="Close the settings")
+        around = column(self.notices, spacing=8, margins=(24, 12, 24, 0))
+        below = row(STRETCH, close, margins=(28, 12, 24, 16))
+        right = column(around, (self._stack, 1), self.pending, below, spacing=0)
+        row(self.list, (right, 1), on=self, spacing=0, margins=0)
 
     def _build_pending(self) -> QWidget:
         """The bar that offers to restart the engine."""
-        frame = QFrame()
+        frame, holder = QFrame(), QWidget()
         frame.setProperty("kind", "notice")
-        words = QLabel("The engine uses what you changed when it starts next.")
-        words.setWordWrap(True)
-        self.restart = QPushButton("Restart engine now")
-        self.restart.setProperty("kind", "primary")
-        self.restart.setAccessibleName("Restart engine now")
-        self.restart.clicked.connect(lambda: self.run(self._runtime.restart_engine()))
-        row = QHBoxLayout(frame)
-        row.setContentsMargins(14, 8, 8, 8)
-        row.addWidget(words, 1)
-        row.addWidget(self.restart)
-        holder = QWidget()
-        around = QVBoxLayout(holder)
-        around.setContentsMargins(24, 8, 24, 4)
-        around.addWidget(frame)
+        words = label("The engine uses what you changed when it starts next.", wraps=True)
+        self.restart = button("Restart engine now", lambda: self.run(self._runtime.restart_engine()), "primary")
+        row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
+        column(frame, on=holder, margins=(24, 8, 24, 4))
         return holder

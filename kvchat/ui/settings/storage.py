@@ -9,18 +9,26 @@ from pathlib import Path
 
 from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QPushButton
 
 from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.store_service import chats_in_words, long_chat, store_bounds
+from kvchat.ui.base.building import button
+from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.settings.page import Desk, SettingsPage
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_words import expiry_in_words, plan_in_words
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import Entry, NumberEntry
 from kvchat.ui.widgets.number_text import DAYS, GIGABYTES
 from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, several, size
+
+_DELETED = (
+    "For so long a deleted chat or message can be had back; then it goes for good, from the search and the memory of "
+    "chats as well. With 0 it goes in a moment."
+)
 
 
 class FolderNotOpened(KvchatError):
@@ -36,59 +44,33 @@ class StoragePage(SettingsPage):
     name = STORAGE
     usage_requested = Signal()
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(desk)
-        show = QPushButton("Show…")
-        show.setAccessibleName("Show the memory of chats")
-        show.clicked.connect(self.usage_requested)
-        words = "Each chat’s share of the disk, and what is to be kept."
-        self.add(Entry(MEMORY_OF_CHATS, words, show))
-        self.quota = self.add(
-            NumberEntry(
-                "quota_bytes",
-                "Limit",
-                "",
-                GIGABYTES,
-                lambda _, value: desk.panel.run(self._change_quota(value)),
-                default="kvchat decides",
-                reset="Let kvchat decide",
-            )
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
+        show = button("Show…", self.usage_requested, name="Show the memory of chats")
+        self.add(Entry(MEMORY_OF_CHATS, "Each chat’s share of the disk, and what is to be kept.", show))
+        self.quota = self.add_number(
+            "quota_bytes",
+            "Limit",
+            "",
+            GIGABYTES,
+            default="kvchat decides",
+            reset="Let kvchat decide",
+            change=lambda _, value: self.run(self._change_quota(value)),
         )
-        self.floor = self.add(
-            NumberEntry(
-                "free_floor_bytes",
-                "Keep free",
-                "",
-                GIGABYTES,
-                desk.change,
-                default="",
-                reset=f"Back to {size(Settings().free_floor_bytes)}",
-            )
+        reset = f"Back to {size(Settings().free_floor_bytes)}"
+        self.floor = self.add_number("free_floor_bytes", "Keep free", "", GIGABYTES, reset=reset)
+        self.age = self.add_number(
+            "max_age_days",
+            "Maximum age",
+            "What was not used for so long is deleted. Messages always stay.",
+            DAYS,
+            default="no limit",
+            reset="No limit",
+            change=lambda _, value: self.run(self._change_age(value)),
         )
-        self.age = self.add(
-            NumberEntry(
-                "max_age_days",
-                "Maximum age",
-                "What was not used for so long is deleted. Messages always stay.",
-                DAYS,
-                lambda _, value: desk.panel.run(self._change_age(value)),
-                default="no limit",
-                reset="No limit",
-            )
-        )
-        self.deleted = self.add(
-            NumberEntry(
-                "keep_deleted_days",
-                "Keep what was deleted",
-                "For so long a deleted chat or message can be had back; then it goes for good, from the search and the "
-                "memory of chats as well. With 0 it goes in a moment.",
-                DAYS,
-                desk.change,
-                default="",
-                reset=f"Back to {several(Settings().keep_deleted_days, 'day')}",
-            )
-        )
-        paths = desk.runtime.paths
+        reset = f"Back to {several(Settings().keep_deleted_days, 'day')}"
+        self.deleted = self.add_number("keep_deleted_days", "Keep what was deleted", _DELETED, DAYS, reset=reset)
+        paths = runtime.paths
         for title, folder, words in (
             (MEMORY_OF_CHATS, paths.save_points, "This folder may be deleted at any time."),
             ("Chats", paths.data, "Back this folder up to keep your chats."),
@@ -99,50 +81,48 @@ class StoragePage(SettingsPage):
     def refresh(self) -> None:
         """What the quota comes to where nobody chose one depends on the disk."""
         super().refresh()
-        settings = self.desk.runtime.settings
+        settings = self.runtime.settings
         words = chats_in_words(self._quota(settings.quota_bytes), long_chat(settings))
         holds = f" What is in force {words}." if words else ""
         self.quota.say(
             "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
             f"goes first. Left to kvchat it is {size(self._quota(None))} here.{holds}"
         )
-        free = shutil.disk_usage(self.desk.runtime.paths.cache).free
+        free = shutil.disk_usage(self.runtime.paths.cache).free
         self.floor.say(f"When less than this is free on the disk, nothing more is kept. {size(free)} are free now.")
 
     def _quota(self, chosen: int | None) -> int:
-        runtime = self.desk.runtime
+        runtime = self.runtime
         return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
 
     async def _change_quota(self, chosen: int | None) -> None:
         """A lower quota takes save points away at once: only after they were shown."""
         quota = self._quota(chosen)
-        if quota < self._quota(self.desk.runtime.settings.quota_bytes):
-            plan = await self.desk.runtime.save_points.plan_prune(quota)
+        if quota < self._quota(self.runtime.settings.quota_bytes):
+            plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 words = f"{plan_in_words(plan, quota)} Messages stay."
                 self._ask(self.quota, f"Lower the limit to {size(quota)}?", words, "Lower the limit", chosen)
                 return
-        self.desk.change("quota_bytes", chosen)
+        self.change("quota_bytes", chosen)
 
     async def _change_age(self, days: int | None) -> None:
         """So does a lower age."""
-        before = self.desk.runtime.settings.max_age_days
+        before = self.runtime.settings.max_age_days
         if days is None or (before is not None and days >= before):
-            self.desk.change("max_age_days", days)
+            self.change("max_age_days", days)
             return
-        words = expiry_in_words(await self.desk.runtime.save_points.usage(), days, datetime.now(UTC))
+        words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))
         self._ask(self.age, f"Delete what was not used for {several(days, 'day')}?", words, "Delete", days)
 
     def _ask(self, entry: NumberEntry, title: str, words: str, action: str, value: int | None) -> None:
-        dialog = confirm(self.desk.panel, title, words, action, lambda: self.desk.change(entry.name, value))
-        dialog.rejected.connect(lambda: entry.restore(self.desk.runtime.settings))
+        dialog = confirm(self.panel, title, words, action, lambda: self.change(entry.name, value))
+        dialog.rejected.connect(lambda: entry.restore(self.runtime.settings))
 
     def _place(self, title: str, folder: Path, words: str) -> Entry:
-        button = QPushButton("Open folder")
-        button.setAccessibleName(f"Open the folder: {title}")
-        button.clicked.connect(lambda: self._open(folder))
-        return Entry(title, "\n".join(part for part in (breakable(str(folder)), words) if part), button)
+        show = button("Open folder", lambda: self._open(folder), name=f"Open the folder: {title}")
+        return Entry(title, "\n".join(part for part in (breakable(str(folder)), words) if part), show)
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-            self.desk.panel.tell(FolderNotOpened(folder))
+            self.panel.tell(FolderNotOpened(folder))

@@ -13,7 +13,7 @@ from kvchat.engine.finding.graphics import Graphics, Maker
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings import engines as settings_engines
 from kvchat.ui.settings.engines import EnginePage
-from kvchat.ui.settings.text_entry import TextEntry
+from kvchat.ui.settings.page import TextEntry
 from tests.ui.fake_runtime import FakeEngines, FakeRuntime
 from tests.ui.waiting import until
 

@@ -22,8 +22,8 @@ from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.engine.memory_picture import MemoryPicture
 from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.settings.memory import MemoryPicture
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
