@@ -63,7 +63,7 @@ def kinds() -> list[kills.Kind]:
         kills.Kind("plain-embedded", embedded, tiny_model("llama")),
         kills.Kind("plain-server", server, tiny_model("llama")),
         kills.Kind("windows-server", server, tiny_model("gemma3")),
-        kills.Kind("hybrid-embedded", embedded, tiny_model("qwen35")),
+        kills.Kind("hybrid-server", server, tiny_model("qwen35")),
     ]
 
 

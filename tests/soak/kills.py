@@ -88,7 +88,11 @@ def run(folder: Path, kinds: Sequence[Kind], rounds: int, seed: int, tell: Calla
         home = Home(folder / kinds[at].name)
         if not home.folder.exists():
             home.write_settings(
-                model_path=str(kinds[at].model), engine_path=kinds[at].engine, context_size=8192, free_floor_bytes=0
+                model_path=str(kinds[at].model),
+                engine_path=kinds[at].engine,
+                engine_arguments="" if kinds[at].engine == "embedded" else "--threads 1",  # two wait for each other
+                context_size=8192,
+                free_floor_bytes=0,
             )
         life = _Life(home, seed * 100_000 + number, told[at], tally)
         try:

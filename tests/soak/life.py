@@ -33,7 +33,7 @@ from tests.kept import Kept
 from tests.soak.moments import Fate, Fulfilment, say
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0, seed=1)
-LONG = Sampling(max_tokens=600, temperature=0.0, seed=1)
+LONG = Sampling(max_tokens=200, temperature=0.0, seed=1)
 MOST_CHATS = 8
 MOST_ACTS = 30  # by then every moment should have come
 SAID_EVERY_S = 0.1  # of a reply that is streaming

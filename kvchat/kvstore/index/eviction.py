@@ -1,7 +1,8 @@
 """Which save points to give up: pure decisions on values.
 
 A save point is worth the prefill it spares, per byte that it keeps on disk, and half as much for every week since it
-was used. What others keep as well is neither lost nor freed. Older turns go before a conversation's last.
+was used. What others keep as well is neither lost nor freed. Older turns go before a conversation's last, all that
+was saved for it.
 """
 
 from __future__ import annotations
