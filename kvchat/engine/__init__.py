@@ -18,7 +18,7 @@ using. Everything it was started with is then part of the fingerprint.
 `child`: what runs in a process of its own and imports nothing of kvchat. `parent_guard.py` makes the engine die with
 the app, even by SIGKILL: on Linux by `PR_SET_PDEATHSIG`, elsewhere by a pipe.
 
-`speaking`: what a turn needs of an engine is `interface.py`; `client.py` is that, over `transport.py`, the only place
+`speaking`: what a turn needs of an engine is `client.py`, over `transport.py`, the only place
 that speaks HTTP. What a prompt shares with one before is tokenised once (`tokenizing.py`). A streamed reply is read in
 batches: a wake-up per token would cost more than what is done with it.
 

@@ -14,7 +14,7 @@ from kvchat.engine.finding.running_server import RunningServer, find_server, rea
 from kvchat.engine.running.external import ExternalServer, ServerAddress, parse_address
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.status import DOWN, EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts
@@ -111,7 +111,6 @@ class ExternalHost(BaseHost):
         """Ask the server for its facts, and find out whether its states can be kept. Raises EngineError."""
         engine, generation = await self._connection.ready(), self._connection.generation
         self.server = facts = await engine.facts()
-        assert isinstance(engine, LlamaServerClient)
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         states = await asyncio.to_thread(states_of, self._process, facts)
         number, free = slot_for_us(await _slots(engine))

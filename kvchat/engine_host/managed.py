@@ -13,7 +13,7 @@ from kvchat.engine.running import failure
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.interface import EngineError, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineGone
 from kvchat.engine.speaking.status import DOWN, EngineState, EngineStatus
 from kvchat.engine_host.base import BaseHost, tell_bug
 from kvchat.engine_host.choice import EngineChoice

@@ -15,8 +15,9 @@ from kvchat.engine.finding.probe import EngineProbe, probe
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, Timings
 from kvchat.engine_host.choice import options_to_leave_out, promised_strategy
 from kvchat.errors import KvchatError
@@ -111,7 +112,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             await supervisor.close()
 
 
-async def _self_test(engine: Engine, generation: int, plan: LaunchPlan) -> Finding:
+async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> Finding:
     """What restoring can do with it, found out as before a first turn."""
     promised, window, per_token = Strategy.PLAIN, None, 0.0
     with contextlib.suppress(KvchatError):  # the engine has loaded it all the same
@@ -143,7 +144,7 @@ async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineErr
     return EngineFailed(failure) if failure else error
 
 
-async def _say_a_word(engine: Engine) -> Timings | None:
+async def _say_a_word(engine: LlamaServerClient) -> Timings | None:
     """The timings of a short greedy reply."""
     timings = None
     question = [ChatMessage("user", "Say hello.")]

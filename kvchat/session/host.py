@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kvchat.engine.speaking.interface import Engine, EngineError
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.session.strategy import Finding, Strategy
 
@@ -22,7 +23,7 @@ EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 class ReadyEngine:
     """An engine that answers, and what a session must know of it."""
 
-    engine: Engine
+    engine: LlamaServerClient
     generation: int  # grows with every launched process: another number, an empty slot
     slot_path: Path
     fingerprint: Fingerprint

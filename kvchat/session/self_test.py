@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.engine.speaking.interface import EngineError, EngineRefused
+from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files import disk

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvchat.engine.speaking.interface import EngineError, EngineGone, EngineRefused
+from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import SaveSkipped, Saving, Tell

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvchat.engine.speaking.interface import EngineGone, EngineRefused
+from kvchat.engine.speaking.errors import EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import SlotSave
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import (

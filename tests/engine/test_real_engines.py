@@ -22,7 +22,7 @@ from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.status import EngineState, FailureKind
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from tests.engine.waiting import is_alive, until

@@ -11,7 +11,8 @@ from typing import cast
 
 import pytest
 
-from kvchat.engine.speaking.interface import Engine, EngineError, EngineGone, EngineRefused, SlotRows
+from kvchat.engine.speaking.client import LlamaServerClient, SlotRows
+from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import SavePointStore
@@ -72,7 +73,7 @@ class Room:
 def ready(engine: Script, strategy: Strategy = Strategy.NONE, generation: int = 1, size: int = 4096) -> ReadyEngine:
     fingerprint = Fingerprint("m", "f16", "f16", "auto", 1, "")
     finding = Finding(strategy, proved=True)
-    return ReadyEngine(cast(Engine, engine), generation, Path(), fingerprint, size, 1.0, finding)
+    return ReadyEngine(cast(LlamaServerClient, engine), generation, Path(), fingerprint, size, 1.0, finding)
 
 
 def chunk(text: str = "", *, cached: int = 0, read: int = 44) -> ChatChunk:

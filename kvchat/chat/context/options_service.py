@@ -14,7 +14,7 @@ from kvchat.chat.options.presets import Preset
 from kvchat.chat.record.branching import branch_of_copies, words_of_nobody_yet
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.errors import KvchatError
 
 

@@ -6,7 +6,7 @@ from kvchat.chat.events import Notice
 from kvchat.chat.options.presets import manner_of
 from kvchat.chat.record.prompt import begins_empty, ends_with_reply, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.session.interruption import Interruption
 from kvchat.session.session import Request

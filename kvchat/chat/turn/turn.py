@@ -17,7 +17,7 @@ from kvchat.chat.turn.continuation import Echo
 from kvchat.chat.turn.opening import Beginning
 from kvchat.chat.turn.reply import ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.interface import EngineError, EngineRefused
+from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.events import Asked, SessionEvent

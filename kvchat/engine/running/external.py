@@ -13,7 +13,7 @@ import httpx2
 from kvchat.engine.finding.probe import MINIMUM_BUILD, build_number
 from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection
-from kvchat.engine.speaking.interface import EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.errors import EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
 from kvchat.errors import KvchatError
 

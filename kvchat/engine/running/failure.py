@@ -21,7 +21,7 @@ from kvchat.engine.speaking.error_patterns import (
     out_of_memory,
     said_last,
 )
-from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineSilent
+from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineSilent
 from kvchat.engine.speaking.status import EngineFailure, FailureKind
 from kvchat.errors import KvchatError
 

@@ -19,7 +19,7 @@ from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
 from kvchat.engine.running.watch import Watch, WatchPolicy
 from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection
-from kvchat.engine.speaking.interface import EngineError, EngineGone, NotOurEngine
+from kvchat.engine.speaking.errors import EngineError, EngineGone, NotOurEngine
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
 
 _FIRST_POLL_S = 0.05

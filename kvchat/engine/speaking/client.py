@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx2
 
 from kvchat.engine.speaking import bodies, wire
-from kvchat.engine.speaking.interface import EngineError, EngineRefused, NotOurEngine, SlotRows
+from kvchat.engine.speaking.errors import EngineError, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.tokenizing import PromptTokens
 from kvchat.engine.speaking.transport import CONNECT_S, Transport
 from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
@@ -41,8 +41,36 @@ class Health(Enum):
     READY = "ready"
 
 
+class SlotRows:
+    """How many leading tokens of a slot have the rows they had when it was saved or restored last.
+
+    An engine never changes a row: it keeps those it says it took from its cache (`cache_n`), and computes the others
+    anew. Of a request that has not said it yet, nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.alone = True  # nobody else sends requests to this engine; if others may, nothing is ever known
+        self.kept = 0
+
+    def mark(self, tokens: int) -> None:
+        """The slot holds so many tokens, just saved or restored."""
+        self.kept = tokens if self.alone else 0
+
+    def asked(self) -> int:
+        """A request begins, or the slot is to hold something else; what was known until now."""
+        before, self.kept = self.kept, 0
+        return before
+
+    def answered(self, before: int, cached: int) -> None:
+        """A request took so many tokens from the cache; `before` is what `asked` answered."""
+        self.kept = min(before, cached)
+
+
 class LlamaServerClient:
-    """An `Engine` over HTTP. Close it with `close`, or use it as an async context manager."""
+    """A ready llama-server, over HTTP. Every method raises EngineGone or EngineRefused.
+
+    Close it with `close`, or use it as an async context manager.
+    """
 
     def __init__(
         self,
@@ -109,7 +137,7 @@ class LlamaServerClient:
         return other
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
-        """The same connections, whose requests carry these options of the chat template."""
+        """The same connections, rendering and answering with these options of the chat template."""
         other = copy.copy(self)
         other._template = options
         return other
@@ -125,7 +153,10 @@ class LlamaServerClient:
         return other
 
     async def check_schema(self, schema: str) -> None:
-        """POST /apply-template, which makes a grammar of the schema. Raises EngineRefused where it cannot."""
+        """Whether a reply can follow this JSON schema, without touching the slot. Raises EngineRefused if not.
+
+        POST /apply-template makes a grammar of it.
+        """
         messages = bodies.messages_body([ChatMessage("user", "?")])
         await self._http.call("POST", "/apply-template", {"messages": messages, "json_schema": json.loads(schema)})
 
@@ -172,7 +203,7 @@ class LlamaServerClient:
         return timings
 
     async def save_slot(self, filename: str) -> SlotSave:
-        """POST /slots/N?action=save."""
+        """POST /slots/N?action=save, N being the slot that all requests are pinned to."""
         return wire.parse_save(await self._slot("save", {"filename": filename}))
 
     async def restore_slot(self, filename: str) -> SlotRestore:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.interface import Engine, EngineError
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus
 
 
@@ -48,7 +48,7 @@ class EngineConnection:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
-    async def ready(self) -> Engine:
+    async def ready(self) -> LlamaServerClient:
         """The engine, as soon as it is ready. Raises EngineFailed with the reason, EngineError when it is stopped."""
         while True:
             state = self._status.state

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from kvchat.engine.speaking import error_patterns, wire
-from kvchat.engine.speaking.interface import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
+from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.speaking.wire import ChatChunk
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 from kvchat.engine.speaking.bodies import messages_body
-from kvchat.engine.speaking.interface import EngineRefused
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, Picture
 
 FIRST_ID = -2  # −1 is llama-server's own placeholder

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.errors import EngineError
 
 _NVIDIA_SMI_S = 5.0
 _MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate says nothing

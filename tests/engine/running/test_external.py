@@ -17,7 +17,7 @@ from kvchat.engine.finding.running_server import RunningServer, find_server, rea
 from kvchat.engine.running.external import BadAddress, ExternalServer, ReachPolicy, ServerAddress, parse_address
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.status import EngineState
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine

@@ -17,7 +17,7 @@ from kvchat.engine.running.process import Ladder
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.interface import EngineError, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineGone
 from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine

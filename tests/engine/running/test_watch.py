@@ -18,7 +18,8 @@ from kvchat.engine.running.process import Ladder
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.running.watch import Watch, WatchPolicy
 from kvchat.engine.speaking import transport
-from kvchat.engine.speaking.interface import Engine, EngineError, EngineSilent
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.errors import EngineError, EngineSilent
 from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatMessage
 from tests.engine.waiting import is_alive, until
@@ -40,7 +41,7 @@ async def watched(fake: FakeEngine, policy: WatchPolicy = CLOSE) -> AsyncIterato
         await supervisor.close()
 
 
-async def ask(engine: Engine) -> None:
+async def ask(engine: LlamaServerClient) -> None:
     async with contextlib.aclosing(engine.chat([ChatMessage("user", "one two three")], ENGINE_DEFAULTS)) as chunks:
         async for _ in chunks:
             pass

@@ -17,7 +17,7 @@ from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import Health, LlamaServerClient
-from kvchat.engine.speaking.interface import EngineBroken, EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.errors import EngineBroken, EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine

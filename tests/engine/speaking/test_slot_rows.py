@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.errors import EngineError
 
 
 def answering(*events: str) -> LlamaServerClient:

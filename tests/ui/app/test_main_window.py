@@ -21,7 +21,7 @@ from kvchat.chat.events import (
     WaitingForChat,
 )
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.engine.speaking.interface import EngineError
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloads import Download, DownloadState
