@@ -60,9 +60,10 @@ class ReadyEngine:
         """How many rows of a sliding window a restore needs at most beside the file's; 0 for other models."""
         return OLDER_WINDOW_ROWS if self.finding.strategy is Strategy.COMPLETE else 0
 
-    def early(self, boundary: Tokens) -> Tokens | None:
-        """Where a sliding-window model has to be saved as well, just before the boundary; None for other models."""
-        return boundary[:-EARLY_TOKENS] if self.older_rows and len(boundary) > EARLY_TOKENS else None
+    def stops(self, boundary: Tokens) -> tuple[Tokens, ...]:
+        """Where the slot is saved for a boundary: there at last, with a sliding window just before it as well."""
+        early = boundary[:-EARLY_TOKENS] if self.older_rows else ()
+        return (early, boundary) if early else (boundary,)
 
     @property
     def saves(self) -> bool:

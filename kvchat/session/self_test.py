@@ -129,8 +129,7 @@ class _Trial:
     async def _save(self, lease: Lease, tokens: Tokens) -> None:
         """As at the end of a turn."""
         lease.slot.forget()
-        early = lease.engine.early(tokens)
-        for stop in (early, tokens) if early else (tokens,):
+        for stop in lease.engine.stops(tokens):
             await lease.settle(stop)
             point = await lease.save(stop)
             if point is None:

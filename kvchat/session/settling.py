@@ -49,14 +49,14 @@ class Settling:
             self._tell(Saving())
             if going_on and not engine.can_cut:
                 end = await self._save_where_it_goes_on(lease, label, going_on)
-        boundary = await self._unless_superseded(lease.boundary(history))
-        early = engine.early(boundary) if boundary else None
-        if early and len(early) <= len(end) < len(boundary or ()):
-            early = None  # the save at the reply's end serves: the slot need not go back
-        if early and await self._settled(lease, early):
-            await lease.save(early, label=label, tell=False)
-        settled = await self._settled(lease, boundary) if boundary else False
-        if boundary and settled and engine.saves:
+        boundary = await self._unless_superseded(lease.boundary(history)) or ()
+        *early, boundary = engine.stops(boundary)
+        for stop in early:
+            # Not where the save at the reply's end serves: the slot need not go back.
+            if not len(stop) <= len(end) < len(boundary) and await self._settled(lease, stop):
+                await lease.save(stop, label=label, tell=False)
+        settled = bool(boundary) and await self._settled(lease, boundary)
+        if settled and engine.saves:
             await lease.save(boundary, label=label)
         elif engine.saves:
             self._tell(SaveSkipped("the next message came first"))
@@ -64,10 +64,9 @@ class Settling:
     async def _save_where_it_goes_on(self, lease: Lease, label: str, going_on: Sequence[ChatMessage]) -> Tokens:
         """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""
         end = await self._unless_superseded(lease.engine.engine.prompt_tokens(going_on))
-        early = lease.engine.early(end) if end else None
-        for tokens in (early, end):
-            if tokens and await self._settled(lease, tokens):
-                await lease.save(tokens, label=label, tell=False)
+        for stop in lease.engine.stops(end) if end else ():
+            if await self._settled(lease, stop):
+                await lease.save(stop, label=label, tell=False)
         return end or ()
 
     async def _settled(self, lease: Lease, tokens: Tokens) -> bool:

@@ -47,9 +47,8 @@ async def save_on_the_way(
         return None
     if not await system.is_shared() and lease.slots.rates.prefill_ms(len(boundary)) < LONG_MS:
         return None
-    early = engine.early(boundary)
     read: list[Timings] = []
-    for stop in (early, boundary) if early else (boundary,):
+    for stop in engine.stops(boundary):
         read.append(await lease.settle(stop, progress))
         await to_its_end(lease.save(stop, label=system.label, tell=False))
     return Timings(

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.e2e
 SAME, TIE, DIFFERS = "the same", "the same up to a tie", "different"
 AS_GOOD = 0.1  # natural logarithm
 END = ("", "<|im_end|>")  # how the end of a reply is told among its tokens
-# So short that 8 tokens before the turn boundary lie before the end of the reply, see ReadyEngine.early.
+# So short that 8 tokens before the turn boundary lie before the end of the reply, see ReadyEngine.stops.
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 ENDS = Sampling(temperature=0.0, grammar='root ::= "The bridge over the river is the longest."')
 
