@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+from kvchat.kvstore.admission import default_quota
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.budget import default_quota
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, RebuildSpeed, StoreUsage
 from kvchat.kvstore.store import NoStore, SavePointStore
 from kvchat.library.gguf.facts import GgufFacts, read_facts

@@ -10,9 +10,9 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   wrong.
 - **Passes** (`positioned.py` counts them). Blocks are moved by several threads, piece by piece while a piece is in
   the cache. A block's name is its BLAKE3; what proves it at a restore is its XXH3, beside the name in the index.
-  Rebuilding is composing everything (`rebuild.py`). A turn's rows that the engine has kept since the last save, as
-  its `cache_n` says (`engine/speaking/slot_rows.py`), are believed and not read again, but for two blocks
-  (`absorb.py`).
+  A file, as it was saved or never saved, is a plan (`layout/plan.py`) that `rebuild.py` carries out. A turn's rows
+  that the engine has kept since the last save, as its `cache_n` says (`engine/speaking/slot_rows.py`), are believed
+  and not read again, but for two blocks (`absorb.py`).
 - **Index** (`index/`, SQLite): save points, their recipes (sealed with a hash; paths in a tree of uses, so that
   what turns share is there once), a tree of token segments for the longest known prefix, what was lost and why,
   bytes written. Every turn boundary is a save point, along all branches, until the budget says otherwise. No
@@ -21,11 +21,11 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   (`index/check.py`): it is set aside under a lock, and a new one begun.
 - **Find.** The longest prefix of the prompt, from any conversation of the same fingerprint; in the order of their
   bytes segments that begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will
-  do: the file is composed for exactly that (`compose.py`). `session/rates.py` judges by measured rates whether a
+  do: the file is composed for exactly that (`planning.py`). `session/rates.py` judges by measured rates whether a
   restore beats reading; the disk panel shows the break-even.
 - **Sliding windows.** The engine saves exactly the window and then refuses it, being a row short (llama.cpp
   b11434). So such a model is saved twice per turn, a few tokens before the boundary and at it, and a restore is
-  given the older rows as well (`compose_windows`): `cache_n` then shows that it is used.
+  given the older rows as well (`windows_plan`): `cache_n` then shows that it is used.
 - **Tiers.** An engine's slot folder lies on disk; whether a file lies there or is a link into memory is decided for
   each by what is free now (`staging.py`, `library/memory.staging_room`), so a small `/dev/shm` costs speed and
   nothing else. The store absorbs in the background, off the slot's lock. What is staged still is *warm* and given

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.rebuild import Unusable, rebuild
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, MemoryRoom, Staged

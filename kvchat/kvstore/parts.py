@@ -8,11 +8,10 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-from kvchat.kvstore import budget
-from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.files import disk, presence
 from kvchat.kvstore.files.staging import Staging
@@ -26,6 +25,7 @@ from kvchat.kvstore.savepoint import Bounds, StoreRefused
 DELETED_MEANWHILE = "its memory was deleted meanwhile"
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
+_SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept for a look, how much of the quota they take
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
 
 
@@ -50,14 +50,16 @@ class BadFiles:
         return sum(disk.tree_size(path) for path in disk.listing(self._folder))
 
     def trim(self, quota: int) -> None:
-        """Delete the oldest beyond 3 files or 10 % of the quota."""
-        kept: list[budget.Kept] = []
+        """Keep the newest alone: 3 files and 10 % of the quota at most."""
+        files: list[tuple[float, int, Path]] = []
         for path in disk.listing(self._folder):
             with contextlib.suppress(OSError):
-                found = path.stat()
-                kept.append(budget.Kept(path.name, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC)))
-        for name in budget.set_aside_plan(kept, quota):
-            (self._folder / name).unlink(missing_ok=True)
+                files.append(((found := path.stat()).st_mtime, found.st_size, path))
+        taken = 0
+        for number, (_, size, path) in enumerate(sorted(files, reverse=True)):
+            taken += size
+            if number >= _SET_ASIDE_FILES or taken > _SET_ASIDE_SHARE * quota:
+                path.unlink(missing_ok=True)
 
     def delete(self, names: frozenset[str] | None = None) -> int:
         """Delete these files, or all; returns the bytes freed."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from kvchat.kvstore.blocks.composing import OlderRecipe, compose_prefix, compose_windows
-from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, bad_blocks, rebuild
-from kvchat.kvstore.blocks.residue import DamagedBlock
+from kvchat.kvstore.blocks.planning import prefix_plan, windows_plan
+from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, compose
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
@@ -19,8 +17,8 @@ from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
-from kvchat.kvstore.layout.plan import CannotCompose
-from kvchat.kvstore.layout.recipe import Recipe, RecipeError
+from kvchat.kvstore.layout.plan import CannotCompose, size_of, whole
+from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts, in_words
 from kvchat.kvstore.savepoint import (
     Fingerprint,
@@ -39,7 +37,6 @@ from kvchat.kvstore.saving import Window
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
-_HEADERS = 1 << 16  # bytes; a part of a file is a little larger than its share
 NOTHING_SAVED = "nothing is kept of this chat"
 CANNOT_GO_BACK = "the chat was changed before what was kept of it, and this model cannot go back"
 
@@ -173,20 +170,19 @@ class Restoring:
         self,
         plan: RestorePlan,
         recipe: Recipe,
-        older: list[OlderRecipe],
+        older: list[Earlier],
         older_window_rows: int,
         target: Path,
         wanted: Wanted,
     ) -> int:
-        """Put the file together; returns how many tokens it holds. What cannot be composed is given as it was saved."""
-        staging, n_tokens = self._parts.staging, plan.tokens_used
-        if not plan.whole:
-            size = recipe.file_size * n_tokens // plan.save_point.n_tokens + _HEADERS
-            file = staging.blank(size, target, self._parts.unabsorbed())
-            if self._composed(
-                [recipe], lambda: compose_prefix(recipe, n_tokens, self._parts.blocks, file, wanted), file
-            ):
-                staging.hand(file, target)
+        """Put the file together; returns how many tokens it holds. What cannot be cut here the engine itself cuts."""
+        parts, n_tokens = self._parts, plan.tokens_used
+        with contextlib.suppress(CannotCompose):
+            if not plan.whole:
+                pieces = prefix_plan(recipe, n_tokens, parts.blocks)
+                file = parts.staging.blank(size_of(pieces), target, parts.unabsorbed())
+                self._learned.append(compose(pieces, (recipe,), parts.blocks, file, wanted))
+                parts.staging.hand(file, target)
                 return n_tokens
         self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target, wanted)
         return plan.save_point.n_tokens
@@ -195,38 +191,25 @@ class Restoring:
         self,
         point_id: str,
         recipe: Recipe,
-        older: list[OlderRecipe],
+        older: list[Earlier],
         older_window_rows: int,
         target: Path | None,
         wanted: Wanted,
     ) -> None:
         """The whole file, with older window rows where it needs some, at `target` if any; it stays warm, if it can."""
-        staging, blocks = self._parts.staging, self._parts.blocks
-        unabsorbed = self._parts.unabsorbed()
-        file = staging.blank(recipe.file_size, target, unabsorbed)
-        if not older_window_rows or not self._composed(
-            [recipe, *(one.recipe for one in older)],
-            lambda: compose_windows(recipe, older, older_window_rows, blocks, file, wanted),
-            file,
-        ):
-            self._learned.append(rebuild(recipe, blocks, file, wanted))
+        staging, blocks, unabsorbed = self._parts.staging, self._parts.blocks, self._parts.unabsorbed()
+        plan = whole(recipe.file_size)
+        sources: tuple[Recipe, ...] = (recipe,)
+        if older_window_rows:
+            with contextlib.suppress(CannotCompose):  # without them the engine reads what it misses
+                plan, sources = windows_plan(recipe, older, older_window_rows, blocks)
+        file = staging.blank(size_of(plan), target, unabsorbed)
+        self._learned.append(compose(plan, sources, blocks, file, wanted))
         if target is not None:
             staging.hand(file, target)
         if file != target:
             staging.keep(point_id, file, older_window_rows, waits=False)
             staging.trim(unabsorbed)
-
-    def _composed(self, sources: Sequence[Recipe], compose: Callable[[], Hashes], file: Path) -> bool:
-        """Whether the file could be composed; if not, the engine cuts it back itself, or reads what it misses."""
-        try:
-            self._learned.append(compose())
-        except CannotCompose:
-            self._parts.staging.give_back(file)
-            return False
-        except DamagedBlock as damage:
-            uses = [use for recipe in sources for use in recipe.uses]
-            raise Unusable(bad_blocks(uses, self._parts.blocks)) from damage
-        return True
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> str:
         """Why the plan came to nothing; what is bad is set aside."""
@@ -256,18 +239,18 @@ class Restoring:
         return self._parts.lose(point.id, str(error), tell=True)
 
 
-def _older(db: sqlite3.Connection, point: SavePoint) -> list[OlderRecipe]:
+def _older(db: sqlite3.Connection, point: SavePoint) -> list[Earlier]:
     """The absorbed save points that share most leading tokens with this one, and may hold its older window rows."""
     kind = index_points.fingerprint_id(db, point.fingerprint)
     assert kind is not None
-    older: list[OlderRecipe] = []
+    older: list[Earlier] = []
     for place in token_tree.places(db, kind, point.tokens):
         for one in token_tree.at(db, place.node_id, token_tree.NOBODY):
             if len(older) == MOST_OLDER:
                 return older
             with contextlib.suppress(RecipeError):
                 recipe = index_recipes.load_recipe(db, one) if str(one) != point.id else None
-                older += [OlderRecipe(recipe, place.shared)] if recipe else []
+                older += [Earlier(recipe, place.shared)] if recipe else []
     return older
 
 

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kvchat.kvstore import budget
+from kvchat.kvstore.admission import check_room, check_saved, not_written
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
-from kvchat.kvstore.blocks.blocks import Changed
+from kvchat.kvstore.blocks.block_files import Changed
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.points import NewPoint
-from kvchat.kvstore.intake import check_saved, not_written
-from kvchat.kvstore.layout.recipe import Recipe, RecipeError
-from kvchat.kvstore.layout.spans import Before
+from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
@@ -74,7 +72,7 @@ class Saving:
         if parts.free_bytes() - to_write < bounds.free_floor:
             parts.staging.trim(staged, disk_too=True)
         try:
-            budget.check_room(size, to_write, parts.free_bytes(), bounds.quota, bounds.free_floor)
+            check_room(size, to_write, parts.free_bytes(), bounds.quota, bounds.free_floor)
         except StoreRefused:
             if place is not None:
                 parts.staging.forget(place)
@@ -104,7 +102,7 @@ class Saving:
         parts, waiting = self._parts, slot_file
         try:
             size = check_saved(slot_file, expected, expected_size)
-            budget.check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
+            check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
             new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
             waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
             with _in_words(), parts.index.write() as db:
@@ -227,7 +225,7 @@ class Saving:
     def _check_disk(self, point: SavePoint, shared: int) -> None:
         new = point.size * (point.n_tokens - shared) // point.n_tokens
         bounds = self._parts.bounds
-        budget.check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
+        check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
 
     def _unabsorbed(self) -> frozenset[str]:
         with _in_words():
@@ -242,18 +240,18 @@ class _Outcome(Enum):
     BLOCK_GONE = auto()
 
 
-def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Before | None:
+def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Earlier | None:
     """The absorbed save point that the file has grown from, or shares most leading tokens with; None without."""
     if grown is not None:
         origin = index_points.load(db, int(grown.point_id))
         recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
-            return Before(recipe, shared, min(shared, grown.unchanged))
+            return Earlier(recipe, shared, min(shared, grown.unchanged))
     return _known(db, point.fingerprint, point.tokens)
 
 
-def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens) -> Before | None:
+def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens) -> Earlier | None:
     """The absorbed save point that shares most leading tokens with these; None without."""
     kind = index_points.fingerprint_id(db, fingerprint)
     barren: set[int] = set()
@@ -261,7 +259,7 @@ def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens) -> 
         found = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
         recipe = _recipe(db, found) if found is not None else None
         if recipe is not None:
-            return Before(recipe, place.shared)
+            return Earlier(recipe, place.shared)
     return None
 
 

@@ -15,12 +15,13 @@ from io import FileIO
 from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.blocks.blocks import BlockFiles, Changed, Written
-from kvchat.kvstore.blocks.residue import pack_residue
+from kvchat.kvstore.blocks.block_files import BlockFiles, Changed, Written, pack_residue
+from kvchat.kvstore.layout.known_rows import RowSpan, known_rows, samples_of, spans_of, unchanged_of
 from kvchat.kvstore.layout.layout import RowMap, Run
 from kvchat.kvstore.layout.recipe import (
     RESIDUE,
     BlockUse,
+    Earlier,
     Extent,
     Recipe,
     RecipeError,
@@ -30,7 +31,6 @@ from kvchat.kvstore.layout.recipe import (
     residue_parts,
     row_parts,
 )
-from kvchat.kvstore.layout.spans import Before, Span, known_rows, samples_of, spans_of, unchanged_of
 from kvchat.kvstore.savepoint import Wanted, always
 
 _FLUSHING = 4  # threads that wait for the disk, while others compute
@@ -47,7 +47,7 @@ class Absorbed:
 def take_apart(
     slot_file: Path,
     row_map: RowMap,
-    before: Before | None,
+    before: Earlier | None,
     blocks: BlockFiles,
     wanted: Wanted = always,
     *,
@@ -100,7 +100,7 @@ class _Work:
         self._file, self._row_map, self._extents = file, row_map, extents
         self._blocks, self._wanted, self._gives_way = blocks, wanted, gives_way
 
-    def reuse(self, spans: Sequence[Span]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
+    def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """The spans that are in known blocks, and the runs that are not, as long as can be."""
         known = [span for span in spans if span.known]
         samples = samples_of(known)
@@ -121,19 +121,19 @@ class _Work:
                 new.append((span.cache, span.run))
         return [span.use() for span in reused], new
 
-    def _there(self, span: Span) -> bool:
+    def _there(self, span: RowSpan) -> bool:
         """Whether its block is there."""
         assert span.known is not None
         return self._blocks.claim(span.known.use.block, span.known.use.size) is not None
 
-    def _same(self, spans: Sequence[Span]) -> list[Span]:
+    def _same(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
         """Those whose rows are the very bytes of their block.
 
         Rows computed anew differ from some token on: after the first difference of a cache the rest is not compared.
         """
         different: dict[int, int] = {}
 
-        def compare(span: Span, buffer: memoryview) -> bool:
+        def compare(span: RowSpan, buffer: memoryview) -> bool:
             if span.run.position > different.get(span.cache, span.run.position):
                 return False
             same = self._there(span) and self._equal(span, buffer)
@@ -144,7 +144,7 @@ class _Work:
         answers = positioned.in_parallel(spans, compare, self._wanted, gives_way=self._gives_way)
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
-    def _equal(self, span: Span, buffer: memoryview) -> bool:
+    def _equal(self, span: RowSpan, buffer: memoryview) -> bool:
         """Whether rows of the file are the bytes of a known block, or of some rows of it."""
         assert span.known is not None
         cache, use, run = self._row_map.caches[span.cache], span.known.use, span.run
@@ -224,6 +224,6 @@ class _Work:
                 yield piece
 
 
-def _goes_on(run: Run, span: Span) -> bool:
+def _goes_on(run: Run, span: RowSpan) -> bool:
     """Whether a span's rows and tokens follow a run's."""
     return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)

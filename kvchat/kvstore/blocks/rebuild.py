@@ -20,8 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.blocks.blocks import BlockFiles
-from kvchat.kvstore.blocks.residue import DamagedBlock, read_residue
+from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
 from kvchat.kvstore.files import memory_files
 from kvchat.kvstore.layout.layout import Span
 from kvchat.kvstore.layout.plan import Copy, Inline, Plan

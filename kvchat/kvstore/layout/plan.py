@@ -43,6 +43,16 @@ Piece = Inline | Copy
 Plan = tuple[Piece, ...]
 
 
+def whole(size: int) -> Plan:
+    """A file of so many bytes as it was saved."""
+    return (Copy(0, Span(0, size)),)
+
+
+def size_of(plan: Plan) -> int:
+    """Bytes of the file that the plan makes."""
+    return sum(piece.size for piece in plan)
+
+
 class CannotCompose(Exception):
     """No such file can be made of these saves; the message says why, in words for the log."""
 

@@ -57,6 +57,15 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """An absorbed save point that begins with the same tokens."""
+
+    recipe: Recipe
+    shared: int  # leading tokens
+    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
+
+
+@dataclass(frozen=True)
 class Extent:
     """Consecutive bytes of a file."""
 

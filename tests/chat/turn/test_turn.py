@@ -24,7 +24,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.layout import RowMap
-from kvchat.kvstore.layout.spans import Before
+from kvchat.kvstore.layout.recipe import Earlier
 from kvchat.session.lease import NOT_WORTH_IT
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
@@ -64,7 +64,7 @@ async def test_the_next_turn_is_hot_and_restores_nothing(stage: Stage) -> None:
 async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     absorbed: list[tuple[int, int]] = []
 
-    def spy(slot_file: Path, row_map: RowMap, before: Before | None, *rest: Any, **more: Any) -> Absorbed:
+    def spy(slot_file: Path, row_map: RowMap, before: Earlier | None, *rest: Any, **more: Any) -> Absorbed:
         absorbed.append((before.unchanged, before.shared) if before else (0, 0))
         return take_apart(slot_file, row_map, before, *rest, **more)
 

@@ -14,7 +14,7 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore.blocks.absorb import take_apart
-from kvchat.kvstore.blocks.blocks import BlockFiles
+from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.rebuild import rebuild
 from kvchat.kvstore.layout.layout import Layout
 from kvchat.kvstore.layout.parser import read_row_map

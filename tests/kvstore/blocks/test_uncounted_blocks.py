@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvchat.kvstore.blocks import absorb, positioned
-from kvchat.kvstore.blocks.blocks import BlockFiles, Written
+from kvchat.kvstore.blocks.block_files import BlockFiles, Written
 from kvchat.kvstore.files import disk
 from tests.kvstore.true_files import FULL, Bench, Model, die
 

@@ -1,77 +1,57 @@
-"""Slot files that were never saved: cut to a prefix, or with older sliding-window rows, out of what the store has."""
+"""How slot files that were never saved come out of what the store has: `rebuild.py` carries these plans out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from kvchat.kvstore.blocks.blocks import BlockFiles
-from kvchat.kvstore.blocks.rebuild import Hashes, compose
-from kvchat.kvstore.blocks.residue import read_residue
+from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
+from kvchat.kvstore.blocks.rebuild import Unusable, bad_blocks
 from kvchat.kvstore.layout.layout import Layout, UnknownLayout
 from kvchat.kvstore.layout.parser import parse
-from kvchat.kvstore.layout.plan import CannotCompose, OlderSave, complete_windows, cut, window_reach
-from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Extent, Recipe, residue_extents, residue_parts
-from kvchat.kvstore.savepoint import Wanted, always
+from kvchat.kvstore.layout.plan import CannotCompose, OlderSave, Plan, complete_windows, cut, window_reach
+from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Earlier, Extent, Recipe, residue_extents, residue_parts
 
 
-@dataclass(frozen=True)
-class OlderRecipe:
-    """A save point whose first `shared` tokens are the newest one's as well."""
-
-    recipe: Recipe
-    shared: int
+def prefix_plan(recipe: Recipe, n_tokens: int, blocks: BlockFiles) -> Plan:
+    """The file for the first `n_tokens` tokens. Raises CannotCompose, where the state cannot be cut; Unusable."""
+    return cut(_layout(recipe, blocks), n_tokens)
 
 
-def compose_prefix(recipe: Recipe, n_tokens: int, blocks: BlockFiles, target: Path, wanted: Wanted = always) -> Hashes:
-    """Make the file for exactly the first `n_tokens` tokens. Returns what rebuild.compose does.
+def windows_plan(
+    recipe: Recipe, older: Sequence[Earlier], more_rows: int, blocks: BlockFiles
+) -> tuple[Plan, tuple[Recipe, ...]]:
+    """The file with up to `more_rows` older sliding-window rows, and the plan's sources.
 
-    Raises CannotCompose where the state cannot be cut, and what rebuild.compose raises.
-    """
-    plan = cut(_layout(recipe, blocks), n_tokens)
-    return compose(plan, (recipe,), blocks, target, wanted)
-
-
-def compose_windows(
-    recipe: Recipe,
-    older: Sequence[OlderRecipe],
-    more_rows: int,
-    blocks: BlockFiles,
-    target: Path,
-    wanted: Wanted = always,
-) -> Hashes:
-    """Make the file with up to `more_rows` older sliding-window rows. Returns what rebuild.compose does.
-
-    Raises CannotCompose where there is none to add, and what rebuild.compose raises.
+    Raises CannotCompose where there is none to add; Unusable.
     """
     newest = _layout(recipe, blocks)
     if not newest.windows:
         raise CannotCompose("no sliding window has lost rows")
     first = max(cache.first_position for cache in newest.windows)
     usable: list[OlderSave] = []
-    recipes: list[Recipe] = []
+    sources = [recipe]
     for one in older:
         try:
             usable.append(OlderSave(_layout(one.recipe, blocks), one.shared))
         except CannotCompose:
             continue
-        recipes.append(one.recipe)
+        sources.append(one.recipe)
     reach = max(window_reach(newest, usable), first - more_rows)
     if reach >= first:
         raise CannotCompose("no save point has older rows of its windows")
-    return compose(complete_windows(newest, usable, reach), (recipe, *recipes), blocks, target, wanted)
+    return complete_windows(newest, usable, reach), tuple(sources)
 
 
 def _layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
-    """The layout of a stored slot file, read from its residue alone. Raises CannotCompose, residue.DamagedBlock."""
+    """The layout of a stored slot file, read from its residue alone. Raises CannotCompose, Unusable."""
     if not recipe.row_map.caches:
         raise CannotCompose("its layout is unknown")
-    residue = _Residue(recipe, blocks)
     try:
-        return parse(recipe.file_size, residue.read)
+        return parse(recipe.file_size, _Residue(recipe, blocks).read)
     except UnknownLayout as error:
         raise CannotCompose(str(error)) from error
+    except DamagedBlock as damage:
+        raise Unusable(bad_blocks(recipe.uses, blocks)) from damage
 
 
 class _Residue:

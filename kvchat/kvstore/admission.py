@@ -1,29 +1,18 @@
-"""How much disk the store may take: pure decisions on values. All sizes in bytes."""
+"""What may become a save point: within the quota and the disk, and a file that holds what it should. Sizes in bytes."""
 
 from __future__ import annotations
 
+import errno
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
+from pathlib import Path
 
-from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.layout import header as slotfile
+from kvchat.kvstore.savepoint import StoreRefused, Tokens, common_prefix
 from kvchat.words.wording import size as size_in_words
 
 GB = 1_000_000_000
 DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
 _USUAL_DISK = 256 * GB
-SET_ASIDE_FILES = 3  # how many bad files are kept for a look
-SET_ASIDE_SHARE = 0.10  # and how much of the quota they may take
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Something on disk that can be deleted to make room."""
-
-    id: str
-    size: int
-    used_at: datetime
 
 
 def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
@@ -37,28 +26,6 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
     share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
     wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
     return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
-
-
-def prune_plan(kept: Iterable[Kept], quota: int, protected: str | None = None) -> tuple[str, ...]:
-    """What to delete, least recently used first, until the rest fits the quota. `protected` is never in it."""
-    oldest_first = sorted(kept, key=lambda one: (one.used_at, one.id))
-    excess = sum(one.size for one in oldest_first) - quota
-    plan: list[str] = []
-    for one in oldest_first:
-        if excess <= 0:
-            break
-        if one.id != protected:
-            plan.append(one.id)
-            excess -= one.size
-    return tuple(plan)
-
-
-def set_aside_plan(kept: Iterable[Kept], quota: int) -> tuple[str, ...]:
-    """Which files set aside to delete, oldest first, so that at most 3 and 10 % of the quota remain."""
-    oldest_first = sorted(kept, key=lambda one: (one.used_at, one.id))
-    too_many = oldest_first[: max(0, len(oldest_first) - SET_ASIDE_FILES)]
-    rest = oldest_first[len(too_many) :]
-    return tuple(one.id for one in too_many) + prune_plan(rest, int(quota * SET_ASIDE_SHARE))
 
 
 def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int) -> None:
@@ -78,3 +45,31 @@ def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int
             f"{size_in_words(free)} are free, and {size_in_words(floor)} must stay free.",
             "Make room on the disk, or lower the floor in the settings.",
         )
+
+
+def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
+    """The size of a file the engine has just saved. Raises StoreRefused unless it is whole and holds `expected`."""
+    title = "Not saved: the engine's file is not usable."
+    try:
+        size = slot_file.stat().st_size
+        tokens = slotfile.read_tokens(slot_file)
+    except FileNotFoundError:
+        raise StoreRefused(title, "The engine said that it saved, but there is no file.") from None
+    except slotfile.SlotFileError as error:
+        raise StoreRefused(title, f"It is broken: {error}.") from error
+    if expected_size is not None and size != expected_size:
+        written, there = size_in_words(expected_size), size_in_words(size)
+        raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
+    if not tokens:
+        raise StoreRefused("Not saved: the engine had nothing of this chat.")
+    if not slotfile.stands_for(tokens, expected):
+        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this chat's."
+        raise StoreRefused("Not saved: the engine holds something else.", detail)
+    return size
+
+
+def not_written(error: OSError) -> StoreRefused:
+    """The refusal for a fault of the disk while writing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreRefused("Not saved: the disk is full.", "", "Make room on the disk.")
+    return StoreRefused("Not saved: it could not be written.", f"{error.strerror or error}.")

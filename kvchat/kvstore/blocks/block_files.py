@@ -1,4 +1,7 @@
-"""Block files: each named by the BLAKE3 of its content, whole under that name or absent, whoever dies when."""
+"""Block files: each named by the BLAKE3 of its content, whole under that name or absent, whoever dies when.
+
+Blocks of rows hold them as they are; one of residue, what of a slot file is no row, may be deflated.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ import contextlib
 import os
 import re
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import xxhash
+from blake3 import blake3
+
 from kvchat.kvstore.blocks.positioned import Digests
 from kvchat.kvstore.files import disk
+from kvchat.kvstore.layout.recipe import RESIDUE_CHUNK, BlockUse
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"
@@ -19,10 +27,17 @@ _TEMPORARY = "temporary"
 # come from a list at hand. On ext4 (6.18, a busy virtual machine) this is 3 to 6 times as fast as 1 MiB at once, on
 # tmpfs the same.
 _AT_ONCE = 1 << 15
+_RAW, _DEFLATED = b"\0", b"\1"  # the first byte of a block of residue
+_SAMPLE = 1 << 16
+_WORTH_DEFLATING = 0.8
 
 
 class Changed(Exception):
     """A slot file is not what it was when it was begun to be taken apart."""
+
+
+class DamagedBlock(Exception):
+    """A block is missing, cut, or does not hold what its name says."""
 
 
 @dataclass(frozen=True)
@@ -168,3 +183,38 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     done = 0
     while done < len(view):
         done += os.write(descriptor, view[done : done + _AT_ONCE])
+
+
+def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
+    """What a block of residue holds: a mark, then the bytes, deflated if that is allowed and worth it."""
+    if deflate and _shrinks(raw):
+        return _DEFLATED, zlib.compress(raw, 1)
+    return _RAW, raw
+
+
+def read_residue(use: BlockUse, blocks: BlockFiles) -> tuple[bytes, bytes]:
+    """The bytes of a block of residue, proved, and its XXH3. Raises DamagedBlock."""
+    try:
+        with blocks.path(use.block).open("rb") as file:
+            stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)
+    except OSError as error:
+        raise DamagedBlock from error
+    xxh3 = xxhash.xxh3_128(stored).digest()
+    if xxh3 != use.xxh3 and blake3(stored).digest() != use.block:
+        raise DamagedBlock
+    if stored[:1] == _RAW:
+        raw = stored[1:]
+    elif stored[:1] == _DEFLATED:
+        raw = zlib.decompressobj().decompress(stored[1:], use.rows + 1)
+    else:
+        raise DamagedBlock
+    if len(raw) != use.rows:
+        raise DamagedBlock
+    return raw, xxh3
+
+
+def _shrinks(raw: bytes) -> bool:
+    """Whether deflating is worth the time, judged by a sample from the middle."""
+    middle = max(0, len(raw) // 2 - _SAMPLE // 2)
+    sample = raw[middle : middle + _SAMPLE]
+    return len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample)

@@ -1,4 +1,4 @@
-"""Spans: the rows of a slot file beside what is known of them from an earlier save point. Pure."""
+"""The rows of a slot file beside what is known of them from an earlier save point. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.kvstore.layout.layout import CacheRows, Run
-from kvchat.kvstore.layout.recipe import BlockUse, Recipe
-
-
-@dataclass(frozen=True)
-class Before:
-    """An absorbed save point that begins with the same tokens."""
-
-    recipe: Recipe
-    shared: int  # leading tokens
-    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
+from kvchat.kvstore.layout.recipe import BlockUse, Earlier
 
 
 @dataclass(frozen=True)
@@ -28,7 +19,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Span:
+class RowSpan:
     """Rows of a cache of the file, and the block they may be in."""
 
     cache: int
@@ -46,7 +37,7 @@ class Span:
         )
 
 
-def known_rows(before: Before | None, number: int, cache: CacheRows) -> list[Known]:
+def known_rows(before: Earlier | None, number: int, cache: CacheRows) -> list[Known]:
     """The earlier save point's rows of this cache at the shared positions, by position."""
     if before is None or number >= len(before.recipe.row_map.caches):
         return []
@@ -59,20 +50,20 @@ def known_rows(before: Before | None, number: int, cache: CacheRows) -> list[Kno
     return [Known(use, use.size // cache.row_bytes) for use in usable]
 
 
-def unchanged_of(before: Before | None, number: int, cache: CacheRows) -> int:
+def unchanged_of(before: Earlier | None, number: int, cache: CacheRows) -> int:
     """How many leading tokens' rows of this cache are believed to be those of the earlier save point."""
     if before is None or number >= len(before.recipe.row_map.caches):
         return 0
     return before.unchanged if cache.kind == before.recipe.row_map.caches[number].kind == "full" else 0
 
 
-def spans_of(number: int, run: Run, known: Sequence[Known], unchanged: int) -> Iterator[Span]:
+def spans_of(number: int, run: Run, known: Sequence[Known], unchanged: int) -> Iterator[RowSpan]:
     """The run in parts, each with the rows known at its positions."""
     done = run.position
     end = run.position + run.rows
 
-    def part(first: int, last: int, one: Known | None) -> Span:
-        return Span(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
+    def part(first: int, last: int, one: Known | None) -> RowSpan:
+        return RowSpan(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
 
     for one in known:
         first = max(done, one.use.position)
@@ -87,9 +78,9 @@ def spans_of(number: int, run: Run, known: Sequence[Known], unchanged: int) -> I
         yield part(done, end, None)
 
 
-def samples_of(known: Sequence[Span]) -> list[Span]:
+def samples_of(known: Sequence[RowSpan]) -> list[RowSpan]:
     """Of the unchanged spans of each cache the last and another: what is read of them."""
-    of_caches: dict[int, list[Span]] = {}
+    of_caches: dict[int, list[RowSpan]] = {}
     for span in known:
         if span.unchanged:
             of_caches.setdefault(span.cache, []).append(span)
