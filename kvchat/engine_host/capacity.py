@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
@@ -21,6 +20,7 @@ from kvchat.library.memory.machine import DeviceMemory, MemoryFacts, available_m
 from kvchat.library.memory.proposals import FULL_WINDOW
 from kvchat.library.memory.verdict import Judgement, judge
 from kvchat.settings import Settings
+from kvchat.system.files import size_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class ModelJudge:
 
     def __call__(self, facts: GgufFacts) -> Judgement:
         """Whether the model fits."""
+        projector = projector_of(facts.path)
         return judge(
             facts,
             self.capacity.memory,
@@ -50,7 +51,7 @@ class ModelJudge:
             corrections=self._learned(facts),
             swa_full=self.swa_full,
             wanted=self.wanted,
-            projector=_size(projector_of(facts.path)),
+            projector=size_of(projector) if projector else 0,
         )
 
     def _learned(self, facts: GgufFacts) -> Corrections:
@@ -104,11 +105,3 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
 
 def _memory(staged: Staged, devices: Sequence[DeviceMemory] = ()) -> MemoryFacts:
     return available_memory(devices).with_staging(staged.disposable, staged.place)
-
-
-def _size(file: Path | None) -> int:
-    """Bytes of a file; 0 without one."""
-    try:
-        return file.stat().st_size if file else 0
-    except OSError:
-        return 0

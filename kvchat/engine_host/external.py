@@ -20,7 +20,7 @@ from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import promised_strategy, with_file_stamps
-from kvchat.engine_host.vision import server_cannot_see
+from kvchat.engine_host.vision import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files import disk, presence
 from kvchat.kvstore.savepoint import Fingerprint
@@ -34,6 +34,12 @@ from kvchat.system.secret_store import SecretStore
 
 _OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
 _IN_USE = "it was not tried out beforehand, because another program may be using the server"
+
+_NO_PROJECTOR = (
+    "The model of your server",
+    "The server was started without what it sees with (--mmproj).",
+    "Start it with that, or attach the text that is in the picture.",
+)
 
 
 class ExternalHost(BaseHost):
@@ -88,7 +94,7 @@ class ExternalHost(BaseHost):
     async def check_vision(self, model: str | None) -> None:
         """Whether the server can be shown pictures, as far as it is known. Raises CannotSee."""
         if self.is_ready() and not self.sees:
-            raise server_cannot_see()
+            raise CannotSee(*_NO_PROJECTOR)
 
     async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until the server can be used. Raises KvchatError when it cannot.
@@ -103,7 +109,7 @@ class ExternalHost(BaseHost):
             await self._connection.ready()
             if known := self.known:
                 if sees and not known.sees:
-                    raise server_cannot_see()
+                    raise CannotSee(*_NO_PROJECTOR)
                 return known
             await self._met()
 

@@ -22,23 +22,9 @@ class CannotSee(KvchatError):
         )
 
 
-def server_cannot_see() -> CannotSee:
-    """The server that the user runs was started without a projector."""
-    return CannotSee(
-        "The model of your server",
-        "The server was started without what it sees with (--mmproj).",
-        "Start it with that, or attach the text that is in the picture.",
-    )
-
-
-def brings_own(extra: Sequence[str]) -> bool:
-    """Whether the user's own arguments load a projector."""
-    return any(word in _OWN for word in extra)
-
-
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
     """The projector to load with a model, None where the user's arguments load one. Raises CannotSee."""
-    if brings_own(extra):
+    if any(word in _OWN for word in extra):
         return None
     projector = projector_of(model)
     if projector is None:

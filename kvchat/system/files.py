@@ -38,6 +38,14 @@ class NotAFile(OSError):
         super().__init__(errno.EINVAL, f"It is {self.kind}, not a file", str(path))
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where it cannot be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class TooLarge(OSError):
     """A file is larger than what it may be."""
 

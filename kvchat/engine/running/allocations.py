@@ -34,7 +34,6 @@ _BUFFER = re.compile(
     r":\s+(?P<place>\S+) (?:DSV4 \S+ )? *(?P<what>model|KV|RS|state|compute|output) buffer size += +(?P<mib>[\d.]+) MiB"
 )
 _CONTEXT = re.compile(r"llama_context: n_ctx += (?P<tokens>\d+)")
-_OFFLOADED = re.compile(r"offloaded (?P<layers>\d+)/\d+ layers to GPU")
 _NO_FLASH_ATTENTION = re.compile(r"Flash Attention (not supported|was auto), set to disabled")
 _HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is the computer's too
 
@@ -59,7 +58,6 @@ class Allocations:
 
     buffers: tuple[Buffer, ...]
     context_size: int | None  # tokens
-    offloaded_layers: int | None  # None: an engine without a GPU does not say
     flash_attention_refused: bool  # it was left to the engine, and the engine could not
 
     def bytes(self, purpose: Purpose, *, on_host: bool | None = None) -> int:
@@ -79,7 +77,7 @@ class Allocations:
 def read_allocations(lines: Iterable[str]) -> Allocations | None:
     """The allocations in one engine's log; None where it reports none."""
     buffers: list[Buffer] = []
-    context_size = offloaded = None
+    context_size = None
     refused = False
     for line in lines:
         if match := _BUFFER.search(line):
@@ -87,11 +85,9 @@ def read_allocations(lines: Iterable[str]) -> Allocations | None:
             buffers.append(Buffer(match["place"], _PURPOSES[match["what"]], size))
         elif match := _CONTEXT.search(line):
             context_size = int(match["tokens"])
-        elif match := _OFFLOADED.search(line):
-            offloaded = int(match["layers"])
         elif _NO_FLASH_ATTENTION.search(line):
             refused = True
-    return Allocations(_counted_once(buffers), context_size, offloaded, refused) if buffers else None
+    return Allocations(_counted_once(buffers), context_size, refused) if buffers else None
 
 
 def _counted_once(buffers: list[Buffer]) -> tuple[Buffer, ...]:

@@ -109,11 +109,6 @@ class GgufFacts:
         """Whether any layer keeps recurrent state."""
         return self.kv.has_state
 
-    @property
-    def split_count(self) -> int:
-        """How many files the model consists of."""
-        return len(self.parts)
-
 
 def read_facts(path: Path) -> GgufFacts:
     """The facts of the model at `path`, checked to be whole. Takes some hundredths of a second.

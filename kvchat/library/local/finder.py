@@ -12,6 +12,7 @@ from kvchat.library.gguf.facts import GgufFacts, NotAModel
 from kvchat.library.local.facts_cache import FactsCache
 from kvchat.library.local.files import ModelFile, model_files
 from kvchat.library.local.folders import ModelFolder, Source
+from kvchat.system.files import size_of
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,5 @@ def _look_at(file: ModelFile, cache: FactsCache) -> FoundModel:
         facts = cache.facts(file.path, file.parts)
     except NotAModel as error:
         problem = error
-    size = facts.size if facts else sum(_size(part) for part in file.parts)
+    size = facts.size if facts else sum(size_of(part) for part in file.parts)
     return FoundModel(file.path, file.name, file.source, size, facts, problem, file.projector)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

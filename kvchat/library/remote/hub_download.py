@@ -22,7 +22,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import Hub, HubError, HubFile, HubPart, Unreachable
-from kvchat.system.files import read_json, whole_file
+from kvchat.system.files import read_json, size_of, whole_file
 from kvchat.words.wording import size as size_in_words
 
 ORDER_SUFFIX = ".download"
@@ -61,12 +61,12 @@ class Order:
 
     def is_here(self, models: Path) -> bool:
         """Whether all files of the model are in their places, by their sizes. Raises HubError as `target` does."""
-        return all(_size(self.target(models, part)) == part.size for part in self.file.parts)
+        return all(size_of(self.target(models, part)) == part.size for part in self.file.parts)
 
     def done(self, models: Path) -> int:
         """How many bytes have been fetched already."""
         return sum(
-            min(part.size, max(_size(self.partial(models, part)), _size(self.target(models, part))))
+            min(part.size, max(size_of(self.partial(models, part)), size_of(self.target(models, part))))
             for part in self.file.parts
         )
 
@@ -106,7 +106,7 @@ async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> 
             _write(order, _order_file(order, models))
             before, fetched = 0, []
             for part in order.file.parts:
-                if _size(order.target(models, part)) != part.size:  # else a kill came while all were put in place
+                if size_of(order.target(models, part)) != part.size:  # else a kill came while all were put in place
                     await _Fetch(order, part, models, hub, _after(before, told)).run()
                     fetched.append(part)
                 before += part.size
@@ -139,7 +139,7 @@ class _Fetch:
 
     async def _take_up(self, file: Any) -> None:
         """Hash what is there already."""
-        if _size(self._path) > self._part.size:
+        if size_of(self._path) > self._part.size:
             self._begin_anew(file)
         with self._path.open("rb") as reader:
             while chunk := reader.read(CHUNK):
@@ -257,13 +257,6 @@ def _beside(path: Path, suffix: str) -> Path:
 
 def _order_file(order: Order, models: Path) -> Path:
     return _beside(order.target(models), ORDER_SUFFIX)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _write(order: Order, path: Path) -> None:

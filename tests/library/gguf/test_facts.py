@@ -30,7 +30,7 @@ def test_smollm2_facts(smollm2: Path) -> None:
     assert (facts.key_length, facts.value_length) == (64, 64)
     assert facts.vocabulary_size == 49_152
     assert facts.has_chat_template
-    assert facts.split_count == 1
+    assert len(facts.parts) == 1
     assert facts.sliding_window is None
     assert not facts.is_recurrent
 

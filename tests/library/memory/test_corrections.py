@@ -56,7 +56,7 @@ def allocated(choice: ContextChoice, *, kv: float = 1.0, compute: float = 1.0, r
     buffers = [Buffer(place, Purpose.WEIGHTS, bar.weights) for place, bar in places]
     buffers += [Buffer(place, Purpose.KV, round(bar.kv * kv)) for place, bar in places]
     buffers += [Buffer(place, Purpose.COMPUTE, round(bar.compute * compute)) for place, bar in places]
-    return Allocations(tuple(buffers), choice.tokens, None, refused)
+    return Allocations(tuple(buffers), choice.tokens, refused)
 
 
 @pytest.mark.parametrize("devices", [(), (DeviceMemory("CUDA0", 12 * GB),), (DeviceMemory("CUDA0", 6 * GB),)])
