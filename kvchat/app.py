@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import qasync
+from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from kvchat import __version__
@@ -22,14 +23,14 @@ from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.stoppable import Threads
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore
-from kvchat.ui.app.finishing import close_in_sight
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.single_instance import SingleInstance
-from kvchat.ui.app.spent_timers import SpentTimers
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.theme import Look
 
 _AGAIN = -1  # not an exit code: start once more
+_SPENT_EVERY_MS = 10_000
 
 
 def run(*, starter: bool, hidden: bool) -> int:
@@ -111,7 +112,7 @@ class _Application:
         self._window = MainWindow(runtime, look)
         self._tray = Tray(runtime, self._window)
         self._window.quit_requested.connect(self.quitting.set)
-        self._window.keeping.restart_requested.connect(self._restart)
+        self._window.transfer.restart_requested.connect(self._restart)
         self._window.first_start.starter_requested.connect(self._fetch_starter)
         self._window.first_start.cancel_requested.connect(self._cancel_fetch)
         instance.raise_requested.connect(self._window.raise_window)
@@ -139,7 +140,7 @@ class _Application:
         self._window.hide()
         self._tray.close()
         await self._window.finish()
-        await close_in_sight(self._runtime)
+        await close_and_tell(self._runtime)
 
     def _told_to_end(self) -> None:
         """By a signal. Told again, it does not wait for what is being saved."""
@@ -180,6 +181,32 @@ class _Application:
             self._window.notices.show_bug(error)
         else:
             loop.default_exception_handler(context)
+
+
+class SpentTimers(QObject):
+    """Lets timers go that were cancelled: qasync keeps each, with its callback's context, until it would have rung.
+
+    A reply has a time limit for each piece that is read, and each would be kept for the minutes of that limit.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._loop = loop
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self.let_go)
+        self._timer.start(_SPENT_EVERY_MS)
+
+    def let_go(self) -> int:
+        """Let those go that are there now; returns how many. A qasync that is made otherwise is left alone."""
+        timers = getattr(self._loop, "_timer", None)
+        handles = getattr(timers, "_SimpleTimer__callbacks", None)
+        if timers is None or handles is None:
+            return 0
+        spent = [number for number, handle in handles.items() if handle.cancelled()]
+        for number in spent:
+            timers.killTimer(number)
+            del handles[number]
+        return len(spent)
 
 
 async def _say(error: KvchatError) -> None:

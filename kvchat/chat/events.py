@@ -185,10 +185,11 @@ class Absorbed:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know, not tied to a turn."""
+    """Something the user should know, not tied to a turn; `conversation_id` is the chat it is about, if any."""
 
     title: str
     detail: str = ""
+    conversation_id: str = ""
 
 
 TurnEvent = (

@@ -29,7 +29,7 @@ async def start(self, begin=MainWindow.start):
     print("start", os.getpid(), chats, flush=True)
     if not chats:
         lay_ready(self._runtime.paths, Path(os.environ["BACKUP"]))
-    (self.quit_requested if chats else self.keeping.restart_requested).emit()
+    (self.quit_requested if chats else self.transfer.restart_requested).emit()
 
 MainWindow.start = start
 sys.exit(app.run(starter=False, hidden=False))

@@ -2,7 +2,7 @@
 
 - **Its own model.** A conversation remembers the model it began with (`chat/options/models.py`); its turn asks the
   room for it, which changes engines between turns. Looking at a conversation loads nothing. A model that is gone
-  leaves choices (`ModelMissing`, `ui/controllers/model_choices.py`).
+  leaves choices (`ModelMissing`, `ui/controllers/model.py`).
 - **Its own options.** `chat/options/options.py` has each conversation's sampling and template options,
   `chat/options/presets.py` what it may begin with, `chat/context/options_service.py` the rules: template options
   are fixed once something was said, another system prompt makes a branch of copies, sampling changes at any time.

@@ -195,7 +195,7 @@ class Turn:
         if receipt is not None and self._session.full and (engine := self._session.engine):
             taken = f"All {engine.context_size:,} tokens of it are taken."  # never passed off as a whole one
             words = f"{taken} Choose a larger one, or go on in a shorter branch."
-            parts.events.publish(Notice("The reply was cut off: the context is full", words))
+            parts.events.publish(Notice("The reply was cut off: the context is full", words, self.conversation_id))
         return message
 
     async def _close_interrupted(self) -> None:

@@ -38,7 +38,7 @@ class FocusHome(QObject):
         self._due = False  # it was a click, or the way back from another window
         self._settler = QTimer(self, singleShot=True, interval=0)  # Qt itself looks for who gets the keyboard first
         self._settler.timeout.connect(self._settle)
-        page.message_requested.connect(self._wished)
+        page.message_requested.connect(self._requested)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
         app.focusChanged.connect(self._moved)
@@ -86,7 +86,7 @@ class FocusHome(QObject):
             now.installEventFilter(self)
             now.setAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
 
-    def _wished(self, requested: MessageRequest) -> None:
+    def _requested(self, requested: MessageRequest) -> None:
         if requested.run is not Request.SWITCH:  # who goes through branches by key goes on
             self._composer.focus()
 

@@ -1,4 +1,4 @@
-"""The main window: puts the parts in their places, and turns keys and menus into wishes."""
+"""The main window: puts the parts in their places, and joins keys and menus with what they do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.app.focus_home import FocusHome
 from kvchat.ui.app.keyboard import Keyboard
-from kvchat.ui.app.leaving import Leaving
+from kvchat.ui.app.quitting import QuitController
 from kvchat.ui.app.side_windows import SideWindows
 from kvchat.ui.app.window_place import WindowPlace
 from kvchat.ui.base.icons import app_icon
@@ -29,7 +29,7 @@ from kvchat.ui.chat.status_strip import StatusStrip
 from kvchat.ui.controllers.attachments import AttachmentController
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.context import ContextController
-from kvchat.ui.controllers.model_choices import ModelChoices
+from kvchat.ui.controllers.model import ModelController
 from kvchat.ui.controllers.organiser import OrganiserController
 from kvchat.ui.controllers.search import SearchController
 from kvchat.ui.controllers.transfer import TransferController
@@ -69,22 +69,24 @@ class MainWindow(QMainWindow):
         self.strip = StatusStrip(look)
         self.first_start = FirstStart()
         self._build()
-        self.controller = ChatController(runtime, self._views(), self.runner, self)
-        self.attaching = AttachmentController(
+        widgets = self.sidebar, self.header, self.transcript, self.composer, self.strip, self.engine_card
+        views = Views(*widgets, self.notices)
+        self.controller = ChatController(runtime, views, self.runner, self)
+        self.attachments = AttachmentController(
             runtime, self.composer, self._chat_page, self.controller, self.notices, self.runner, self
         )
         self.context = ContextController(
             runtime, self.context_meter, self.context_card, self.composer, self.controller, self.runner
         )
         self.search = SearchController(runtime, self.sidebar.search, self.find_bar, self.controller, self.runner)
-        self.shelf = OrganiserController(runtime, self.sidebar, self.controller, self.notices, self.runner, self)
-        self.beside = SideWindows(runtime, look, self.runner, self.controller.list, self)
+        self.organiser = OrganiserController(runtime, self.sidebar, self.controller, self.notices, self.runner, self)
+        self.side_windows = SideWindows(runtime, look, self.runner, self.controller.list, self)
         cards = self.transcript.tail.failure, self.engine_card
-        self.models = ModelChoices(runtime, self.controller, *cards, self.first_start, self.runner, self)
+        self.models = ModelController(runtime, self.controller, *cards, self.first_start, self.runner, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner)
-        self.keeping = TransferController(runtime, look, self.controller.list, self.notices, self.runner, self)
-        self.leaving = Leaving(runtime, self.controller.list, self.keeping, self.first_start, self)
-        self.leaving.agreed.connect(self.quit_requested)
+        self.transfer = TransferController(runtime, look, self.controller.list, self.notices, self.runner, self)
+        self.quitting = QuitController(runtime, self.controller.list, self.transfer, self.first_start, self)
+        self.quitting.agreed.connect(self.quit_requested)
         self._connect()
         self.keyboard = Keyboard(runtime, self.controller, self.runner, self, self.composer.editor, self._doings())
         self.header.requested.connect(self.keyboard.do)
@@ -102,7 +104,7 @@ class MainWindow(QMainWindow):
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
         self.place.remember()
         self.context.close()
-        self.attaching.close()
+        self.attachments.close()
         self.search.close()
         self.controller.close()
         with contextlib.suppress(KvchatError):  # nobody is left to be told
@@ -138,7 +140,7 @@ class MainWindow(QMainWindow):
         self.place.remember()
         event.ignore()
         if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
-            self.leaving.ask()
+            self.quitting.ask()
             return
         self.hide()
         if not self._memory.value("told_about_tray", False, type=bool):
@@ -154,17 +156,6 @@ class MainWindow(QMainWindow):
         """Tell the tray."""
         super().hideEvent(event)
         self.shown_changed.emit()
-
-    def _views(self) -> Views:
-        return Views(
-            sidebar=self.sidebar,
-            header=self.header,
-            transcript=self.transcript,
-            composer=self.composer,
-            strip=self.strip,
-            engine_card=self.engine_card,
-            notices=self.notices,
-        )
 
     def _build(self) -> None:
         above = (self.engine_card, self.context_card)
@@ -187,13 +178,14 @@ class MainWindow(QMainWindow):
         self.controller.opened.connect(self._chat_page.show_messages)
         self.controller.model_changed.connect(self._show_right_page)
         self.controller.settings_changed.connect(lambda: self._look.follow(self._runtime.settings))
+        self.context_card.new_requested.connect(self.new_conversation)
         self.find_bar.closed.connect(self.composer.focus)
         self.sidebar.new_requested.connect(self.new_conversation)
         self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
         for chosen in (self.sidebar.selected, self.sidebar.search.results.chosen):
             chosen.connect(lambda _: self.place.show_page())
         self.sidebar.typed.connect(self.composer.take)
-        self.sidebar.disk_requested.connect(self.beside.open_disk_panel)
+        self.sidebar.disk_requested.connect(self.side_windows.open_disk_panel)
         self.header.renamed.connect(
             lambda title: self.runner.start(self._runtime.chat.rename(self.controller.current or "", title))
         )
@@ -204,21 +196,21 @@ class MainWindow(QMainWindow):
         self.header.never_save_requested.connect(
             lambda on: self.controller.list.never_save(self.controller.current or "", on)
         )
-        self.beside.begun.connect(self.controller.open)
-        self.sidebar.export_requested.connect(self.keeping.export)
-        self.keeping.imported.connect(lambda ids: self.runner.start(self.shelf.show_imported(ids)))
-        self.keeping.imported.connect(lambda _: self.place.show_sidebar())
-        self.composer.edit_last_requested.connect(self.controller.steering.edit_last)
+        self.side_windows.begun.connect(self.controller.open)
+        self.sidebar.export_requested.connect(self.transfer.export)
+        self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
+        self.transfer.imported.connect(lambda _: self.place.show_sidebar())
+        self.composer.edit_last_requested.connect(self.controller.message_controller.edit_last)
         self.engine_card.start_requested.connect(lambda: self.runner.start(self._runtime.start_engine()))
         self.engine_card.restart_requested.connect(lambda: self.runner.start(self._runtime.restart_engine()))
-        self.engine_card.log_requested.connect(lambda: self.beside.open_engine(log=True))
-        self.beside.model_used.connect(self.models.take_up)
-        self.beside.starter_requested.connect(self.show_first_start)
-        self.beside.starter_requested.connect(self.first_start.fetch_starter)
+        self.engine_card.log_requested.connect(lambda: self.side_windows.open_engine(log=True))
+        self.side_windows.model_used.connect(self.models.take_up)
+        self.side_windows.starter_requested.connect(self.show_first_start)
+        self.side_windows.starter_requested.connect(self.first_start.fetch_starter)
         self.model_menu.chosen.connect(lambda path: self.runner.start(self.models.switch(path)))
         for run in (self.models.models_requested, self.model_menu.more_requested):
-            run.connect(self.beside.open_models)
-        self.models.repository_requested.connect(lambda name: self.beside.open_models().open_repository(name))
+            run.connect(self.side_windows.open_models)
+        self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
         self.models.used.connect(self._show_right_page)
         self.first_start.back_requested.connect(self._show_right_page)
 
@@ -235,30 +227,30 @@ class MainWindow(QMainWindow):
             "name": lambda: self.runner.start(self._runtime.chat.titles.name(self.controller.current or "")),
             "delete": self._delete,
             "undo": self.notices.undo_last,
-            "deleted": self.beside.open_deleted,
+            "deleted": self.side_windows.open_deleted,
             "compose": self.composer.focus,
             "stop": self._escape,
-            "regenerate": self.controller.steering.regenerate_last,
-            "edit": self.controller.steering.edit_last,
-            "attach": self.attaching.choose,
+            "regenerate": self.controller.message_controller.regenerate_last,
+            "edit": self.controller.message_controller.edit_last,
+            "attach": self.attachments.choose,
             "find": self.find_bar.begin,
             "find-next": lambda: self.find_bar.step(1),
             "find-previous": lambda: self.find_bar.step(-1),
             "search": self._go_to_search,
             "chat-settings": self.open_chat_settings,
-            "settings": self.beside.open_settings,
-            "models": self.beside.open_models,
-            "engine": self.beside.open_engine,
-            "log": lambda: self.beside.open_engine(log=True),
+            "settings": self.side_windows.open_settings,
+            "models": self.side_windows.open_models,
+            "engine": self.side_windows.open_engine,
+            "log": lambda: self.side_windows.open_engine(log=True),
             "restart-engine": lambda: self.runner.start(self._runtime.restart_engine()),
-            "disk": self.beside.open_disk_panel,
-            "quit": self.leaving.ask,
+            "disk": self.side_windows.open_disk_panel,
+            "quit": self.quitting.ask,
             "export": self._export,
-            "export-all": self.keeping.export_all,
-            "import": self.keeping.take_in,
-            "import-folder": self.keeping.take_in_folder,
-            "back-up": self.keeping.back_up,
-            "restore": self.keeping.restore,
+            "export-all": self.transfer.export_all,
+            "import": self.transfer.take_in,
+            "import-folder": self.transfer.take_in_folder,
+            "back-up": self.transfer.back_up,
+            "restore": self.transfer.restore,
         }
 
     def _go_to_list(self) -> None:
@@ -279,7 +271,7 @@ class MainWindow(QMainWindow):
 
     def _export(self) -> None:
         if self.controller.current is not None:
-            self.keeping.export([self.controller.current])
+            self.transfer.export([self.controller.current])
 
     def _escape(self) -> None:
         """Esc closes what is on top, or else stops the reply."""
@@ -298,4 +290,4 @@ class MainWindow(QMainWindow):
         """How the open conversation is answered, or the one that is about to begin."""
         id, conversations = self.controller.current, self.controller.list
         known = conversations.conversation(id)
-        self.beside.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
+        self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))

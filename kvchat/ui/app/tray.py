@@ -1,4 +1,4 @@
-"""The icon in the system's tray: the engine's state, and the few wishes one has without the window."""
+"""The icon in the system's tray: the engine's state, and the few things one does without the window."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Tray(QObject):
         self.stop = self._engine_action("Stop engine", runtime.stop_engine)
         self.restart = self._engine_action("Restart engine", runtime.restart_engine)
         self.menu.addSeparator()
-        self.settings = self.menu.addAction("Settings…", lambda: window.beside.open_settings())
-        self.quit = self.menu.addAction("Quit", window.leaving.ask)
+        self.settings = self.menu.addAction("Settings…", lambda: window.side_windows.open_settings())
+        self.quit = self.menu.addAction("Quit", window.quitting.ask)
         self.menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(self.menu)
         self.icon.activated.connect(self._activated)

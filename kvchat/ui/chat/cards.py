@@ -98,6 +98,7 @@ class ContextCard(Card):
     summary_requested = Signal()
     part_requested = Signal()
     stop_requested = Signal()
+    new_requested = Signal()
     later_requested = Signal()
 
     def __init__(self) -> None:
@@ -107,6 +108,7 @@ class ContextCard(Card):
         self.drop = self.add_button("Keep the newest part", "", self.drop_requested)
         self.summarise = self.add_button("Summarise the middle", "", self.summary_requested)
         self.stop = self.add_button("Stop", "", self.stop_requested)
+        self.new = self.add_button("New chat", "primary", self.new_requested)
         self.later = self.add_button("Not now", "flat", self.later_requested)
         self.summarise.setToolTip("The model sums up what was said; you go on in a branch that begins with that.")
         self.drop.setToolTip("You go on in a branch without the older messages; they stay on the branch you leave.")
@@ -141,6 +143,7 @@ class ContextCard(Card):
         self.summarise.setVisible(shorten)
         self.drop.setVisible(shorten)
         self.part.setVisible(part)
+        self.new.setVisible(not (larger or shorten or part or working))
         self.stop.setVisible(working)
         self.later.setVisible(not working)
         self.show()

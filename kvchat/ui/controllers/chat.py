@@ -1,4 +1,4 @@
-"""Between the runtime and the window: events become what is shown, what the user does becomes wishes."""
+"""Between the runtime and the window: events become what is shown, what the user does becomes calls."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.turn_story import waiting_words
-from kvchat.ui.controllers.drafts import DraftKeeper
+from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.messages import MessageController
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.controllers.talk import Talk
-from kvchat.ui.controllers.views import Views
+from kvchat.ui.controllers.views import TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
 
-MOST_TALKS = 20  # that are over and remembered all the same, for who comes back to them
+MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them
 
 
 class ChatController(QObject):
@@ -54,10 +53,10 @@ class ChatController(QObject):
         self._messages: list[Message] = []
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
-        self._talks: dict[str, Talk] = {}
+        self._turns: dict[str, TurnState] = {}
         self._sent: dict[str, list[str | None]] = {}  # by conversation: the drafts whose words are on their way there
         self._had_model = runtime.settings.model_path
-        self.drafts = DraftKeeper(runtime.chat.drafts, views.composer, runner, lambda: self.current, self)
+        self.drafts = DraftController(runtime.chat.drafts, views.composer, runner, lambda: self.current, self)
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self.list.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
@@ -65,7 +64,9 @@ class ChatController(QObject):
         views.composer.stop_requested.connect(self.stop)
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first_requested.connect(self.go_first)
-        self.steering = MessageController(runtime, views.transcript, views.notices, runner, self._run_turn, self)
+        self.message_controller = MessageController(
+            runtime, views.transcript, views.notices, runner, self._run_turn, self
+        )
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
     @property
@@ -161,7 +162,7 @@ class ChatController(QObject):
     @property
     def failure(self) -> KvchatError | None:
         """Why the open conversation's last turn failed, if it did."""
-        return self._talk().failure
+        return self._turn_of().failure
 
     async def _send(self, text: str, attachments: tuple[Attachment, ...], written_on: str | None) -> None:
         async with self._beginning:
@@ -185,26 +186,26 @@ class ChatController(QObject):
             self.drafts.sent(draft)
 
     def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
-        talk = self._talk(conversation_id)
-        talk.begin()
+        turn = self._turn_of(conversation_id)
+        turn.begin()
         self._runner.watch_turn(task)
         task.add_done_callback(lambda _: self._turn_over(conversation_id))
         self._show_turn()
 
     def _turn_over(self, conversation_id: str) -> None:
         self._arrived(conversation_id)
-        self._talk(conversation_id).end()
+        self._turn_of(conversation_id).end()
         self.list.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
             self._show_turn()
 
-    def _talk(self, conversation_id: str | None = None) -> Talk:
+    def _turn_of(self, conversation_id: str | None = None) -> TurnState:
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
-        talk = self._talks.pop(key, None) or Talk()
-        self._talks[key] = talk  # the last one is the one that was needed last
-        for old in [id for id, other in self._talks.items() if other.is_over][:-MOST_TALKS]:
-            del self._talks[old]
-        return talk
+        turn = self._turns.pop(key, None) or TurnState()
+        self._turns[key] = turn  # the last one is the one that was needed last
+        for old in [id for id, other in self._turns.items() if other.is_over][:-MOST_TURNS]:
+            del self._turns[old]
+        return turn
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -225,8 +226,9 @@ class ChatController(QObject):
             case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
                 self._give_back(id, text, attachments, error)
                 self._arrived(id)
-            case Notice(title=title, detail=detail):
-                self._views.notices.tell(title, detail)
+            case Notice(title=title, detail=detail, conversation_id=id):
+                about = f"In “{self.list.title(id)}”: " if id not in ("", self.current) else ""
+                self._views.notices.tell(title, f"{about}{detail}")
             case _:
                 self._hear_turn(event)
 
@@ -242,14 +244,14 @@ class ChatController(QObject):
 
     def _hear_turn(self, event: TurnEvent) -> None:
         id = event.conversation_id
-        talk, here = self._talk(id), id == self.current
-        known = talk.live_id
-        talk.hear(event)
+        turn, here = self._turn_of(id), id == self.current
+        known = turn.live_id
+        turn.hear(event)
         match event:
             case ReplyDelta(message_id=message_id) if here:
                 if message_id != known and self._views.transcript.row_of(message_id) is None:
                     self._runner.start(self._reload_messages(id))
-                self._views.show_live(talk)
+                self._views.show_live(turn)
             case ReplyFinished():
                 self.list.reload_soon()
                 if here:
@@ -270,9 +272,9 @@ class ChatController(QObject):
             self._views.transcript.show_conversation(messages)
         else:
             self._views.transcript.update_messages(messages)
-        talk = self._talk()
-        if talk.live_id:
-            self._views.show_live(talk)
+        turn = self._turn_of()
+        if turn.live_id:
+            self._views.show_live(turn)
         self._show_all()
 
     def _show_all(self) -> None:
@@ -287,7 +289,7 @@ class ChatController(QObject):
         """The open conversation's turn."""
         running = self.current is not None and self._runtime.chat.is_answering(self.current)
         other = self._runtime.chat.ahead_of(self.current) if self.current else None
-        talk = self._talk(other) if other else None
-        waiting = waiting_words(self.list.title(other), talk.story, talk.live_text) if other and talk else ""
-        self._views.show_turn(self._runtime, self._talk(), self._messages, running=running, waiting=waiting)
+        turn = self._turn_of(other) if other else None
+        waiting = waiting_words(self.list.title(other), turn.story, turn.live_text) if other and turn else ""
+        self._views.show_turn(self._runtime, self._turn_of(), self._messages, running=running, waiting=waiting)
         self.opened.emit(bool(self._messages) or running or self._loading)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _KEEP_MS = 700  # what is written is gathered so long before it is put on disk
 
 
-class DraftKeeper(QObject):
+class DraftController(QObject):
     """Holds every conversation's draft; that of the open one, which `current` names, is in the composer."""
 
     def __init__(

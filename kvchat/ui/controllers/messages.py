@@ -1,4 +1,4 @@
-"""Grants what the buttons of a message ask for."""
+"""Between the buttons of a message and the chat."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class MessageController(QObject):
         super().__init__(parent)
         self._runtime, self._transcript, self._notices, self._runner = runtime, transcript, notices, runner
         self._run_turn = run_turn
-        transcript.message_requested.connect(self.grant)
+        transcript.message_requested.connect(self.handle)
 
-    def grant(self, requested: MessageRequest) -> None:
+    def handle(self, requested: MessageRequest) -> None:
         """Do it, unless a reply is being made: then the tree must not change."""
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
@@ -67,7 +67,7 @@ class MessageController(QObject):
         """Make another last reply."""
         messages = self._transcript.messages
         if messages and messages[-1].role is Role.ASSISTANT:
-            self.grant(MessageRequest(Request.REGENERATE, messages[-1]))
+            self.handle(MessageRequest(Request.REGENERATE, messages[-1]))
 
     def _run(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
         self._transcript.scroll_to_end()

@@ -65,7 +65,7 @@ class SidebarController(QObject):
         return next((c for c in self._conversations if c.id == conversation_id), None)
 
     def usage_of(self, conversation_id: str | None) -> ConversationUsage | None:
-        """What is kept of a conversation and wished for it; None where there is neither."""
+        """What is kept of a conversation and what the user has set for it; None where there is neither."""
         return self._usage_by_id.get(conversation_id or "")
 
     def pin(self, conversation_id: str, pinned: bool) -> None:

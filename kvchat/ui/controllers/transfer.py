@@ -158,7 +158,7 @@ class TransferController(QObject):
     async def _with_progress(
         self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: tuple[str, str]
     ) -> R:
-        """What the work returns. Where the user cancels it, the wish it was part of ends, and `cancelled` is told."""
+        """What the work returns. Where the user cancels it, the task it was part of ends, and `cancelled` is told."""
         with _Progress(self._window, words, self._loop) as progress:
             self.going_on.append(words)
             try:

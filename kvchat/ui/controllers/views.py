@@ -1,10 +1,11 @@
-"""The parts of the window that show what goes on, and what is shown in several of them at once."""
+"""What the window remembers of a turn, and the widgets that show it, several of them at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
 from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
@@ -15,10 +16,61 @@ from kvchat.ui.chat.cards import EngineCard
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
-from kvchat.ui.controllers.talk import Talk
+from kvchat.ui.chat.turn_story import TurnStory
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
+
+
+@dataclass
+class TurnState:
+    """What the window remembers of one conversation's turn, the one that runs in it or ran last. No Qt."""
+
+    story: TurnStory = field(default_factory=TurnStory)
+    awaiting: bool = False  # sent, and no token yet
+    failure: KvchatError | None = None
+    live_id: str = ""  # of the reply that is coming; empty when none is
+    live_text: str = ""
+    live_thinking: str = ""
+    live_thinking_ms: float | None = None  # how long it took, once it is over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it goes on."""
+        return not self.awaiting and not self.live_id
+
+    def begin(self) -> None:
+        """A message was sent."""
+        self.awaiting, self.failure = True, None
+        self.story.begin()
+
+    def end(self) -> None:
+        """Nothing more comes, even if nothing came: a reply can be stopped before its first word."""
+        self.awaiting = False
+        self.story.end()
+
+    def hear(self, event: TurnEvent) -> None:
+        """Take one event of the turn in."""
+        self.story.tell(event)
+        match event:
+            case ReplyDelta():
+                self._grow(event)
+            case ReplyFinished():
+                self._forget_live()
+            case TurnFailed(error=error):
+                self._forget_live()
+                self.failure = error
+
+    def _grow(self, event: ReplyDelta) -> None:
+        if self.live_id != event.message_id:
+            self.live_id, self.live_text, self.live_thinking = event.message_id, "", ""
+        self.awaiting = False
+        self.live_text += event.text
+        self.live_thinking += event.thinking
+        self.live_thinking_ms = event.thinking_ms
+
+    def _forget_live(self) -> None:
+        self.live_id = self.live_text = self.live_thinking = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +100,7 @@ class Views:
         self.header.show_model(runtime.model.name_in(conversation))
 
     def show_kept(self, conversation_id: str | None, title: str, usage: ConversationUsage | None) -> None:
-        """The conversation's title, and what is wished for its save points."""
+        """The conversation's title, and whether it is pinned or never saved."""
         self.header.show_conversation(
             title,
             exists=conversation_id is not None,
@@ -57,21 +109,21 @@ class Views:
         )
 
     def show_turn(
-        self, runtime: Runtime, talk: Talk, messages: Sequence[Message], *, running: bool, waiting: str = ""
+        self, runtime: Runtime, turn: TurnState, messages: Sequence[Message], *, running: bool, waiting: str = ""
     ) -> None:
         """A conversation's turn, wherever it is shown; `waiting` says for which other one it waits."""
         self.composer.set_busy(running)
-        self.strip.show_turn(talk.story.pieces, talk.story.fraction, silent=talk.story.silent)
-        self.transcript.show_pending((waiting or talk.story.pending) if talk.awaiting else "", waits=bool(waiting))
-        too_long = isinstance(talk.failure, PromptTooLong)  # the context's card says so, and what can be done
-        told = too_long or _told_by_engine(talk.failure, runtime.engine.status)
-        self.transcript.show_failure(None if told else talk.failure, runtime.model.name)
+        self.strip.show_turn(turn.story.pieces, turn.story.fraction, silent=turn.story.silent)
+        self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
+        too_long = isinstance(turn.failure, PromptTooLong)  # the context's card says so, and what can be done
+        told = too_long or _told_by_engine(turn.failure, runtime.engine.status)
+        self.transcript.show_failure(None if told else turn.failure, runtime.model.name)
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
-        self.transcript.show_unanswered(unanswered and not too_long and (told or talk.failure is None))
+        self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
 
-    def show_live(self, talk: Talk) -> None:
+    def show_live(self, turn: TurnState) -> None:
         """The reply that is coming, as far as it has come."""
-        self.transcript.set_live(talk.live_id, talk.live_text, talk.live_thinking, talk.live_thinking_ms)
+        self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
 
 def _told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:

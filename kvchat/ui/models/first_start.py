@@ -30,7 +30,7 @@ _LETTERS = 66  # wide
 
 
 class FirstStart(QWidget):
-    """The page that leads to a model. It does no work itself: it says what was wished."""
+    """The page that leads to a model. It does no work itself: it says what was asked for."""
 
     pick_requested = Signal(object)  # Path of a GGUF file
     models_requested = Signal()  # those on this computer, and more

@@ -54,7 +54,7 @@ class Row:
 
     @property
     def marks(self) -> tuple[tuple[str, str], ...]:
-        """What was wished for it: each an icon's name, and the words for it."""
+        """What the user has set for it: each an icon's name, and the words for it."""
         marks = (
             (self.on_top, "on-top", "kept on top"),
             (self.pinned, "pin", "always kept"),
@@ -64,14 +64,14 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Warmth and wishes in words."""
+        """Warmth and marks in words."""
         return ", ".join([self.warmth.value, *(words for _, words in self.marks)])
 
 
 class ConversationModel(ItemModel[Conversation]):
     """The conversations; their rows are made as they come into sight, for there may be thousands.
 
-    Editing a row announces the wish and changes nothing itself.
+    Editing a row says so and changes nothing itself.
     """
 
     renamed = Signal(str, str)  # conversation id, title
@@ -153,7 +153,7 @@ class ConversationDelegate(ItemDelegate):
         editor.setGeometry(option.rect.adjusted(self.look.px(26), 2, -2, -2))
 
     def _paint_marks(self, painter: QPainter, rect: QRect, row: Row) -> int:
-        """The wishes at the right edge; returns the room they take, in pixels."""
+        """The marks at the right edge; returns the width they take, in pixels."""
         side = self.look.px(_MARK)
         for number, (name, _) in enumerate(row.marks):
             left = rect.right() - 8 - (number + 1) * side
@@ -189,7 +189,7 @@ class ChatList(ItemList):
             super().mousePressEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Delete and text are wishes, everything else is Qt's."""
+        """Delete and text are announced, everything else is Qt's."""
         commands = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         if event.key() == Qt.Key.Key_Delete:
             self.delete_pressed.emit()

@@ -388,7 +388,7 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     card.restart.click()
     await until(lambda: ("restart",) in furnished.calls)
     card.log.click()
-    engine = window.beside.open_engine(log=True)
+    engine = window.side_windows.open_engine(log=True)
     assert "server is listening" in engine.log.text.toPlainText()
     engine.close()
     card.model.click()
@@ -547,7 +547,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
     window.controller.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
-    window.keeping.going_on.append("Importing…")
+    window.transfer.going_on.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
     waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
     furnished.models.downloads._known[waiting.path] = waiting
@@ -559,7 +559,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     assert (heard, window.isVisible()) == ([], True)
     qtbot.keyClick(question, Qt.Key.Key_Return)  # staying is the default
     assert heard == []
-    window.keeping.going_on.clear()
+    window.transfer.going_on.clear()
     furnished.models.downloads._known.clear()
     leave()
     dialog(window).yes.click()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from kvchat.ui.app.spent_timers import SpentTimers
+from kvchat.app import SpentTimers
 from tests.ui.waiting import until
 
 

@@ -166,12 +166,12 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
         told += texts(window)
     for receipt in window.findChildren(ReceiptView):
         assert receipt.details is None
-    settings, storage = window.beside.open_settings(), window.beside.open_disk_panel()
+    settings, storage = window.side_windows.open_settings(), window.side_windows.open_disk_panel()
     await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model))
     for page in settings.pages:
         settings.show_page(page.name)
-    window.beside.open_engine()
-    models = window.beside.open_models()
+    window.side_windows.open_engine()
+    models = window.side_windows.open_models()
     window.open_chat_settings()
     dialog = settings.presets.open(Preset("Terse", "Be brief."))
     sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()

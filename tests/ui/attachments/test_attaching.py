@@ -210,7 +210,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     window.composer.files_given.emit([tmp_path / "bin.dat"])
     window.controller.open(first)
     disk.set()
-    await until(lambda: not window.attaching._reading)
+    await until(lambda: not window.attachments._reading)
     assert not window.notices.on_show
     window.controller.open(second)
     await until(lambda: len(window.notices.on_show) == 1)  # told where it was to be attached

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.context.context import ContextUse
-from kvchat.chat.events import TurnFailed
+from kvchat.chat.events import Notice, TurnFailed
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Role
 from kvchat.session.session import PromptTooLong
@@ -71,6 +71,21 @@ async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRu
     await until(window.context_card.isVisible)
     assert window.context_card.drop.isHidden()
     assert "a model with a larger context" in window.context_card.advice.text()
+    assert not window.context_card.new.isHidden()  # not only "Not now"
+    window.context_card.new.click()
+    assert window.controller.current is None
+
+
+async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window: MainWindow) -> None:
+    about, other = runtime.chat.add("Tides"), runtime.chat.add("Bread")
+    await window.controller.list.reload()
+    window.controller.open(other.id)
+    runtime.events.publish(Notice("The reply was cut off", "All 256 tokens of it are taken.", about.id))
+    await until(lambda: window.notices.on_show)
+    assert window.notices.on_show[0].words[1] == "In “Tides”: All 256 tokens of it are taken."
+    window.controller.open(about.id)
+    runtime.events.publish(Notice("The reply was cut off", "All 512 tokens of it are taken.", about.id))
+    assert window.notices.on_show[1].words[1] == "All 512 tokens of it are taken."
 
 
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:

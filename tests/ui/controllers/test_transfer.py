@@ -105,7 +105,7 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     window.sidebar.search.field.setText("Jeju")
     if window.sidebar.isVisible():
         window.place.toggle_sidebar()
-    take_in = kept.keeping.take_in
+    take_in = kept.transfer.take_in
 
     async def and_tell(paths: list[Path], tell: Progress) -> ImportReport:
         report = await take_in(paths, tell)
@@ -113,7 +113,7 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
             kept.chat.add(f"Chat {number}", id=id)
         return report
 
-    kept.keeping.take_in = and_tell  # type: ignore[method-assign,assignment]
+    kept.transfer.take_in = and_tell  # type: ignore[method-assign,assignment]
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     await until(lambda: "Imported 3 chats" in notices(window))
@@ -144,7 +144,7 @@ async def test_a_backup_is_made_checked_and_laid_ready(
     kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
 ) -> None:
     restarts: list[bool] = []
-    window.keeping.restart_requested.connect(lambda: restarts.append(True))
+    window.transfer.restart_requested.connect(lambda: restarts.append(True))
     choose(window, "Back up…")
     pick(window, tmp_path / "backup.zip")
     await until(lambda: any(words.startswith("Backed up 2 chats") for words in notices(window)))
@@ -201,7 +201,7 @@ async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monk
         await end.wait()
         return BackupFacts(datetime.now(UTC), 2, 4)
 
-    monkeypatch.setattr(kept.keeping, "back_up", back_up)
+    monkeypatch.setattr(kept.transfer, "back_up", back_up)
     choose(window, "Back up…")
     pick(window, Path("backup.zip"))
     await until(lambda: dialogs(window) and dialogs(window)[0].value() > 0, "the progress")

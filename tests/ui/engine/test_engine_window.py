@@ -24,7 +24,7 @@ TROUBLE = ["0.00.300.000 W a warning", "0.00.300.001 E an error", "and more of i
 async def engine(runtime: FakeRuntime, window: MainWindow) -> EngineWindow:
     runtime.log = [*LOG, *TROUBLE]
     runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
-    return window.beside.open_engine()
+    return window.side_windows.open_engine()
 
 
 async def test_numbers_that_are_looked_up(engine: EngineWindow) -> None:

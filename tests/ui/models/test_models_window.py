@@ -69,7 +69,7 @@ def runtime(tmp_path: Path) -> FakeRuntime:
 
 @pytest_asyncio.fixture
 async def models(window: MainWindow) -> ModelsWindow:
-    return window.beside.open_models()
+    return window.side_windows.open_models()
 
 
 def titles(models: ModelsWindow) -> list[str]:
@@ -273,7 +273,7 @@ async def test_a_missing_model_offers_choices(
     runtime.settings = replace(runtime.settings, model_path=str(gone))
     runtime.set_engine(EngineState.FAILED, failure=failure)
     qtbot.mouseClick(card.fetch, LEFT)
-    models = window.beside.open_models()
+    models = window.side_windows.open_models()
     await until(lambda: models.hub.heading.text() == REPOSITORY)
     runtime.settings = replace(runtime.settings, model_path="/elsewhere/x.gguf")
     runtime.set_engine(EngineState.FAILED, failure=failure)
@@ -298,7 +298,7 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     asked: list[bool] = []
     window.first_start.starter_requested.connect(lambda: asked.append(True))
     runtime.models.there = []
-    models = window.beside.open_models()
+    models = window.side_windows.open_models()
     await until(models.here.none.isVisible)
     assert models.here.use.isHidden()
     qtbot.mouseClick(models.here.none.more, LEFT)

@@ -20,7 +20,7 @@ from tests.ui.waiting import until
 
 @pytest_asyncio.fixture
 async def page(window: MainWindow, runtime: FakeRuntime) -> EnginePage:
-    page = window.beside.open_settings(EnginePage.name).engine
+    page = window.side_windows.open_settings(EnginePage.name).engine
     await until(lambda: bool(page.found))
     return page
 

@@ -35,7 +35,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 @pytest.fixture
 def settings(window: MainWindow) -> SettingsWindow:
-    return window.beside.open_settings()
+    return window.side_windows.open_settings()
 
 
 def typed(qtbot: QtBot, entry: NumberEntry, text: str) -> None:

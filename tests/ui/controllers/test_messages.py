@@ -14,7 +14,7 @@ from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.controllers.chat import MOST_TALKS
+from kvchat.ui.controllers.chat import MOST_TURNS
 from kvchat.ui.messages.message_view import MessageView
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
@@ -181,14 +181,14 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
 async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
     runtime: FakeRuntime, window: MainWindow
 ) -> None:
-    for number in range(3 * MOST_TALKS):
+    for number in range(3 * MOST_TURNS):
         id = runtime.chat.add(f"Chat {number}").id
         runtime.events.publish(ReplyDelta(id, f"reply {number}", "many words", "many thoughts"))
         if number:
             runtime.events.publish(ReplyFinished(id, f"reply {number}", None))
-    talks = window.controller._talks
-    assert len(talks) <= MOST_TALKS + 2
-    assert [talk.live_text for talk in talks.values() if talk.live_text] == ["many words"]
+    turns = window.controller._turns
+    assert len(turns) <= MOST_TURNS + 2
+    assert [turn.live_text for turn in turns.values() if turn.live_text] == ["many words"]
 
 
 async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:

@@ -17,7 +17,7 @@ from kvchat.ui.models.first_start import FirstStart, open_gguf_dialog
 from kvchat.ui.transcript.tail import FailureCard
 
 
-class ModelChoices(QObject):
+class ModelController(QObject):
     """Joins the cards of the engine and of a failed turn, the first start, the models window and the conversation."""
 
     models_requested = Signal()

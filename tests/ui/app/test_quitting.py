@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.session.finishing import Unfinished
-from kvchat.ui.app import finishing
-from kvchat.ui.app.finishing import FinishingBox, close_in_sight
+from kvchat.ui.app import quitting
+from kvchat.ui.app.quitting import FinishingBox, close_and_tell
 from tests.ui.fake_runtime import FakeRuntime
 
 
@@ -42,9 +42,9 @@ def boxes() -> list[FinishingBox]:
 async def test_it_is_said_how_long_it_takes_and_can_be_left(
     qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(quitting, "SHOWN_AFTER_S", 0.01)
     runtime = Slow(tmp_path)
-    closing = asyncio.create_task(close_in_sight(runtime))
+    closing = asyncio.create_task(close_and_tell(runtime))
     while not boxes():  # noqa: ASYNC110 - Qt tells of no such thing
         await asyncio.sleep(0.01)
     (box,) = boxes()
@@ -60,11 +60,11 @@ async def test_it_is_said_how_long_it_takes_and_can_be_left(
 async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
     qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "SHOWN_AFTER_S", 0.01)
-    monkeypatch.setattr(finishing, "UPDATED_EVERY_S", 0.01)
+    monkeypatch.setattr(quitting, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(quitting, "UPDATED_EVERY_S", 0.01)
     runtime = Slow(tmp_path)
     runtime.left = None
-    closing = asyncio.create_task(close_in_sight(runtime))
+    closing = asyncio.create_task(close_and_tell(runtime))
     await asyncio.sleep(0.1)
     assert not boxes()
     runtime.told.set()

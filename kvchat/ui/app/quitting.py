@@ -1,0 +1,106 @@
+"""Quitting: what would be cut short is asked about, and what large is still being saved is waited for in sight."""
+
+from __future__ import annotations
+
+import asyncio
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QDialog, QProgressBar, QWidget
+
+from kvchat.library.remote.downloads import RUNS
+from kvchat.runtime import Runtime
+from kvchat.session.finishing import Unfinished
+from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.controllers.sidebar import SidebarController
+from kvchat.ui.controllers.transfer import TransferController
+from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm
+from kvchat.ui.models.first_start import FirstStart
+from kvchat.words.wording import several
+
+SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
+
+
+class QuitController(QObject):
+    """Asks only where something goes on that quitting ends."""
+
+    agreed = Signal()
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        conversations: SidebarController,
+        transfer: TransferController,
+        first_start: FirstStart,
+        window: QWidget,
+    ) -> None:
+        super().__init__(window)
+        self._runtime, self._list = runtime, conversations
+        self._transfer, self._first_start, self._window = transfer, first_start, window
+        self.question: ConfirmDialog | None = None
+
+    def ask(self) -> None:
+        """Quit, once the user agrees to what that ends."""
+        ends = self._what_ends()
+        if not ends:
+            self.agreed.emit()
+        elif self.question is None:
+            self._window.show()
+            self.question = confirm(self._window, "Quit now?", " ".join(ends), "Quit", self.agreed.emit, keep="Stay")
+            self.question.finished.connect(self._forget)
+
+    def _what_ends(self) -> list[str]:
+        """A sentence for each thing that goes on."""
+        ends = []
+        if (busy := self._runtime.chat.busy) is not None:
+            ends.append(f"A reply is being written in “{self._list.title(busy)}”; what has come of it is kept.")
+        if count := sum(1 for one in self._runtime.models.downloads.all() if one.state in RUNS):
+            what = several(count, "model is", "models are")
+            ends.append(f"{what} being downloaded: what has arrived is kept, and can go on later.")
+        if self._first_start.is_fetching:
+            ends.append("The starter model is being downloaded.")
+        ends += [f"{words.rstrip('…')}: that ends, and nothing of it is kept." for words in self._transfer.going_on]
+        return ends
+
+    def _forget(self) -> None:
+        self.question = None
+
+
+class FinishingBox(QDialog):
+    """What is being saved, and the button that ends kvchat without it."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
+        self.setWindowTitle("kvchat")
+        self.setFixedWidth(420)
+        self.title, self.words = label("Saving the memory of your chats", "title"), label(kind="muted", wraps=True)
+        self.bar = QProgressBar()
+        self.bar.setRange(0, 0)
+        self.bar.setTextVisible(False)
+        tip = "The last message is then read again next time. Nothing you or the model wrote is lost."
+        self.leave = button("Quit now", tip=tip)
+        parts = self.title, self.words, self.bar, row(STRETCH, self.leave)
+        column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
+
+    def say(self, unfinished: Unfinished | None) -> None:
+        """Say what is left."""
+        self.words.setText(unfinished.words if unfinished else "The engine is being stopped")
+
+    def reject(self) -> None:
+        """Escape is no answer."""
+
+
+async def close_and_tell(runtime: Runtime) -> None:
+    """Close the runtime. Where that takes long a box says why, and `Quit now` ends it."""
+    closing, box = asyncio.ensure_future(runtime.close()), None
+    await asyncio.wait({closing}, timeout=SHOWN_AFTER_S)
+    while not closing.done():
+        if box is None and runtime.unfinished:
+            box = FinishingBox()
+            box.leave.clicked.connect(runtime.give_up_saving)
+            box.show()
+        if box is not None:
+            box.say(runtime.unfinished)
+        await asyncio.wait({closing}, timeout=UPDATED_EVERY_S)
+    if box is not None:
+        box.accept()
+    await closing
