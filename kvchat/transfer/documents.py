@@ -10,12 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
-from markdown_it.token import Token
-from markdown_it.utils import OptionsDict
 
 from kvchat.chat.input.pictures import kind_of
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role
+from kvchat.words.markdown import SafeRenderer, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm, shown_document, spelled_out
 from kvchat.words.wording import one_line
 
@@ -59,8 +57,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>Chats</title>\n<style>{_STYLE}</style>\n"
     )
-    reader = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer)
-    reader.enable(["table", "strikethrough"])
+    reader = markdown_parser(SafeRenderer)
     for conversation, branch in conversations:
         yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
         yield f'<p class="time">{_moment(conversation.created_at)}</p>\n'
@@ -105,12 +102,9 @@ def _document(attachment: Attachment) -> str:
 
 
 def _rendered(text: str, reader: MarkdownIt) -> str:
-    tokens = reader.parse(text)
-    for token in tokens:
-        for one in (token, *(token.children or ())):
-            if one.type != "inline":
-                one.content = calm(one.content) if one.type == "text" else spelled_out(one.content)
-    return str(reader.renderer.render(tokens, reader.options, {}))
+    env: dict[str, Any] = {}
+    tokens = reader.parse(text, env)
+    return _plain(calm(text)) if is_too_deep(tokens) else str(reader.renderer.render(tokens, reader.options, env))
 
 
 def _plain(text: str) -> str:
@@ -136,12 +130,3 @@ def _safe_markdown(text: str) -> str:
 
 def _moment(moment: datetime) -> str:
     return f"{moment.astimezone():%Y-%m-%d %H:%M}"
-
-
-class _Renderer(RendererHTML):
-    """A picture would be fetched by whoever opens the page: its description stands for it."""
-
-    def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """The picture's description."""
-        alt = self.renderInlineAsText(tokens[i].children or [], options, env)
-        return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"

@@ -10,7 +10,7 @@ from kvchat.ui.rendering.blocks import Block, Prose, Wide
 from kvchat.ui.rendering.markdown import Markdown
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 
-MARKDOWN = Markdown(LIGHT, "monospace")
+MARKDOWN = Markdown(LIGHT)
 
 
 def blocks(text: str) -> list[Block]:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QTextEdit
 from kvchat.ui.rendering.blocks import Formula
 from kvchat.ui.rendering.formulas import Place
 from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.words.markdown import formula_source
 
 FORMULA = "math:"  # how formulas are named in a document
 _STRUT = "\u2060"  # beside a formula: a line of nothing but pictures would not be as high as the font
@@ -39,10 +40,10 @@ class FormulaLayer:
         style = self._style
         if not style.formulas.is_known(formula):
             self.awaited.add(formula)
-            return style.source_html(formula.source)
+            return formula_source(formula.source)
         place = style.formulas.place(formula, style.font, _HEADINGS.get(tag, 1.0))
         if place is None:
-            return style.source_html(formula.source)
+            return formula_source(formula.source)
         name = f"{FORMULA}{len(self._formulas)}"
         self._formulas.append(formula)
         self._places.append(place)

@@ -6,25 +6,18 @@ import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from mdit_py_plugins.footnote import footnote_plugin
-from mdit_py_plugins.tasklists import tasklists_plugin
 
 from kvchat.ui.base.colors import Theme
 from kvchat.ui.rendering.blocks import Block, Code, Formula, Prose, Wide
 from kvchat.ui.rendering.markdown_html import FORMULAS, renderer_class
-from kvchat.ui.rendering.math_rules import STREAMING, math_rules
+from kvchat.words.markdown import STREAMING, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm
-
-MAX_NESTING = 40  # lists (each counts twice) and quotes inside each other; deeper ones are shown as they were written
 
 _PLAIN_PIECE = 3_000  # characters
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
 _UNMARKED = '<ul style="list-style-type:none">'
-_LINK_SCHEMES = ("http", "https", "mailto")
 
 Env = dict[str, Any]  # markdown-it's: link references and footnotes defined so far
 
@@ -49,15 +42,8 @@ class Unit:
 class Markdown:
     """Reads Markdown in the colours of one theme."""
 
-    def __init__(self, theme: Theme, mono: str) -> None:
-        options = {"html": False, "linkify": False, "breaks": True, "maxNesting": MAX_NESTING}
-        self._parser = MarkdownIt("commonmark", options, renderer_cls=renderer_class(theme, mono, is_web_link))
-        self._parser.enable(["table", "strikethrough"])
-        footnote_plugin(self._parser, inline=False, move_to_end=False)
-        tasklists_plugin(self._parser)
-        math_rules(self._parser)
-        renderer = self._parser.renderer
-        renderer.rules["footnote_ref"] = renderer.footnote_ref  # type: ignore[attr-defined]  # the plugin put its own there
+    def __init__(self, theme: Theme) -> None:
+        self._parser = markdown_parser(renderer_class(theme))
 
     def units(self, text: str, env: Env, *, streaming: bool) -> list[Unit]:
         """The units of `text` in order. Never raises: any text is Markdown. Definitions met are kept in `env`."""
@@ -67,7 +53,7 @@ class Markdown:
     def blocks(self, unit: Unit, source: str, env: Env) -> list[Block]:
         """What a unit, which was written as `source`, looks like; more than one block if it is an item with code."""
         first = unit.tokens[0]
-        if any(token.level >= MAX_NESTING - 1 for token in unit.tokens):
+        if is_too_deep(unit.tokens):
             return [plain_block(source)]
         if first.type in ("fence", "code_block"):
             return [_code(first, source)]
@@ -136,14 +122,6 @@ def plain_blocks(text: str) -> list[Prose]:
         at += len(piece)
         if at >= len(text):
             return blocks
-
-
-def is_web_link(url: str) -> bool:
-    """Whether a click on `url` may leave kvchat: http, https or mailto, nothing else."""
-    try:
-        return urlsplit(url).scheme.lower() in _LINK_SCHEMES
-    except ValueError:
-        return False
 
 
 def _units(tokens: list[Token]) -> Iterator[Unit]:

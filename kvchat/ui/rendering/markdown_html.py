@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
 from kvchat.ui.base.colors import Theme
 from kvchat.ui.rendering.blocks import Formula
-from kvchat.words.safe_text import calm, spelled_out
+from kvchat.words.markdown import SafeRenderer
 
 FORMULAS = "formulas"  # key in markdown-it's env: the formulas of what is being rendered
 
@@ -36,39 +34,14 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
     """
 
 
-def renderer_class(theme: Theme, mono: str, is_link: Callable[[str], bool]) -> type[RendererHTML]:
-    """A renderer in these colours; links for which `is_link` is false become plain text."""
+def renderer_class(theme: Theme) -> type[SafeRenderer]:
+    """A renderer in these colours."""
 
-    class Renderer(RendererHTML):
-        """Rules by token type."""
-
-        def text(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return html.escape(calm(tokens[i].content))
-
-        def code_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f"<code>{html.escape(spelled_out(tokens[i].content))}</code>"
+    class Renderer(SafeRenderer):
+        """What QTextDocument needs written otherwise; formulas stand as `<!--math:i-->`."""
 
         def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            alt = calm(self.renderInlineAsText(tokens[i].children or [], options, env))
-            return f'<span style="color:{theme.muted}">[image: {html.escape(alt or "untitled")}]</span>'
-
-        def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            url = str(tokens[i].attrGet("href") or "")
-            return f'<a href="{html.escape(url)}">' if is_link(url) else "<span>"
-
-        def link_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            opened = next(t for t in reversed(tokens[:i]) if t.type == "link_open" and t.level == tokens[i].level)
-            return "</a>" if is_link(str(opened.attrGet("href") or "")) else "</span>"
-
-        def html_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            """No text gets here as HTML; the check box of a task does."""
-            return "☑" if "checked=" in tokens[i].content else "☐"
-
-        def fence(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f"<pre>{html.escape(spelled_out(tokens[i].content.rstrip()))}</pre>\n"
-
-        def code_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return self.fence(tokens, i, options, env)
+            return f'<span style="color:{theme.muted}">{super().image(tokens, i, options, env)}</span>'
 
         def math_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             token, formulas = tokens[i], env[FORMULAS]
@@ -77,20 +50,17 @@ def renderer_class(theme: Theme, mono: str, is_link: Callable[[str], bool]) -> t
             return f"<!--math:{len(formulas) - 1}-->"
 
         def math_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            token = tokens[i]
-            if not token.meta["closed"]:
-                source = html.escape(calm(f"{token.markup}{token.content}")).replace("\n", "<br>")
-                return f"<p><code>{source}</code></p>"
+            if not tokens[i].meta["closed"]:
+                return super().math_block(tokens, i, options, env)
             return f'<p align="center">{self.math_inline(tokens, i, options, env)}</p>'
 
         def footnote_ref(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f'<sup style="color:{theme.accent}">{html.escape(calm(tokens[i].meta["label"]))}</sup>'
+            return f'<span style="color:{theme.accent}">{super().footnote_ref(tokens, i, options, env)}</span>'
 
         def footnote_reference_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            label = html.escape(calm(tokens[i].meta["label"]))
             return (
                 '<table cellspacing="0" cellpadding="0" style="margin-bottom:8px"><tr>'
-                f'<td style="padding-right:8px; color:{theme.accent}"><sup>{label}</sup></td>'
+                f'<td style="padding-right:8px">{self.footnote_ref(tokens, i, options, env)}</td>'
                 f'<td style="color:{theme.muted}">'
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
 
 from PySide6.QtGui import QFontMetricsF
 
@@ -11,7 +10,6 @@ from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.markdown import Markdown
 from kvchat.ui.rendering.markdown_html import prose_css
-from kvchat.words.safe_text import calm
 
 COLUMN_WIDTH = 760  # pixels of the messages, where there is room
 _COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways
@@ -24,7 +22,7 @@ class PageStyle:
         self.look = look
         self.theme = look.theme
         self.formulas = formulas
-        self.markdown = Markdown(look.theme, look.type.mono)
+        self.markdown = Markdown(look.theme)
         self.css = prose_css(look.theme, look.type.mono, look.type.body - 1.25)
         self.font = page_font(look.type.family, look.type.body)
         self.code_font = code_font(look.type.mono, look.type.body - 0.75)
@@ -39,7 +37,3 @@ class PageStyle:
         other.font = page_font(self.look.type.family, self.look.type.base)
         other.css = f"{self.css} p {{ color: {self.theme.muted} }}"
         return other
-
-    def source_html(self, source: str) -> str:
-        """A formula as it was written."""
-        return f"<code>{html.escape(calm(source))}</code>".replace("\n", "<br>")

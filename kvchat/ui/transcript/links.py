@@ -9,7 +9,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QPushButton, QWidget
 
 from kvchat.ui.dialogs.confirm import Question
-from kvchat.ui.rendering.markdown import is_web_link
+from kvchat.words.markdown import is_web_link
 from kvchat.words.safe_text import spelled_out
 
 _LONGEST = 300  # characters of an address on show

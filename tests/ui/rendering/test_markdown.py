@@ -12,9 +12,10 @@ from pytestqt.qtbot import QtBot
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.blocks import Code, Prose, Wide
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.markdown import is_web_link, plain_blocks
+from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import TextPage
+from kvchat.words.markdown import is_web_link
 from kvchat.words.safe_text import calm, spelled_out
 from tests.ui.reading import blocks, prose
 

@@ -1,0 +1,215 @@
+r"""Markdown as chats are written in it, set up once for the screen and for what is exported. HTML stays text.
+
+LaTeX is $…$, $$…$$, \(…\), \[…\] and bare environments such as align. Its rules are written here because a reply that
+still streams must not change its mind: a formula ends at the next blank line at the latest (as in TeX), so an opener
+without a closer never swallows the rest.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
+from mdit_py_plugins.footnote import footnote_plugin
+from mdit_py_plugins.tasklists import tasklists_plugin
+
+from kvchat.words.safe_text import calm, spelled_out
+
+STREAMING = "streaming"  # key in markdown-it's env: the text may go on, so a formula at its end may still be closed
+_MAX_NESTING = 40  # lists (each counts twice) and quotes inside each other
+_LINK_SCHEMES = ("http", "https", "mailto")
+_INLINE = (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False), ("$", "$", False))
+_ENVIRONMENT = re.compile(r"\\begin\{((?:equation|align|aligned|alignat|gather|gathered|multline|cases|split)\*?)\}")
+_MONEY = re.compile(r"\d[\d.,]*\s+[a-z]{2,}\s", re.IGNORECASE)  # "5 and 10", between two dollar signs
+
+
+class SafeRenderer(RendererHTML):
+    """Rules by token type: hidden characters are shown, nothing is fetched, only web links are links."""
+
+    def text(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """Prose."""
+        return html.escape(calm(tokens[i].content))
+
+    def code_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """Code in a line."""
+        return f"<code>{html.escape(spelled_out(tokens[i].content))}</code>"
+
+    def fence(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A block of code."""
+        return f"<pre>{html.escape(spelled_out(tokens[i].content.rstrip()))}</pre>\n"
+
+    def code_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """The same, indented."""
+        return self.fence(tokens, i, options, env)
+
+    def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A picture would be fetched by whoever shows the page: its description stands for it."""
+        alt = calm(self.renderInlineAsText(tokens[i].children or [], options, env))
+        return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"
+
+    def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A link that is none of the web becomes plain text."""
+        url = str(tokens[i].attrGet("href") or "")
+        return f'<a href="{html.escape(url)}">' if is_web_link(url) else "<span>"
+
+    def link_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """As it was opened."""
+        opened = next(t for t in reversed(tokens[:i]) if t.type == "link_open" and t.level == tokens[i].level)
+        return "</a>" if is_web_link(str(opened.attrGet("href") or "")) else "</span>"
+
+    def html_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """No text gets here as HTML; the check box of a task does."""
+        return "☑" if "checked=" in tokens[i].content else "☐"
+
+    def math_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A formula as it was written."""
+        return formula_source(f"{tokens[i].markup}{tokens[i].content}{tokens[i].info}")
+
+    def math_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A formula in lines of its own, maybe one that is not closed yet."""
+        token = tokens[i]
+        return f"<p>{formula_source(token.markup + token.content + (token.info if token.meta['closed'] else ''))}</p>"
+
+    def footnote_ref(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A note's number in the text."""
+        return f"<sup>{html.escape(calm(tokens[i].meta['label']))}</sup>"
+
+    def footnote_reference_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """A note, where it was written."""
+        return f"<blockquote>{SafeRenderer.footnote_ref(self, tokens, i, options, env)} "
+
+    def footnote_reference_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+        """Its end."""
+        return "</blockquote>\n"
+
+
+def markdown_parser(renderer: type[SafeRenderer]) -> MarkdownIt:
+    """Reads a reply; what is made of it is the renderer's. Never raises: any text is Markdown."""
+    options = {"html": False, "linkify": False, "breaks": True, "maxNesting": _MAX_NESTING}
+    parser = MarkdownIt("commonmark", options, renderer_cls=renderer)
+    parser.enable(["table", "strikethrough"])
+    footnote_plugin(parser, inline=False, move_to_end=False)
+    tasklists_plugin(parser)
+    # Tokens of both rules: `content` LaTeX, `markup` opener, `info` closer, both empty where `content` has them.
+    parser.inline.ruler.before("escape", "math_inline", _inline)
+    parser.block.ruler.before(
+        "fence", "math_block", _block, {"alt": ["paragraph", "reference", "blockquote", "list", "footnote_def"]}
+    )
+    parser.renderer.rules["footnote_ref"] = parser.renderer.footnote_ref  # type: ignore[attr-defined]  # the plugin put its own there
+    return parser
+
+
+def is_too_deep(tokens: Iterable[Token]) -> bool:
+    """Whether markdown-it left words out, being nested too deep: such a text is shown as it was written."""
+    return any(token.level >= _MAX_NESTING - 1 for token in tokens)
+
+
+def is_web_link(url: str) -> bool:
+    """Whether a click on `url` may leave the page: http, https or mailto, nothing else."""
+    try:
+        return urlsplit(url).scheme.lower() in _LINK_SCHEMES
+    except ValueError:
+        return False
+
+
+def formula_source(source: str) -> str:
+    """HTML for a formula as it was written."""
+    return f"<code>{html.escape(calm(source))}</code>".replace("\n", "<br>")
+
+
+def _inline(state: StateInline, silent: bool) -> bool:
+    source, start = state.src, state.pos
+    for opener, closer, display in _INLINE:
+        if not source.startswith(opener, start):
+            continue
+        begin = start + len(opener)
+        end = _closer(source, begin, closer, state.posMax)
+        if end < 0 or not _is_formula(source, begin, end, closer):
+            continue
+        if not silent:
+            token = state.push("math_inline", "math", 0)
+            token.content, token.markup, token.info = source[begin:end].strip(), opener, closer
+            token.meta = {"display": display}
+        state.pos = end + len(closer)
+        return True
+    return False
+
+
+def _closer(source: str, begin: int, closer: str, limit: int) -> int:
+    """Where the next `closer` stands that no backslash takes away; -1 without one."""
+    at = source.find(closer, begin, limit)
+    while at > 0 and closer[0] == "$" and source[at - 1] == "\\":
+        at = source.find(closer, at + 1, limit)
+    return at
+
+
+def _is_formula(source: str, begin: int, end: int, closer: str) -> bool:
+    content = source[begin:end]
+    if not content.strip():
+        return False
+    if closer != "$":
+        return True
+    # Pandoc's rule: no space inside the dollars, no digit behind them. "$5 and $6" is money.
+    digit_behind = source[end + 1 : end + 2].isdigit()
+    return not (content[0].isspace() or content[-1].isspace() or digit_behind or _MONEY.match(content))
+
+
+def _block(state: StateBlock, first: int, limit: int, silent: bool) -> bool:
+    if state.is_code_block(first):
+        return False
+    line = _line(state, first)
+    opener, closer, keep = _delimiters(line)
+    if not opener:
+        return False
+    content: list[str] = []
+    number, rest, closed = first, line[len(opener) :], False
+    while True:
+        if rest.rstrip().endswith(closer):
+            content.append(rest.rstrip()[: -len(closer)])
+            closed = True
+            break
+        if closer in rest:
+            return False  # words behind the formula: a paragraph, which has formulas of its own
+        content.append(rest)
+        number += 1
+        if number >= limit:
+            break
+        if state.isEmpty(number) or state.sCount[number] < state.blkIndent:
+            return False
+        rest = _line(state, number)
+    if not closed and not state.env.get(STREAMING):
+        return False
+    if silent:
+        return True
+    state.line = number + 1 if closed else limit
+    token = state.push("math_block", "math", 0)
+    tex = "\n".join(content).strip()
+    token.content = f"{opener}\n{tex}\n{closer}" if keep else tex
+    token.markup, token.info = ("", "") if keep else (opener, closer)
+    token.map = [first, state.line]
+    token.meta = {"display": True, "closed": closed and bool(tex)}
+    return True
+
+
+def _delimiters(line: str) -> tuple[str, str, bool]:
+    """How a formula begins and ends that begins with this line, and whether they are part of it."""
+    if line.startswith("$$"):
+        return "$$", "$$", False
+    if line.startswith("\\["):
+        return "\\[", "\\]", False
+    if found := _ENVIRONMENT.match(line):
+        return found[0], f"\\end{{{found[1]}}}", True
+    return "", "", False
+
+
+def _line(state: StateBlock, number: int) -> str:
+    return state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]]
