@@ -1,1 +1,1 @@
-"""Text for people: sizes, times and plain words, characters that mislead, what nobody else should see."""
+"""Text for people: sizes, times and plain words, Markdown, characters that mislead, what nobody else should see."""

@@ -68,6 +68,11 @@ class Term:
         return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)
 
 
+def folded(text: str) -> str:
+    """Without case, diacritics and compatibility forms."""
+    return text.lower() if text.isascii() else text.translate(_FOLDED)
+
+
 def spread(text: str) -> str:
     """The text as the index gets it."""
     return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPREAD)
@@ -86,10 +91,10 @@ def terms_of(query: str) -> tuple[Term, ...]:
 
 def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
     """Where the terms stand in a text, from its beginning, none overlapping."""
-    folded = text.translate(_FOLDED)
-    there = [term for term in terms if term.words[0] in folded]  # far quicker than the pattern
-    found = sorted(match.span() for term in there for match in term.pattern.finditer(folded))
-    if len(folded) != len(text):
+    plain = folded(text)
+    there = [term for term in terms if term.words[0] in plain]  # far quicker than the pattern
+    found = sorted(match.span() for term in there for match in term.pattern.finditer(plain))
+    if len(plain) != len(text):
         origin = [i for i, char in enumerate(text) for _ in char.translate(_FOLDED)]
         origin.append(len(text))
         found = [(origin[start], origin[end]) for start, end in found]  # with the marks that were folded away

@@ -15,8 +15,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import ZOOMS
 from kvchat.ui.commands.palette import Entry, Palette
-from kvchat.ui.commands.shortcut_sheet import ShortcutSheet
-from kvchat.ui.commands.shortcuts import SHORTCUTS, install_shortcuts, shown_keys
+from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
 
 

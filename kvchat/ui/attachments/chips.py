@@ -6,37 +6,15 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.ui.attachments.card import AttachmentCard
-from kvchat.ui.attachments.document_view import AttachmentView
-from kvchat.ui.attachments.picture_tile import PictureTile, PictureView
-from kvchat.ui.base.icons import icon
+from kvchat.ui.attachments.cards import AttachmentCard, AttachmentChip, PictureTile
+from kvchat.ui.attachments.views import AttachmentView, PictureView
 from kvchat.ui.base.theme import Look
 from kvchat.words.folding import Term, any_span
-from kvchat.words.wording import one_line
 
-_NAME_LETTERS = 34
 _GAP = 4
-
-
-class AttachmentChip(AttachmentCard):
-    """One document, by its name."""
-
-    def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, "Attachment", "Show what the model is given")
-        self.name.setText(short_name(attachment.name))
-        self.name.setProperty("kind", "chip")
-        self.name.setIcon(icon("document", look.theme.muted))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(8, 2, 8, 2)
-        row.setSpacing(6)
-        row.addWidget(self.name)
-        row.addWidget(self.count)
-        if removable:
-            row.addWidget(self.cross())
-            row.setContentsMargins(8, 2, 3, 2)
 
 
 class ChipRows(QWidget):
@@ -152,10 +130,3 @@ class ChipRows(QWidget):
 
     def _remove(self, attachment: Attachment, *, removable: bool) -> None:
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
-
-
-def short_name(name: str) -> str:
-    """A file's name with the middle left out where it is long; the ending matters."""
-    name = one_line(name)
-    half = (_NAME_LETTERS - 1) // 2
-    return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"

@@ -19,7 +19,8 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.ui.attachments.chips import ChipRows, short_name
+from kvchat.ui.attachments.cards import short_name
+from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.icons import icon, stop_icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 

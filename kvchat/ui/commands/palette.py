@@ -1,7 +1,8 @@
-"""Ctrl+K: type a few letters of a chat's title, or of something to do."""
+"""Ctrl+K: type a few letters of a chat's title, or of something to do; letters at the beginning of words count more."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.ui.commands.ranking import best, folded
 from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.words.folding import folded
 
+_WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # how well the letters lie, from best to worst
 _MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
 _LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # wide; pixels: a row's height beside its letters, and from the window's top
 _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
@@ -37,7 +39,7 @@ class Entry:
 
 
 class Palette(QDialog):
-    """Filled anew each time it is opened; Enter does what is marked, Esc goes back."""
+    """Filled anew each time it is opened; Enter does what is selected, Esc goes back."""
 
     def __init__(self, parent: QWidget, chats: Sequence[Entry], actions: Sequence[Entry]) -> None:
         """Both in the order that counts when nothing was typed."""
@@ -140,3 +142,32 @@ def _line(entry: Entry) -> QWidget:
     row.addWidget(words, 1)
     row.addWidget(note)
     return line
+
+
+def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
+    """The places of the `most` titles that fit best; `titles` are folded. With nothing typed, the first ones.
+
+    Of titles that fit equally well the shorter goes first, then the one that stands first.
+    """
+    wanted = " ".join(folded(typed).split())
+    if not wanted:
+        return list(range(min(most, len(titles))))
+    scored = ((_score(wanted, title), -len(title), -place) for place, title in enumerate(titles))
+    return [-place for _, _, place in heapq.nlargest(most, (one for one in scored if one[0]))]
+
+
+def _score(wanted: str, title: str) -> int:
+    """0 if it does not fit."""
+    found = title.find(wanted)
+    if found >= 0:
+        if found == 0:
+            return _WHOLE if len(title) == len(wanted) else _START
+        return _WORD if f" {wanted}" in title else _INSIDE
+    if all(word in title for word in wanted.split(" ")):
+        return _INSIDE
+    at = -1
+    for letter in wanted.replace(" ", ""):
+        at = title.find(letter, at + 1)
+        if at < 0:
+            return 0
+    return _SCATTERED

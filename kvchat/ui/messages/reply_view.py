@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QTextEdit, QWidget
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
-from kvchat.ui.messages.receipt_view import ReceiptView
-from kvchat.ui.messages.reply_footer import ReplyFooter
+from kvchat.ui.messages.reply_footer import ReceiptView, ReplyFooter
 from kvchat.ui.messages.thinking_view import ThinkingView
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.page_style import PageStyle

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QTextEdit, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QTextEdit, QWidget
 
 from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.widgets.fold import Fold
 from kvchat.words.wording import rough_duration
 
+_LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the words
 
-class ThinkingView(Fold):
-    """Folded until it is opened; what is folded is not laid out."""
+
+class ThinkingView(QWidget):
+    """Closed until it is clicked; what is folded is not laid out."""
 
     text_made = Signal(QTextEdit)
+    toggled = Signal()
 
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
-        self._words = PartColumn(style.quieter(), "Thinking")
-        super().__init__("Thinking", self._words, parent)
+        super().__init__(parent)
+        self._heading = "Thinking"
         self._text = self._shown = ""
+        self.button = QPushButton(self)
+        self.button.setProperty("kind", "quiet")
+        self.button.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.button.clicked.connect(self._toggle)
+        self._frame = QFrame(self)
+        self._frame.setProperty("kind", "quote")
+        self._frame.hide()
+        self._words = PartColumn(style.quieter(), "Thinking", self._frame)
         self._words.text_made.connect(self.text_made)
-        self.toggled.connect(self._show_words)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self._show_heading()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the words are to be seen."""
+        return not self._frame.isHidden()
 
     @property
     def texts(self) -> list[QTextEdit]:
@@ -33,8 +52,39 @@ class ThinkingView(Fold):
         """Show this; `still`: the model goes on thinking. `ms`: how long it thought, None if nobody measured it."""
         self._text = text
         heading = "Thought first" if ms is None else f"Thought for {rough_duration(ms / 1000)}"
-        self.set_heading("Thinking…" if still else heading)
+        heading = "Thinking…" if still else heading
+        if heading != self._heading:
+            self._heading = heading
+            self._show_heading()
         self._show_words()
+
+    def hasHeightForWidth(self) -> bool:
+        """Text is taller where it is narrower."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """The heading, and the words if it is open."""
+        heading = self.button.sizeHint().height()
+        return heading + (_ABOVE + self._words.heightForWidth(width - _LEFT) + _BELOW if self.is_open else 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Put the parts in their places."""
+        width, heading = self.width(), self.button.sizeHint().height()
+        self.button.setGeometry(0, 0, min(self.button.sizeHint().width(), width), heading)
+        height = max(self.height() - heading - _ABOVE, 0)
+        self._frame.setGeometry(0, heading + _ABOVE, width, height)
+        self._words.setGeometry(_LEFT, 0, width - _LEFT, max(height - _BELOW, 0))
+
+    def _toggle(self) -> None:
+        self._frame.setVisible(not self.is_open)
+        self._show_heading()
+        self._show_words()
+        self.toggled.emit()
+
+    def _show_heading(self) -> None:
+        self.button.setText(f"{self._heading} {'▾' if self.is_open else '▸'}")
+        self.button.setAccessibleName(f"{self._heading}, {'open' if self.is_open else 'folded'}")
+        self.button.resize(self.button.sizeHint())
 
     def _show_words(self) -> None:
         if self.is_open and self._shown != self._text:

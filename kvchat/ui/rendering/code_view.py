@@ -1,18 +1,167 @@
-"""A fenced code block: its language, its copy button, its colours; wide lines scroll sideways."""
+"""A fenced code block: a document that grows at its end. Only new lines are laid out; colours are found in a thread."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QResizeEvent
-from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QWidget
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QColor,
+    QGuiApplication,
+    QResizeEvent,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextLayout,
+    QTextOption,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QSizePolicy, QTextEdit, QWidget
 
 from kvchat.ui.base.icons import icon
-from kvchat.ui.rendering.code_text import CodeText
+from kvchat.ui.base.text_cursors import position, select
+from kvchat.ui.rendering.highlight import LineColours, Span
 from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.words.safe_text import calm
+from kvchat.ui.rendering.text_page import sideways, without_ground
+from kvchat.words.safe_text import calm, spelled_out
 
+_LINE_HEIGHT = 128.0  # per cent
+_LONGEST_LINE = 2_000  # characters shown of a line; the copy button gives it whole
+_LINES_AT_ONCE = 400
+_PIECE_MS = 6.0  # painting may take so long at a time
+_LINES_PAINTED = 50  # in one step of that
+_LOOK_MS = 30  # how often the thread is asked whether it is done
+_LONGEST = 400_000  # characters; longer code stays plain
 _COPIED_MS = 1500
-_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the parts
+_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
+_thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
+
+
+class CodeText(QTextEdit):
+    """The text itself, as tall as its lines."""
+
+    grown = Signal()  # taller than before, some lines having waited
+
+    def __init__(self, style: PageStyle, language: str) -> None:
+        super().__init__()
+        self.setReadOnly(True)
+        self.setAccessibleName("Code")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        without_ground(self)
+        self.setFont(style.code_font)
+        self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setUndoRedoEnabled(False)
+        self.document().setDocumentMargin(0)
+        self._whole = ""
+        self._shown = 0  # characters of it that are in the document as whole lines
+        self._ended = False
+        self._colours = LineColours(language, style.theme)
+        self._painter = _Painter(self.document(), self._colours)
+        self._finding: Future[list[list[Span]]] | None = None  # the colours of all of it
+        self._found_for: str | None = None  # the code that has all its colours, or gets them
+        self._painted = 0  # lines of it that are painted
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._go_on)
+        lines = QTextBlockFormat()
+        lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+        QTextCursor(self.document()).setBlockFormat(lines)
+
+    @property
+    def busy(self) -> bool:
+        """Whether lines wait to be shown."""
+        return self._shown < self._last_line(self._whole)
+
+    def show_text(self, text: str, *, ended: bool) -> None:
+        """Show this; cheap if it goes on where the last one ended. `ended`: no more will come."""
+        if text == self._whole and ended == self._ended:
+            return
+        if not text.startswith(self._whole[: self._shown]):
+            self._replace()
+        self._whole, self._ended = text, ended
+        self._show_more()
+
+    def natural_height(self, width: int) -> int:
+        """How tall it is in a space of that width, the scroll bar included if there is one."""
+        document = self.document()  # its size is the widget's, where that is wider: maybe it has no place yet
+        bar = self.horizontalScrollBar().sizeHint().height() if document.idealWidth() > width else 0
+        return math.ceil(document.size().height()) + bar
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Sideways is ours, up and down is the transcript's."""
+        sideways(self, event)
+
+    def _replace(self) -> None:
+        cursor = QTextCursor(self.document())
+        cursor.select(QTextCursor.SelectionType.Document)
+        cursor.removeSelectedText()
+        self._shown = 0
+
+    def _show_more(self) -> None:
+        """Show the next lines, and what there is of the last one."""
+        end = self._shown
+        for _ in range(_LINES_AT_ONCE):
+            following = self._whole.find("\n", end) + 1
+            if not following:
+                break
+            end = following
+        last = self._whole[end:] if end == self._last_line(self._whole) else ""
+        changed = self._colours.grow(self._whole[: end + len(last)]) if not self._ended else range(0)
+        cursor = QTextCursor(self.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        lines = "\n".join(map(_shortened, (self._whole[self._shown : end] + last).split("\n")))
+        there = self.document().lastBlock().text()
+        if not lines.startswith(there):
+            cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
+            there = ""
+        chosen = self.textCursor()
+        anchor, head = chosen.anchor(), chosen.position()
+        cursor.beginEditBlock()
+        cursor.insertText(lines[len(there) :])
+        cursor.endEditBlock()
+        if anchor != head:  # what ended where the code ended would have grown with it
+            select(self, anchor, head)
+        self._shown = end
+        if changed:
+            self._painter.paint(changed.start, changed.stop)
+        if self.busy or self._ended:
+            self._timer.start(0)
+
+    def _go_on(self) -> None:
+        """What is left to do when there is time: lines first, then colours."""
+        if self.busy:
+            self._show_more()
+            self.grown.emit()
+            return
+        if not self._ended or len(self._whole) > _LONGEST:
+            return
+        if self._found_for != self._whole:
+            self._found_for, self._painted = self._whole, 0
+            self._finding = finding = _thread.submit(self._colours.whole, self._whole)
+            self.destroyed.connect(lambda: finding.cancel())
+        if self._finding is not None:
+            if not self._finding.done():
+                self._timer.start(_LOOK_MS)
+                return
+            self._colours.spans, self._finding = self._finding.result(), None
+        until = time.thread_time() + _PIECE_MS / 1000
+        while self._painted < len(self._colours.spans):
+            if time.thread_time() > until:
+                self._timer.start(0)
+                return
+            line = min(self._painted + _LINES_PAINTED, len(self._colours.spans))
+            self._painter.paint(self._painted, line)
+            self._painted = line
+
+    @staticmethod
+    def _last_line(text: str) -> int:
+        return text.rfind("\n") + 1
 
 
 class CodeView(QFrame):
@@ -70,3 +219,46 @@ class CodeView(QFrame):
         self.copy_button.setText("Copied" if done else "Copy")
         self.copy_button.setIcon(icon("check" if done else "copy", self._theme.accent if done else self._theme.muted))
         self.resizeEvent(QResizeEvent(self.size(), self.size()))
+
+
+class _Painter:
+    """Puts colours on the lines of a document, without touching its text."""
+
+    def __init__(self, document: QTextDocument, colours: LineColours) -> None:
+        self._document = document
+        self._colours = colours
+        self._formats: dict[str, QTextCharFormat] = {}
+
+    def paint(self, first: int, end: int) -> None:
+        """The colours of the lines from `first` up to `end` are known now, or others."""
+        if first >= end:
+            return  # a change of no length would take the layout of its line away
+        block = self._document.findBlockByNumber(first)
+        position = block.position()
+        for number in range(first, min(end, self._document.blockCount())):
+            block.layout().setFormats(list(self._ranges(number, block.text())))
+            block = block.next()
+        length = (block.position() if block.isValid() else self._document.characterCount()) - position
+        self._document.markContentsDirty(position, length)
+
+    def _ranges(self, line: int, text: str) -> Iterator[QTextLayout.FormatRange]:
+        if len(text) > _LONGEST_LINE:
+            return
+        for start, count, colour in self._colours.spans[line]:
+            begin, end = position(text, start), position(text, start + count)
+            span = QTextLayout.FormatRange()
+            span.start, span.length, span.format = begin, end - begin, self._format(colour)
+            yield span
+
+    def _format(self, colour: str) -> QTextCharFormat:
+        form = self._formats.get(colour)
+        if form is None:
+            form = self._formats[colour] = QTextCharFormat()
+            form.setForeground(QColor(colour))
+        return form
+
+
+def _shortened(line: str) -> str:
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[:_LONGEST_LINE]} … {len(line) - _LONGEST_LINE:,} more characters"
+    return spelled_out(line)

@@ -1,21 +1,47 @@
-"""Formulas for the page, set in a thread. Until one is ready, or if it cannot be, its source shows."""
+"""Formulas for the page, set in a thread by ziamath. Until one is ready, or if it cannot be, its source shows.
+
+ziamath is slow: a quarter of a second to import, then milliseconds per formula.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
 from PySide6.QtCore import QByteArray, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QFont, QFontInfo, QFontMetricsF, QImage, QPainter
 from PySide6.QtSvg import QSvgRenderer
 
 from kvchat.ui.rendering.blocks import Formula
-from kvchat.ui.rendering.latex import Outline, outline
 
 _MOST = 500  # formulas that are remembered beside those on show
+_EM = 100.0  # the size formulas are set at; outlines scale
+_INK = "#010203"  # stands for the colour until it is known
+_LONGEST = 1_500  # characters; what is longer is no formula to be read
+_DEEPEST = 30  # braces inside braces, far below Python's recursion limit
+_UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml overlooks them
+_LOST = ("\\mathop",)  # what it leaves out without a word
+# Scripts the mathematical font has no letters for: everything from Hebrew on but symbols and mathematical letters.
+_NO_GLYPHS = re.compile("[\u0590-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]")
 _SCALE = 1.12  # STIX letters are smaller than an interface font's of the same size
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A drawn formula. Measures in em; `ascent` and `descent` from the line the text stands on."""
+
+    svg: str
+    width: float
+    ascent: float
+    descent: float
+
+    def in_colour(self, colour: str) -> str:
+        """The SVG in `colour` ("#rrggbb")."""
+        return self.svg.replace(_INK, colour)
 
 
 @dataclass(frozen=True)
@@ -93,3 +119,35 @@ def _place(outline: Outline, font: QFont, scale: float) -> Place:
     x_share = metrics.xHeight() / QFontInfo(font).pixelSize()
     font_size = max(round(2 * max(ascent - descent, 0) / x_share), 1)
     return Place(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
+
+
+def outline(tex: str, display: bool) -> Outline | None:
+    """The formula drawn; None for one that cannot be drawn in full, which is better shown as it was written."""
+    if len(tex) > _LONGEST or _depth(tex) > _DEEPEST or _NO_GLYPHS.search(tex) or any(word in tex for word in _LOST):
+        return None
+    try:
+        from ziamath.config import config  # not at the top: most replies have no formula
+        from ziamath.tex import tex2mml
+        from ziamath.zmath import Math
+
+        config.svg2 = False  # QtSvg knows SVG 1.2 Tiny
+        root = ElementTree.fromstring(tex2mml(_UNBRACED.sub(r"\1{\2}", tex), inline=not display))
+        if "\\" in "".join(root.itertext()):
+            return None  # a command it does not know stands there as text
+        root.set("mathcolor", _INK)
+        drawn = Math(root, size=_EM, margin=0.02 * _EM)
+        box = drawn.node.bbox
+        svg = drawn.svg()
+    except Exception:  # a parser of other people's text: whatever it raises means the same
+        return None
+    margin = drawn.margin
+    width, ascent, descent = box.xmax - box.xmin + 2 * margin, box.ymax + margin, margin - box.ymin
+    return Outline(svg, width / _EM, ascent / _EM, descent / _EM)
+
+
+def _depth(tex: str) -> int:
+    depth = deepest = 0
+    for letter in tex:
+        depth += (letter == "{") - (letter == "}")
+        deepest = max(deepest, depth)
+    return deepest

@@ -2,9 +2,9 @@
 
 A model's text is not trusted and has no bound. It becomes plain values (`blocks.py`) before any widget sees it:
 `markdown_stream.py` settles what can no longer change and reads only the rest again (a reply that is continued has
-its end opened again), `part_column.py` lays out only the parts that changed, `code_text.py` appends lines, whose
+its end opened again), `part_column.py` lays out only the parts that changed, `code_view.py` appends lines, whose
 colours are found in a thread and within bounds (`highlight.py`). Formulas are set by ziamath in a thread
-(`latex.py`, `formulas.py`); until then, and if it cannot, their source shows. The document only leaves room for
+(`formulas.py`); until then, and if it cannot, their source shows. The document only leaves room for
 them; `formula_layer.py` draws them, on the line of the text and for the screen at hand. Only messages near the
 reader have widgets (`message_column.py`); the others are guessed heights (`row_heights.py`), and the first known
 row in sight keeps its place while they are found out. Widgets are made in any order, so Tab asks each time what
@@ -12,7 +12,7 @@ stands next (`tab_stops.py`). Nothing is loaded, hidden characters are taken out
 what is exported to be read and in a document's view (`words/safe_text.py`), links ask (`links.py`).
 
 What is searched for is marked by `hit_marks.py`, in texts still to come as well; `find_bar.py` goes from hit to
-hit, `attachments/document_view.py` shows those in a document.
+hit, `attachments/views.py` shows those in a document.
 
 What is being written belongs to a chat: draft, attachments (also those still being read: Send waits for them,
 `controllers/attachments.py`), an edit that was begun. `app/focus_home.py` gives the message being written the

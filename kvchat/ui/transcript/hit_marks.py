@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QTextEdit
@@ -11,11 +9,9 @@ from shiboken6 import isValid
 
 from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.message_view import MessageView
+from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.words.folding import Term, spans
-
-if TYPE_CHECKING:
-    from kvchat.ui.messages.message_view import MessageView
-    from kvchat.ui.transcript.transcript import Transcript
 
 
 class HitMarks(QObject):
@@ -23,7 +19,7 @@ class HitMarks(QObject):
 
     cleared = Signal()
 
-    def __init__(self, page: Transcript, look: Look) -> None:
+    def __init__(self, page: MessageColumn, look: Look) -> None:
         super().__init__(page)
         self._page, self._look = page, look
         self._terms: tuple[Term, ...] = ()

@@ -96,6 +96,10 @@ class MessageColumn(QScrollArea):
         else:
             super().keyPressEvent(event)
 
+    def whole_message(self, message: Message, *, markdown: bool) -> str:
+        """All of a message, as Markdown or as words."""
+        raise NotImplementedError
+
     def _new_view(self, message: Message) -> View:
         """A widget for this message, shown on the ground."""
         raise NotImplementedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
 from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
@@ -11,10 +10,8 @@ from PySide6.QtWidgets import QMenu, QTextEdit, QWidget
 
 from kvchat.ui.base.text_cursors import select
 from kvchat.ui.messages.copying import selected_text
-
-if TYPE_CHECKING:
-    from kvchat.ui.messages.message_view import MessageView
-    from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.messages.message_view import MessageView
+from kvchat.ui.transcript.message_column import MessageColumn
 
 _SCROLL_MS = 30  # while the mouse is held above or below the page
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
@@ -32,7 +29,7 @@ class Spot:
 class Selection(QObject):
     """What is selected on the page, in one text or over several."""
 
-    def __init__(self, page: Transcript) -> None:
+    def __init__(self, page: MessageColumn) -> None:
         super().__init__(page)
         self._page = page
         self._owner: dict[QObject, MessageView] = {}  # by text and by its viewport

@@ -21,7 +21,7 @@ from kvchat.ui.transcript.hit_marks import HitMarks
 from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.message_column import MessageColumn, View
 from kvchat.ui.transcript.selection import Selection
-from kvchat.ui.widgets.tab_stops import next_in_window, set_focus, stops_in, takes_tab
+from kvchat.ui.transcript.tab_stops import next_in_window, set_focus, stops_in, takes_tab
 
 _AROUND = 12  # pixels left around what is scrolled to
 _GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown

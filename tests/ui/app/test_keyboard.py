@@ -14,11 +14,10 @@ from kvchat.chat.record.messages import Role
 from kvchat.ui.app.keyboard import Keyboard
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_story import Piece
-from kvchat.ui.commands.palette import Palette
-from kvchat.ui.commands.ranking import best, folded
-from kvchat.ui.commands.shortcut_sheet import ShortcutSheet
-from kvchat.ui.commands.shortcuts import SHORTCUTS, shown_keys
+from kvchat.ui.commands.palette import Palette, best
+from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, shown_keys
 from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.words.folding import folded
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 

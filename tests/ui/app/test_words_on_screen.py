@@ -33,7 +33,7 @@ from kvchat.session.rates import BreakEven
 from kvchat.session.strategy import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.messages.receipt_view import ReceiptView
+from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.words.wording import IN_PLAIN_WORDS
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until

@@ -10,8 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.blocks import Formula, Prose
-from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.latex import outline
+from kvchat.ui.rendering.formulas import Formulas, outline
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import TextPage

@@ -16,11 +16,11 @@ from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.text_cursors import select
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.messages.thinking_view import ThinkingView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.links import LinkDialog, real_place
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.fold import Fold
 from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
 from tests.ui.waiting import LONG_MS
@@ -198,7 +198,7 @@ def test_thinking_is_folded_and_says_how_long_it_took(page: Transcript) -> None:
     thought = replace(a_message("a", Role.ASSISTANT, "Yes."), thinking="Hm.", receipt=a_receipt(thinking_ms=12_300))
     page.show_conversation([thought])
     view = page.views["a"]
-    fold = view.findChild(Fold)
+    fold = view.findChild(ThinkingView)
     assert fold is not None
     assert fold.button.accessibleName() == "Thought for 12 s, folded"
     assert len(view.texts) == 1

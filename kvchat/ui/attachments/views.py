@@ -1,14 +1,25 @@
-"""What the model is given of a document, to be read; what is searched for is marked in it."""
+"""Attachments in windows of their own: a picture, and what the model is given of a document."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QKeySequence, QShortcut, QTextCursor
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QKeySequence, QPixmap, QShortcut, QTextCursor
+from PySide6.QtWidgets import (
+    QDialog,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QScrollArea,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from kvchat.chat.record.messages import Attachment
+from kvchat.ui.attachments.pictures import decoded
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look, code_font
@@ -16,6 +27,7 @@ from kvchat.words.folding import Term, spans
 from kvchat.words.safe_text import calm, shown_document
 
 _MOST_MARKS = 1000
+_AROUND, _SMALLEST, _LARGE = QSize(32, 32), QSize(320, 240), QSize(960, 680)
 
 
 class AttachmentView(QDialog):
@@ -75,3 +87,27 @@ class AttachmentView(QDialog):
         at.setPosition(at.selectionStart())  # not selected: the mark's colour is to be seen
         self.text.setTextCursor(at)
         self.text.centerCursor()
+
+
+class PictureView(QDialog):
+    """A picture in a window of its own."""
+
+    def __init__(self, attachment: Attachment, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(attachment.name)
+        self.picture = QLabel("This picture cannot be shown.")
+        self.picture.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.picture.setAccessibleName(f"Picture {attachment.name}")
+        ratio = self.devicePixelRatioF()
+        image = decoded(attachment.data, _LARGE * ratio)
+        if image is not None:
+            image.setDevicePixelRatio(ratio)
+            self.picture.setPixmap(QPixmap.fromImage(image))
+        area = QScrollArea()
+        area.setWidget(self.picture)
+        area.setWidgetResizable(True)
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        column = QVBoxLayout(self)
+        column.addWidget(area)
+        self.resize((self.picture.sizeHint() + _AROUND).expandedTo(_SMALLEST))
+        self.finished.connect(self.deleteLater)
