@@ -116,6 +116,7 @@ class _Life:
         self._said: set[str] = set()
         self._struck_in, self._killed_engine = "", False
         self._streamed: list[dict[str, Any]] = []
+        self._going: set[str] = set()  # chats that are deleted, be it while they are answered
         self._quit = False
         self._died_at = 0.0
 
@@ -161,7 +162,7 @@ class _Life:
         going_on = self._struck_in or next(iter(self._open), "idle" if "begun" in self._said else "starting")
         self._tally.moments[f"{going_on} {self.fate.victim if self._struck_in and self.fate else 'app'}"] += 1
         for line in self._streamed:
-            if line["when"] < self._died_at - LOST_S - LATE_S:
+            if line["when"] < self._died_at - LOST_S - LATE_S and line["chat"] not in self._going:
                 self._told.streamed[line["streamed"]] = (line["chat"], line["length"])
         _all_gone(self._home.folder)
 
@@ -197,7 +198,7 @@ class _Life:
                 self._streamed.append(line)
             case {"deleting": chat}:
                 self._told.forget(chat)
-                self._streamed = [one for one in self._streamed if one["chat"] != chat]
+                self._going.add(chat)
             case {"deleted": chat}:
                 self._told.deleted.add(chat)
             case {"begun": _}:
