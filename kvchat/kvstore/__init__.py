@@ -31,10 +31,10 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   nothing else. The store absorbs in the background, off the slot's lock. What is staged still is *warm* and given
   without a pass, what is rebuilt from blocks is *disk*. A rebuild in memory writes over a file that is there, once
   the system says that nobody has it open: new pages cost more than the copying. Into pages that are there blocks are
-  read where they belong, mapped: writes to one file wait for each other. The mapping is kept as long as the file, so
-  that pages need be entered once, and a file to spare, as large as the largest of late, is made ready at the lowest
+  read where they belong, mapped: writes to one file wait for each other. The last two stay mapped, so that
+  pages need be entered once, and a file to spare, as large as the largest of late, is made ready at the lowest
   priority when a model's memory has been planned and after each restore. It is within the budget and the first to go;
-  in kvchat's resident memory, as `top` shows it, such files count once more beside /dev/shm. Of a
+  in kvchat's resident memory, as `top` shows it, the two count once more beside /dev/shm. Of a
   sliding-window model the file with the older rows is made as soon as the save point is absorbed, and stays warm.
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
   with other batch splits differ in rounding. That is why a new chat with a known system prompt restores it instead

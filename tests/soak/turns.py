@@ -26,7 +26,7 @@ class Look:
     """What kvchat takes at a moment."""
 
     turn: int
-    memory: int  # bytes of this process
+    memory: int  # bytes of this process alone: files in memory, which it maps, have a budget
     engine_memory: int  # bytes
     descriptors: int
     threads: int
@@ -71,11 +71,12 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
 
 def _look(runtime: Runtime, turn: int) -> Look:
     me = psutil.Process()
+    mine = me.memory_info()
     engines = sum(child.memory_info().rss for child in me.children(recursive=True))
     log = runtime.paths.engine_log.parent  # fills up to what it may have, and then begins anew
     home = disk.tree_size(runtime.paths.data.parent) - disk.tree_size(log)
     descriptors = me.num_fds() if hasattr(me, "num_fds") else 0
-    return Look(turn, me.memory_info().rss, engines, descriptors, me.num_threads(), home)
+    return Look(turn, mine.rss - getattr(mine, "shared", 0), engines, descriptors, me.num_threads(), home)
 
 
 def _judge(looks: list[Look]) -> None:

@@ -74,6 +74,7 @@ class _Made:
 
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
+        self._store.keep_in_memory(_UNBOUNDED)  # as when an engine is started
         self._slots = self._store.staging_folder()
         self._copy = self._slots / "copy.slot"
 

@@ -21,6 +21,7 @@ from kvchat.kvstore.files import disk
 from kvchat.words.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
+_MOST_MAPPED = 2  # files: what an engine reads, and what the next is put together in
 _POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then
 SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
 
@@ -153,17 +154,21 @@ class Mapped:
         self._advise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
 
 
-_mapped: dict[Path, Mapped] = {}  # what was written over in this process, or is to be, until it is deleted
+_mapped: dict[Path, Mapped] = {}  # what was written over last in this process, or is to be next
 
 
 def mapped(path: Path, file: FileIO, size: int) -> Mapped:
-    """The mapping of the open file, kept until `delete`. Raises OSError."""
+    """The mapping of the open file; that of the last two is kept until `delete`. Raises OSError."""
     kept = _kept(path)
     if kept is None or len(kept.bytes) < size:
         _let_go(path)
-        kept = _mapped[path] = Mapped(file, size)
+        kept = Mapped(file, size)
     elif (there := os.fstat(file.fileno()).st_size) < size:
         os.posix_fallocate(file.fileno(), there, size - there)
+    _mapped.pop(path, None)
+    _mapped[path] = kept
+    for other in list(_mapped)[:-_MOST_MAPPED]:
+        _let_go(other)
     return kept
 
 

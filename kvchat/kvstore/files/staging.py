@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -144,10 +145,11 @@ class Staging:
     def prepare(self, size: int, wanted: Callable[[], bool]) -> None:
         """Have a file of that size to write over, its pages at hand, if there is memory and as long as that is wanted.
 
-        For a background thread.
+        Once memory was planned for an engine of ours; another's files are put together where it has them. For a
+        background thread.
         """
         memory = self._memory
-        if memory is None or not size:
+        if memory is None or not size or memory.most == sys.maxsize:
             return
         with self._lock:
             file = memory.take_spare()

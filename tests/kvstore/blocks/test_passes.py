@@ -142,6 +142,7 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     point = save(bench, text(LENGTH))
     absorb(bench)
     bench.reopen()
+    bench.store.keep_in_memory(10**9)
     bench.store.prepare().result()
     passes.since()
     staged = stage(bench, point, Tier.DISK)
@@ -150,6 +151,9 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     assert bench.read(staged) == model.slot_file(text(LENGTH))
     for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
         bench.reopen()
+        bench.store.keep_in_memory(0)
+        bench.store.prepare().result()
+        bench.store._parts.staging.trim(frozenset(), most=10**9)
         bench.store._parts.staging.prepare(int(share * point.size), lambda: True)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
 
@@ -160,6 +164,7 @@ def test_there_is_always_one_to_write_over_with_its_pages_at_hand(tmp_path: Path
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     points = [bench.save(f"chat {number}", text(LENGTH - number, 5000 * number + 1)) for number in range(3)]
     bench.reopen()
+    bench.store.prepare().result()
     assert spares(bench) == {}, "nothing is taken before it is known what a model needs"
     bench.store.keep_in_memory(10**9)
     for point in points[::-1]:
@@ -187,6 +192,7 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
     point = save(bench, text(LENGTH))
     absorb(bench)
     bench.reopen()
+    bench.store.keep_in_memory(10**9)
     bench.store.prepare().result()
     (spare,) = spares(bench)
     asked: list[int] = []
