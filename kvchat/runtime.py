@@ -70,7 +70,7 @@ class Runtime:
             store,
             self.host,
             self.events,
-            self.model.wished_sampling,
+            self.model.user_sampling,
             self.model.for_new_chats,
             self.model.own_sampling,
             lambda: self.settings.keep_deleted_s,

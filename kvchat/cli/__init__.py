@@ -1,1 +1,1 @@
-"""The commands that need no display: ask, bench, doctor."""
+"""The commands, which need no display, and what a process owes whoever started it. No Qt."""

@@ -1,4 +1,4 @@
-"""What `ask` and `bench` share: the settings with the command line's wishes, and a runtime that is always closed."""
+"""What `ask` and `bench` share: the settings with the command line's options, and a runtime that is always closed."""
 
 from __future__ import annotations
 

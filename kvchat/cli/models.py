@@ -7,6 +7,7 @@ import getpass
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kvchat.cli.columns import columns
@@ -180,7 +181,7 @@ async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> i
     repository = await library.hub.repository(_named(options.what))
     file = chosen_file(repository, options.quantisation)
     order = Order(repository.repository, repository.revision, file)
-    path = await fetch_model(order, paths.models, library.hub, _Progress(file).told)
+    path = await fetch_model(order, paths.models, library.hub, partial(_show_progress, file.size))
     print(path)
     if options.use:
         read_facts(path)
@@ -216,17 +217,10 @@ def _named(text: str) -> str:
     return repository
 
 
-class _Progress:
-    """Tells on a terminal how far it is."""
-
-    def __init__(self, file: HubFile) -> None:
-        self._file = file
-
-    def told(self, done: int, checking: bool) -> None:
-        if sys.stderr.isatty():
-            word = "Checking" if checking else "Fetching"
-            end = "\n" if done == self._file.size else ""
-            print(f"\r{word}: {size(done)} of {size(self._file.size)}    ", end=end, file=sys.stderr, flush=True)
+def _show_progress(total: int, done: int, checking: bool) -> None:
+    if sys.stderr.isatty():
+        word, end = "Checking" if checking else "Fetching", "\n" if done == total else ""
+        print(f"\r{word}: {size(done)} of {size(total)}    ", end=end, file=sys.stderr, flush=True)
 
 
 def _token(library: ModelLibrary, options: ModelsOptions) -> int:

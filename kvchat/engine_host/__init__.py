@@ -1,1 +1,4 @@
-"""Where a session finds an engine: kvchat's own (managed) or the user's server (external), chosen and measured."""
+"""Where a session finds a ready engine: kvchat's own (managed) or the user's server (external), chosen, measured.
+
+`base.py` is what both do, `switching.py` goes from one to the other as the settings say. Processes are `engine.running`.
+"""

@@ -154,7 +154,7 @@ def choose_engine(
     facts = read_facts(model)
     stamp = file_stamps(facts.parts)
     location, asked = usable_engine(settings.engine_path)
-    extra, workers = wished_arguments(settings, location, asked)
+    extra, workers = user_arguments(settings, location, asked)
     projector = find_projector(model, extra) if sees else None
     projector_bytes, projector_name = _weighed(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers, staged), model_identity(model)
@@ -266,7 +266,7 @@ def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
     return asked.options.missing(OPTIONAL) | levels
 
 
-def wished_arguments(
+def user_arguments(
     settings: Settings, location: EngineLocation, asked: EngineProbe
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The user's own arguments and RPC workers, checked against this engine. Raises BadArguments and BadWorkers."""

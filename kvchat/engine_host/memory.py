@@ -73,7 +73,7 @@ class EngineMemory:
         self._taught = choice
         learned = learn_share(choice.context, choice.corrections, self.book.clock() if ran_out else None)
         if ran_out:
-            again = "" if ran_out.context.wished else f" More is tried again from {day(learned.until)} on."
+            again = "" if ran_out.context.by_user else f" More is tried again from {day(learned.until)} on."
             detail = f"It runs with less now. {choice.context.reason}{again}"
             self._notify("Memory ran out while the model loaded", detail)
         self.learned = learn(choice.context, learned, actual)

@@ -65,7 +65,7 @@ class AnsweringModel:
         """What answers in a conversation that has no model yet; a server of the user's is not remembered."""
         return None if self._settings().engine_url else self._settings().model_path
 
-    def wished_sampling(self) -> Sampling:
+    def user_sampling(self) -> Sampling:
         """How the user wants replies drawn, whatever the model; what is left open is the model's to say."""
         settings = self._settings()
         return Sampling(settings.max_tokens, settings.temperature, settings.seed)
@@ -75,9 +75,9 @@ class AnsweringModel:
         return recommended_sampling(self._host.choice.facts) if self._host.choice else ENGINE_DEFAULTS
 
     async def default_sampling(self, model: str | None) -> Sampling:
-        """How replies are drawn with a model where nothing else is wished."""
+        """How replies are drawn with a model where nothing else is set."""
         facts = await self._facts_of(model)
-        return self.wished_sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
+        return self.user_sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
         """What can be chosen of a model's chat template; nothing of a model that cannot be read."""

@@ -11,7 +11,7 @@ from typing import Any
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine.running.external import parse_address
-from kvchat.engine_host.choice import wished_arguments
+from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import installed_starter, starter_path
@@ -81,7 +81,7 @@ class EngineSetup:
                 parse_address(text)
             else:
                 location, asked = await asyncio.to_thread(usable_engine, wanted.engine_path)
-                wished_arguments(wanted, location, asked)
+                user_arguments(wanted, location, asked)
         except KvchatError as error:
             return error.detail or error.title
         return ""

@@ -120,7 +120,7 @@ class SwitchingHost:
         return await self.current.explain_loss(error)
 
     async def _change_models(self, model: str, *, restarts: bool) -> None:
-        """Make `model` the one in use; where it runs, the settings may wish for another next. Raises ModelMissing.
+        """Make `model` the one in use; where it runs, the settings may name another. Raises ModelMissing.
 
         `restarts`: it will be started anew even if it runs.
         """

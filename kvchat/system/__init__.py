@@ -1,1 +1,4 @@
-"""This computer: its folders, files and keyring, SQLite schemas, and blocking work that can be given up."""
+"""This computer: its folders, files and keyring, SQLite schemas, and blocking work that can be given up.
+
+Knows no chat, model or engine.
+"""

@@ -1,1 +1,1 @@
-"""Chats taken out and in: export, import, backup and its restore, repair."""
+"""Chats taken out and in: export, import, backup and its restore, repair. The chats themselves are `chat`."""

@@ -1,4 +1,4 @@
-"""Without other wishes: how fast an answer comes, and what is written for it.
+"""Without other options: how fast an answer comes, and what is written for it.
 
 A conversation of about N tokens goes on for some short turns. Each is answered three times from the very same prompt:
 with its prefix in the slot (hot), after the engine was restarted, from memory (warm), and after all of kvchat was

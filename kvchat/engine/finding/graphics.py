@@ -28,6 +28,31 @@ class Maker(Enum):
 _PCI_VENDORS = {0x10DE: Maker.NVIDIA, 0x1002: Maker.AMD, 0x8086: Maker.INTEL}  # pci-ids.ucw.cz
 
 
+_WAYS = {  # by the system: for which makers, how
+    "linux": (
+        (
+            {Maker.NVIDIA},
+            "For NVIDIA's CUDA: conda install -c conda-forge llama-cpp, or pixi global install llama-cpp.",
+        ),
+        (
+            {Maker.AMD, Maker.INTEL, Maker.NVIDIA},
+            f"With Vulkan, for every maker: unpack the Vulkan build for Linux from {RELEASES} "
+            "and choose the folder with llama-server in the settings.",
+        ),
+    ),
+    "win32": (
+        (set(Maker), "With Vulkan, for every maker: winget install llama.cpp"),
+        (
+            {Maker.NVIDIA},
+            f"Faster on NVIDIA: unpack the CUDA build for Windows and its CUDA libraries from {RELEASES} into one "
+            "folder and choose it in the settings.",
+        ),
+        ({Maker.AMD}, f"Faster on many AMD cards: the HIP build for Windows from {RELEASES}."),
+    ),
+    "darwin": ((set(Maker), "With Metal: brew install llama.cpp"),),
+}
+
+
 @dataclass(frozen=True)
 class Graphics:
     """What this computer has."""
@@ -68,44 +93,10 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
     """
     if not graphics.makers:
         return ("No graphics card was found that an engine could use: the engine inside kvchat does as well as any.",)
-    ways = _mac() if graphics.system == "darwin" else _windows() if graphics.system == "win32" else _linux()
-    steps = [words for makers, words in ways if not makers or makers & set(graphics.makers)]
+    steps = [words for makers, words in _WAYS[graphics.system] if makers & set(graphics.makers)]
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
         steps.insert(0, "Install NVIDIA's own driver first: without it no engine can use the card.")
     return tuple(steps)
-
-
-_Way = tuple[set[Maker], str]  # for these makers; for all when empty
-
-
-def _linux() -> list[_Way]:
-    return [
-        (
-            {Maker.NVIDIA},
-            "For NVIDIA's CUDA: conda install -c conda-forge llama-cpp, or pixi global install llama-cpp.",
-        ),
-        (
-            {Maker.AMD, Maker.INTEL, Maker.NVIDIA},
-            f"With Vulkan, for every maker: unpack the Vulkan build for Linux from {RELEASES} "
-            "and choose the folder with llama-server in the settings.",
-        ),
-    ]
-
-
-def _windows() -> list[_Way]:
-    return [
-        (set(), "With Vulkan, for every maker: winget install llama.cpp"),
-        (
-            {Maker.NVIDIA},
-            f"Faster on NVIDIA: unpack the CUDA build for Windows and its CUDA libraries from {RELEASES} into one "
-            "folder and choose it in the settings.",
-        ),
-        ({Maker.AMD}, f"Faster on many AMD cards: the HIP build for Windows from {RELEASES}."),
-    ]
-
-
-def _mac() -> list[_Way]:
-    return [(set(), "With Metal: brew install llama.cpp")]
 
 
 def _ordered(makers: set[Maker]) -> tuple[Maker, ...]:

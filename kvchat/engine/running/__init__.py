@@ -1,1 +1,1 @@
-"""Running an engine: its command line, its process, its log, watching it, and saying why it ended."""
+"""Running an engine: its command line, its process, its log, watching it, and why it ended. Chooses none."""

@@ -1,1 +1,1 @@
-"""What a model file says of itself: its GGUF header, read and never the weights."""
+"""What a model file says of itself: its GGUF header, never the weights. What that takes of memory is `memory`."""

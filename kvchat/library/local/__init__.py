@@ -1,1 +1,1 @@
-"""The models on this computer, whoever put them there."""
+"""The models on this computer, whoever put them there. Asks nothing of the network."""

@@ -30,8 +30,8 @@ class ContextChoice:
     fits: bool
     bars: tuple[MemoryBar, ...]
     placement: Placement | None = None  # None: there is no GPU
-    warning: str = ""  # one sentence, when the user's own wish is unwise
-    wished: bool = False  # the user's own size
+    warning: str = ""  # one sentence, when the user's own choice is unwise
+    by_user: bool = False  # the user's own size
 
     @property
     def beside_gpu(self) -> bool:
@@ -98,7 +98,7 @@ def begin_with(
     if original and most.tokens > original:
         size = max(size, original + STEP)  # beyond it keys are of another kind, and stay of that kind
     on_gpu = most.placement is not None and most.placement.whole
-    if most.wished or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
+    if most.by_user or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
         return most
     return _Chooser(demand, memory).part_of(most, size)
 
@@ -153,7 +153,7 @@ class _Chooser:
             trained = self._facts.trained_context
             # b11434 caps the slot at the trained context, and allocates the rest in vain
             warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
-        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, wished=True)
+        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, by_user=True)
 
     def above(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
         """The next larger size, None where nothing worth a restart fits."""
