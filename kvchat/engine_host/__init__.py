@@ -1,4 +1,4 @@
-"""Where a session finds a ready engine: kvchat's own (managed) or the user's server (external), chosen, measured.
+"""Where a session finds a ready engine: kvchat's own (managed) or the user's server (external), chosen and measured.
 
-`base.py` is what both do, `switching.py` goes from one to the other as the settings say. Processes are `engine.running`.
+`base.py` is what both do, `switching.py` goes from one to the other as the settings say. Processes: `engine.running`.
 """
