@@ -282,7 +282,8 @@ def _look_over(home: Home, told: Told) -> None:
         raise Broken(f"lost questions: {lost}")
     for reply, (_, length) in (told.replies | told.streamed).items():
         if len(there.get(reply, "")) < length:
-            raise Broken(f"a reply of {length} characters has {len(there.get(reply, ''))} left")
+            left = len(there[reply]) if reply in there else "none, nor the reply itself"
+            raise Broken(f"of a reply of {length} characters there are {left}")
     if back := told.deleted & chats:
         raise Broken(f"deleted chats are back: {back}")
     _look_over_store(home, told)
