@@ -40,7 +40,7 @@ class _Unclear(Exception):
 
 
 async def self_test(host: ReadyEngine, window: int | None) -> Finding:
-    """What restoring can do with this engine; `room` holds what the model's architecture promises.
+    """What restoring can do with this engine; `host` holds what the model's architecture promises.
 
     `window` is the model's sliding window in tokens. Takes a second or so; what cannot be tried in that order of time
     is left as promised and not proved. Raises EngineGone if the engine dies over it.

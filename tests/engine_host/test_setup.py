@@ -33,8 +33,8 @@ def paths(tmp_path: Path) -> Paths:
 async def test_a_text_is_judged_by_the_engine_in_use(
     paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str
 ) -> None:
-    desk = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)))
-    said = await desk.why_not(name, text)
+    setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)))
+    said = await setup.why_not(name, text)
     assert reason in said
     assert bool(said) is bool(reason)
 
@@ -60,11 +60,11 @@ async def test_an_engine_is_tried_with_the_smallest_model_there_is(
 
 
 async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
-    desk = EngineSetup(paths, Settings)
-    assert await desk.keep_key("s3cret") is not None
-    kept = desk.key.load()
+    setup = EngineSetup(paths, Settings)
+    assert await setup.keep_key("s3cret") is not None
+    kept = setup.key.load()
     assert kept is not None
     assert kept[0] == "s3cret"
     assert "s3cret" not in json.dumps(vars(Settings()))
-    assert await desk.keep_key("") is None
-    assert desk.key.load() is None
+    assert await setup.keep_key("") is None
+    assert setup.key.load() is None

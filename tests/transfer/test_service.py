@@ -28,21 +28,21 @@ WORK = ("export", "import", "back up", "lay ready")
 
 @dataclass
 class Bench:
-    """A desk, three chats, and as many in files to take in or lay ready."""
+    """A service, three chats, and as many in files to take in or lay ready."""
 
     folder: Path
     database: Database
     worker: Worker
-    desk: TransferService
+    service: TransferService
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def work(self, which: str, progress: Progress) -> Awaitable[object]:
         ids = [conversation.id for conversation in self.database.conversations()]
         return {
-            "export": lambda: self.desk.export(ids, self.folder / "out" / "chats.json", progress),
-            "import": lambda: self.desk.take_in([self.folder / "theirs.json"], progress),
-            "back up": lambda: self.desk.back_up(self.folder / "out" / "backup.zip", progress),
-            "lay ready": lambda: self.desk.lay_ready(self.folder / "theirs.zip", progress),
+            "export": lambda: self.service.export(ids, self.folder / "out" / "chats.json", progress),
+            "import": lambda: self.service.take_in([self.folder / "theirs.json"], progress),
+            "back up": lambda: self.service.back_up(self.folder / "out" / "backup.zip", progress),
+            "lay ready": lambda: self.service.lay_ready(self.folder / "theirs.zip", progress),
         }[which]()
 
     def all_there_is(self) -> list[object]:
