@@ -36,7 +36,7 @@ from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.models.first_start import FirstStart
-from kvchat.ui.models.model_menu import ModelMenu
+from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.presets.chat_settings import Subject
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript

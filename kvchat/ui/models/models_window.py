@@ -6,11 +6,12 @@ from pathlib import Path
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QButtonGroup, QStackedWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -69,29 +70,16 @@ class ModelsWindow(Panel):
         return self._token
 
     def _build(self) -> None:
-        row = QHBoxLayout()
-        row.setSpacing(6)
+        tabs = []
         for number, (words, page) in enumerate((("On this computer", self.here), ("Get more", self.hub))):
-            tab = QPushButton(words)
-            tab.setProperty("kind", "tab")
+            tab = button(words, kind="tab")
             tab.setCheckable(True)
-            tab.setAccessibleName(words)
             self.tabs.addButton(tab, number)
             self._pages.addWidget(page)
-            row.addWidget(tab)
-        row.addStretch(1)
-        token = QPushButton("Access token…")
-        token.setProperty("kind", "link")
-        token.setAccessibleName("Access token for Hugging Face")
-        token.clicked.connect(self.open_token)
-        row.addWidget(token)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(20, 16, 20, 16)
-        column.setSpacing(12)
-        column.addLayout(row)
-        column.addWidget(self.notices)
-        column.addWidget(self._pages, 1)
-        column.addWidget(self.downloads)
+            tabs.append(tab)
+        token = button("Access token…", self.open_token, "link", name="Access token for Hugging Face")
+        parts = row(*tabs, STRETCH, token, spacing=6), self.notices, (self._pages, 1), self.downloads
+        column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
     def _connect(self) -> None:
         self.tabs.idToggled.connect(self._show_page)

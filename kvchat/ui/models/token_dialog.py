@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.library.remote.hub_token import AccessToken, TokenPlace, TokenStore
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel, fit_height
@@ -17,8 +18,6 @@ _WORDS = (
     "Some models are open only to those who have accepted their terms. Make a token with the right to read on "
     "huggingface.co/settings/tokens and paste it here. It goes to Hugging Face alone."
 )
-
-
 _LETTERS = 72  # wide
 
 
@@ -32,33 +31,16 @@ class TokenDialog(Panel):
         self._store = store
         self.setWindowTitle("Access token")
         self.setAccessibleName("Access token for Hugging Face")
-        self.field, self.place = QLineEdit(), QLabel()
+        self.field, self.place = QLineEdit(), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setPlaceholderText("hf_…")
         self.field.setAccessibleName("Access token")
         self.field.returnPressed.connect(self._save)
-        self.forget, self.save, leave = QPushButton("Forget it"), QPushButton("Save"), QPushButton("Close")
-        self.save.setProperty("kind", "primary")
-        self.forget.setProperty("kind", "danger")
-        for button, run in ((self.forget, self._forget), (self.save, self._save), (leave, self.close)):
-            button.setAccessibleName(button.text())
-            button.clicked.connect(run)
-        words = QLabel(_WORDS)
-        for label in (words, self.place):
-            label.setProperty("kind", "muted")
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-        row = QHBoxLayout()
-        row.addWidget(self.forget)
-        row.addStretch(1)
-        row.addWidget(leave)
-        row.addWidget(self.save)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 20, 24, 18)
-        column.setSpacing(10)
-        for widget in (self.notices, words, self.field, self.place):
-            column.addWidget(widget)
-        column.addLayout(row)
+        self.forget = button("Forget it", lambda: self.run(self._drop()), "danger")
+        self.save = button("Save", self._save, "primary")
+        below = row(self.forget, STRETCH, button("Close", self.close), self.save)
+        parts = self.notices, label(_WORDS, "muted", wraps=True), self.field, self.place, below
+        column(*parts, on=self, spacing=10, margins=(24, 20, 24, 18))
 
     def showEvent(self, event: QShowEvent) -> None:
         """Say what is kept already."""
@@ -69,9 +51,6 @@ class TokenDialog(Panel):
 
     def _save(self) -> None:
         self.run(self._keep(self.field.text()))
-
-    def _forget(self) -> None:
-        self.run(self._drop())
 
     async def _load(self) -> None:
         self._show(await asyncio.to_thread(self._store.load))

@@ -13,7 +13,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.models.model_box import ModelBox
+from kvchat.ui.models.model_choice import ModelBox
 from kvchat.ui.presets.options_form import Filling
 from kvchat.ui.presets.options_panel import OptionsPanel
 from kvchat.ui.presets.preset_dialog import PresetDialog

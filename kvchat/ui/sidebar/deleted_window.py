@@ -7,11 +7,12 @@ from datetime import datetime
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.deletion.recently_deleted import Deleted
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -34,43 +35,17 @@ class DeletedWindow(Panel):
         self.setWindowTitle("Recently deleted")
         self.setAccessibleName("Recently deleted")
         self.begin_with(600, 480, 400, 300)
-        self.words, self.empty = QLabel(), QLabel("Nothing was deleted lately.")
-        self.words.setWordWrap(True)
-        for label in (self.words, self.empty):
-            label.setProperty("kind", "muted")
+        self.words, self.empty = label(kind="muted", wraps=True), label("Nothing was deleted lately.", "muted")
         self.list = RowList(look, "Recently deleted")
         self.list.taken.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
-        self.limits, self.now, self.all = (
-            QPushButton("How long…"),
-            QPushButton("Delete now…"),
-            QPushButton("Delete all…"),
-        )
-        self.restore = QPushButton("Bring back")
-        self.restore.setProperty("kind", "primary")
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        for button, run in (
-            (self.limits, self.storage_requested.emit),
-            (self.all, lambda: self._ask([row.value for row in self.list.rows])),
-            (self.now, lambda: self._ask(self._chosen())),
-            (self.restore, self._restore),
-        ):
-            button.setAccessibleName(button.text())
-            button.clicked.connect(run)
-            row.addWidget(button)
-            if button is self.limits:
-                button.setProperty("kind", "link")
-                row.addStretch(1)
-        for button in (self.all, self.now):
-            button.setProperty("kind", "danger")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(20, 16, 20, 16)
-        column.setSpacing(12)
-        for widget in (self.notices, self.words, self.empty):
-            column.addWidget(widget)
-        column.addWidget(self.list, 1)
-        column.addLayout(row)
+        self.limits = button("How long…", self.storage_requested, "link")
+        self.all = button("Delete all…", lambda: self._ask([one.value for one in self.list.rows]), "danger")
+        self.now = button("Delete now…", lambda: self._ask(self._chosen()), "danger")
+        self.restore = button("Bring back", self._restore, "primary")
+        below = row(self.limits, STRETCH, self.all, self.now, self.restore, spacing=8)
+        parts = self.notices, self.words, self.empty, (self.list, 1), below
+        column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
     def come(self) -> None:
         """To the front."""
@@ -100,16 +75,16 @@ class DeletedWindow(Panel):
         self._show_buttons()
 
     def _chosen(self) -> list[Deleted]:
-        row = self.list.current
-        return [row.value] if row is not None and isinstance(row.value, Deleted) else []
+        current = self.list.current
+        return [current.value] if current is not None and isinstance(current.value, Deleted) else []
 
     def _restore(self) -> None:
         for entry in self._chosen():
             self.run(self._runtime.chat.recently_deleted.restore(entry))
 
     def _show_buttons(self) -> None:
-        for button in (self.restore, self.now):
-            button.setEnabled(bool(self._chosen()))
+        for one in (self.restore, self.now):
+            one.setEnabled(bool(self._chosen()))
         self.all.setEnabled(bool(self.list.rows))
 
     def _ask(self, entries: Sequence[object]) -> None:

@@ -1,15 +1,120 @@
-"""The search field of the sidebar, and the list of what was found in the place of the chats."""
+"""The search field of the sidebar, and in the place of the chats what was found: titles, a line or two around hits."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, Qt
-from PySide6.QtGui import QAction, QKeyEvent
-from PySide6.QtWidgets import QLabel, QLineEdit, QStackedWidget, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QModelIndex, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QColor, QKeyEvent, QPainter, QTextCharFormat, QTextLayout, QTextOption
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QLineEdit,
+    QStackedWidget,
+    QStyleOptionViewItem,
+    QToolButton,
+    QWidget,
+)
 
-from kvchat.chat.search.search import Found
+from kvchat.chat.search.search import Found, FoundChat
+from kvchat.ui.base.building import column, label
 from kvchat.ui.base.icons import icon
+from kvchat.ui.base.text_cursors import position
 from kvchat.ui.base.theme import Look
-from kvchat.ui.sidebar.search_results import SearchResults
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.words.wording import one_line
+
+_SIDE, _ABOVE = 10, 7  # pixels around the words
+_LINES = 2
+
+
+class _Model(ItemModel[FoundChat]):
+    """The chats found."""
+
+    def spoken(self, row: FoundChat) -> str:
+        """Title and excerpt."""
+        return f"{row.title}: {row.excerpt}" if row.excerpt else row.title
+
+
+class _Delegate(ItemDelegate):
+    """Draws the title, and below it the excerpt with its hits marked."""
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        """A title and two lines, or a title alone."""
+        lines = 1 + (_LINES if index.data(ROW).excerpt else 0)
+        return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _ABOVE)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        """Ground, title, excerpt."""
+        theme, found = self.look.theme, index.data(ROW)
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        self.paint_ground(painter, option)
+        box = option.rect.adjusted(_SIDE, _ABOVE, -_SIDE, -_ABOVE)
+        font = option.font
+        font.setBold(True)
+        painter.setFont(font)
+        painter.setPen(QColor(theme.text))
+        title = painter.fontMetrics().elidedText(one_line(found.title), Qt.TextElideMode.ElideRight, box.width())
+        painter.drawText(box, int(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft), title)
+        font.setBold(False)
+        if found.excerpt:
+            self._paint_excerpt(painter, QRectF(box.adjusted(0, option.fontMetrics.height() + 3, 0, 0)), found, option)
+        painter.restore()
+
+    def _paint_excerpt(self, painter: QPainter, box: QRectF, found: FoundChat, option: QStyleOptionViewItem) -> None:
+        layout = QTextLayout(found.excerpt, option.font)
+        layout.setTextOption(QTextOption())
+        mark = QTextCharFormat()
+        mark.setBackground(QColor(self.look.theme.mark))
+        mark.setForeground(QColor(self.look.theme.text))
+        marks = []
+        for start, end in found.marks:
+            range_ = QTextLayout.FormatRange()
+            range_.start = position(found.excerpt, start)
+            range_.length = position(found.excerpt, end) - position(found.excerpt, start)
+            range_.format = mark
+            marks.append(range_)
+        layout.beginLayout()
+        top = 0.0
+        for _ in range(_LINES):
+            line = layout.createLine()
+            if not line.isValid():
+                break
+            line.setLineWidth(box.width())
+            line.setPosition(QPointF(0, top))
+            top += line.height()
+        layout.endLayout()
+        painter.setPen(QColor(self.look.theme.muted))
+        layout.draw(painter, box.topLeft(), marks)
+
+
+class SearchResults(ItemList):
+    """The list of what was found."""
+
+    chosen = Signal(FoundChat)
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(look, "Chats found", parent)
+        self._model = _Model(self)
+        self.setModel(self._model)
+        self.setItemDelegate(_Delegate(look, self))
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.clicked.connect(self._choose)
+        self.activated.connect(self._choose)
+
+    @property
+    def chats(self) -> tuple[FoundChat, ...]:
+        """What is shown."""
+        return tuple(self._model.rows)
+
+    def show_chats(self, chats: tuple[FoundChat, ...]) -> None:
+        """Show what was found; the first is the one that Enter opens."""
+        self._model.set_rows(chats)
+        if chats:
+            self.setCurrentIndex(self._model.index(0))
+
+    def _choose(self, index: QModelIndex) -> None:
+        self.chosen.emit(index.data(ROW))
 
 
 class _Field(QLineEdit):
@@ -57,23 +162,14 @@ class SearchPanel(QWidget):
             self.field.findChildren(QToolButton), ("Empty the search field", "Search"), strict=True
         ):
             button.setAccessibleName(words)
-        self.words = QLabel()
-        self.words.setProperty("kind", "small")
-        self.words.setWordWrap(True)
+        self.words = label(kind="small", wraps=True)
         self.words.setContentsMargins(10, 2, 10, 0)
         found = QWidget()
-        inside = QVBoxLayout(found)
-        inside.setContentsMargins(0, 0, 0, 0)
-        inside.addWidget(self.words)
-        inside.addWidget(self.results, 1)
+        column(self.words, (self.results, 1), on=found, margins=0)
         self.pages = QStackedWidget()
         self.pages.addWidget(below)
         self.pages.addWidget(found)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)
-        column.addWidget(self.field)
-        column.addWidget(self.pages, 1)
+        column(self.field, (self.pages, 1), on=self, spacing=6, margins=0)
         look.changed.connect(self._restyle)
         self._restyle()
 

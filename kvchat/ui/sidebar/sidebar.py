@@ -20,18 +20,16 @@ from PySide6.QtCore import (
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
-    QHBoxLayout,
-    QLabel,
     QMenu,
     QProgressBar,
     QPushButton,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions
@@ -67,11 +65,7 @@ class Sidebar(QFrame):
         super().__init__(parent)
         self.setObjectName("sidebar")
         self._look = look
-        self.new_button = QPushButton("New chat")
-        self.new_button.setProperty("kind", "new")
-        self.new_button.setAccessibleName("New chat")
-        self.new_button.setToolTip("Ctrl+N")
-        self.new_button.clicked.connect(self.new_requested)
+        self.new_button = button("New chat", self.new_requested, "new", tip="Ctrl+N")
         self.hide_button = QToolButton()
         self.hide_button.setAccessibleName("Hide the sidebar")
         self.hide_button.setToolTip("Hide the sidebar (Ctrl+B)")
@@ -87,37 +81,20 @@ class Sidebar(QFrame):
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
         self.view_button.setMenu(self.view_menu)
         self.list = self._build_list()
-        self.empty = QLabel("Nothing here yet.\nWhat you talk about will be kept here.")
-        self.empty.setProperty("kind", "small")
-        self.empty.setWordWrap(True)
+        self.empty = label("Nothing here yet.\nWhat you talk about will be kept here.", "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
-        self.usage_button = QPushButton(STORAGE)
-        self.usage_button.setProperty("kind", "usage")
-        self.usage_button.setAccessibleName(STORAGE)
-        self.usage_button.setToolTip("What the memory of your chats takes on the disk")
-        self.usage_button.clicked.connect(self.disk_requested)
+        tip = "What the memory of your chats takes on the disk"
+        self.usage_button = button(STORAGE, self.disk_requested, "usage", tip=tip)
         self.usage_bar = QProgressBar()
         self.usage_bar.setTextVisible(False)
         self.usage_bar.setRange(0, 1000)
         self.usage_bar.setAccessibleName("Share of the limit in use")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(10, 12, 10, 10)
-        column.setSpacing(6)
-        above = QHBoxLayout()
-        above.addWidget(self.new_button, 1)
-        above.addWidget(self.hide_button)
-        column.addLayout(above)
         chats = QWidget()
-        inside = QVBoxLayout(chats)
-        inside.setContentsMargins(0, 0, 0, 0)
-        inside.setSpacing(2)
-        inside.addWidget(self.view_button)
-        inside.addWidget(self.empty)
-        inside.addWidget(self.list, 1)
+        column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
         self.search = SearchPanel(look, chats)
-        column.addWidget(self.search, 1)
-        column.addWidget(self.usage_button)
-        column.addWidget(self.usage_bar)
+        above = row((self.new_button, 1), self.hide_button)
+        parts = above, (self.search, 1), self.usage_button, self.usage_bar
+        column(*parts, on=self, spacing=6, margins=(10, 12, 10, 10))
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -160,9 +137,9 @@ class Sidebar(QFrame):
 
     def step(self, by: int) -> None:
         """Select the conversation `by` rows further down."""
-        row = self.list.currentIndex().row()
-        target = 0 if row < 0 else min(max(row + by, 0), self.model.rowCount() - 1)
-        if target != row and self.model.rowCount():
+        here = self.list.currentIndex().row()
+        target = 0 if here < 0 else min(max(here + by, 0), self.model.rowCount() - 1)
+        if target != here and self.model.rowCount():
             self.list.selectionModel().setCurrentIndex(self.model.index(target), _ALONE)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
@@ -250,12 +227,12 @@ class Sidebar(QFrame):
             return
         menu = QMenu(self.list)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        row: Row = index.data(ROW)
-        ids = self.chosen if row.id in self.chosen else [row.id]
+        chat: Row = index.data(ROW)
+        ids = self.chosen if chat.id in self.chosen else [chat.id]
         menu.addAction("Rename", partial(self.begin_rename, index)).setEnabled(len(ids) == 1)
-        top = menu.addAction("Keep on top", lambda: self.top_requested.emit(ids, not row.on_top))
+        top = menu.addAction("Keep on top", lambda: self.top_requested.emit(ids, not chat.on_top))
         top.setCheckable(True)
-        top.setChecked(row.on_top)
+        top.setChecked(chat.on_top)
         folders = menu.addMenu("Move to folder")
         for folder in self._folders:
             folders.addAction(folder.replace("&", "&&"), partial(self.move_requested.emit, ids, folder))
@@ -266,11 +243,11 @@ class Sidebar(QFrame):
         menu.addSeparator()
         pin, never = add_keep_actions(
             menu,
-            lambda on: self.pin_requested.emit(row.id, on),
-            lambda on: self.never_save_requested.emit(row.id, on),
+            lambda on: self.pin_requested.emit(chat.id, on),
+            lambda on: self.never_save_requested.emit(chat.id, on),
         )
-        pin.setChecked(row.pinned)
-        never.setChecked(row.never_save)
+        pin.setChecked(chat.pinned)
+        never.setChecked(chat.never_save)
         menu.addSeparator()
         menu.addAction("Export…", lambda: self.export_requested.emit(ids))
         words = "Delete" if len(ids) == 1 else f"Delete {several(len(ids), 'chat')}"

@@ -1,0 +1,122 @@
+"""A choice among the models on this computer: as a box in a form, and as the header's menu."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QMenu
+
+from kvchat.library.memory.verdict import Verdict
+from kvchat.library.model_library import JudgedModel
+from kvchat.runtime import Runtime
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.models.model_rows import found_row, in_order
+from kvchat.ui.widgets.elided import plain_tip
+from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.ui.widgets.row_list import Tone
+
+_MOST = 14  # models; the window has them all
+
+
+class ModelBox(ChoiceBox):
+    """Has the model it began with, and those that were found since."""
+
+    def __init__(self, runtime: Runtime, look: Look) -> None:
+        super().__init__(look)
+        self._runtime = runtime
+        self.setAccessibleName("Model")
+        self.setSizeAdjustPolicy(self.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)  # names are long
+
+    @property
+    def path(self) -> str | None:
+        """The path of the model that is chosen; None where there is none, or it is a server's."""
+        chosen: str | None = self.currentData()
+        return chosen
+
+    def begin(self, model: str | None) -> None:
+        """Show this one alone. Of a server that the user runs there is no other."""
+        self.clear()
+        attached = bool(self._runtime.settings.engine_url)
+        self.setEnabled(not attached)
+        if attached or model is None:
+            self.addItem(self._runtime.model.name or "No model", None)
+        else:
+            self.choose(model)
+
+    def choose(self, model: str) -> None:
+        """Choose this one, found or not."""
+        if self.findData(model) < 0:
+            self.addItem(self._runtime.model.name_of(model), model)
+        self.setCurrentIndex(self.findData(model))
+
+    async def look(self) -> None:
+        """Offer what else is on this computer and can be used."""
+        if not self.isEnabled():
+            return
+        for one in sorted(await _found_here(self._runtime), key=in_order):
+            path, row = str(one.model.path), found_row(one, None)
+            if one.judgement is not None and self.findData(path) < 0:
+                self.addItem(one.model.name if row.tone is Tone.GOOD else f"{one.model.name} ({row.chip})", path)
+                self.setItemData(self.count() - 1, plain_tip(f"{row.words}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
+
+
+class ModelMenu(QObject):
+    """Shows what was found last at once, and looks again each time it opens."""
+
+    chosen = Signal(object)  # Path
+    more_requested = Signal()
+
+    def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner) -> None:
+        super().__init__(menu)
+        self._runtime, self._menu, self._runner = runtime, menu, runner
+        self._found: list[JudgedModel] = []
+        self._looking = False
+        menu.aboutToShow.connect(self._open)
+        self._fill()
+
+    def _open(self) -> None:
+        self._fill()
+        if not self._looking and not self._runtime.settings.engine_url:
+            self._looking = True
+            self._runner.start(self._look())
+
+    async def _look(self) -> None:
+        try:
+            found = await _found_here(self._runtime)
+        finally:
+            self._looking = False
+        if found != self._found:
+            self._found = found
+            self._fill()
+
+    def _fill(self) -> None:
+        menu, used = self._menu, self._runtime.settings.model_path
+        menu.clear()
+        usable = [one for one in self._found if one.judgement is not None]
+        usable.sort(key=lambda one: (str(one.model.path) != used, _fits_not(one), in_order(one)))
+        for one in usable[:_MOST]:
+            row = found_row(one, Path(used) if used else None)
+            words = f"{one.model.name.replace('&', '&&')}\t{row.chip}"
+            action = menu.addAction(words, partial(self.chosen.emit, one.model.path))
+            action.setCheckable(True)
+            action.setChecked(str(one.model.path) == used)
+        if not usable:
+            words = "This server has one model" if self._runtime.settings.engine_url else "Looking for models…"
+            menu.addAction(words if not self._found else "No model here can be used").setEnabled(False)
+        menu.addSeparator()
+        menu.addAction("More models…", self.more_requested.emit)
+
+
+def _fits_not(one: JudgedModel) -> bool:
+    return one.judgement is None or one.judgement.verdict is Verdict.NO
+
+
+async def _found_here(runtime: Runtime) -> list[JudgedModel]:
+    """The models on this computer, judged by what is free now."""
+    found: list[JudgedModel] = []
+    judge = await runtime.engine.model_judge()
+    await runtime.models.find(judge, found.append, runtime.settings.model_path)
+    return found
