@@ -1,1 +1,1 @@
-"""The engine window: how it is doing, its log, its memory."""
+"""The engine window: how it is doing, and its log. Which engine runs is a page of `settings`."""

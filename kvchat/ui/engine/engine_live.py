@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QProgressBar, QWidget
 
 from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Speed
 from kvchat.engine.speaking.status import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
+from kvchat.ui.base.building import STRETCH, column, label, row
 from kvchat.words.wording import size, tokens_short
 
 _ROWS = (
@@ -38,31 +39,19 @@ class LivePage(QWidget):
         grid.setHorizontalSpacing(28)
         grid.setVerticalSpacing(9)
         grid.setColumnStretch(1, 1)
-        for row, (key, words) in enumerate(_ROWS):
-            name, value = QLabel(words), QLabel(_UNKNOWN)
-            name.setProperty("kind", "muted")
+        for number, (key, words) in enumerate(_ROWS):
+            name, value = label(words, "muted"), label(_UNKNOWN, wraps=True)
             name.setAlignment(Qt.AlignmentFlag.AlignTop)
-            value.setWordWrap(True)
-            value.setTextFormat(Qt.TextFormat.PlainText)
             value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
             value.setAccessibleName(words)
             self._values[key] = value
-            grid.addWidget(name, row, 0)
+            grid.addWidget(name, number, 0)
             if key == "context":
-                cell = QVBoxLayout()
-                cell.setSpacing(5)
-                cell.addWidget(value)
-                beside = QHBoxLayout()  # or the bar's width would be the column's
-                beside.addWidget(self.used)
-                beside.addStretch(1)
-                cell.addLayout(beside)
-                grid.addLayout(cell, row, 1)
+                bar = row(self.used, STRETCH)  # or the bar's width would be the column's
+                grid.addLayout(column(value, bar, spacing=5), number, 1)
             else:
-                grid.addWidget(value, row, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(4, 6, 4, 0)
-        column.addLayout(grid)
-        column.addStretch(1)
+                grid.addWidget(value, number, 1)
+        column(grid, STRETCH, on=self, margins=(4, 6, 4, 0))
 
     def value(self, key: str) -> str:
         """What a row says."""

@@ -6,16 +6,14 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QTextCursor
 from PySide6.QtWidgets import (
     QCheckBox,
-    QHBoxLayout,
-    QLabel,
     QLineEdit,
     QPlainTextEdit,
     QPushButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from kvchat.engine.running.log import Level, at_least
+from kvchat.ui.base.building import column, label, row
 from kvchat.ui.base.text_cursors import mark
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
@@ -33,7 +31,7 @@ class LogPage(QWidget):
         self._lines: list[str] = []
         self._shown: list[str] = []
         self._showing = False
-        self.search, self.found = QLineEdit(), QLabel()
+        self.search, self.found = QLineEdit(), label(kind="small")
         self.level, self.follow, self.copy = ChoiceBox(look), QCheckBox("Follow"), QPushButton("Copy")
         self.text = QPlainTextEdit()
         self._build()
@@ -107,7 +105,6 @@ class LogPage(QWidget):
         self.search.setPlaceholderText("Search")
         self.search.setAccessibleName("Search the log")
         self.search.setClearButtonEnabled(True)
-        self.found.setProperty("kind", "small")
         self.level.setAccessibleName("Which lines")
         for level, words in _LEVELS:
             self.level.addItem(words, level.value)
@@ -122,13 +119,5 @@ class LogPage(QWidget):
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.text.setFont(page_font(self._look.type.mono, self._look.type.small))
         self.text.setAccessibleName("Engine log")
-        row = QHBoxLayout()
-        row.setSpacing(10)
-        row.addWidget(self.search, 1)
-        for widget in (self.found, self.level, self.follow, self.copy):
-            row.addWidget(widget)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(10)
-        column.addLayout(row)
-        column.addWidget(self.text, 1)
+        above = row((self.search, 1), self.found, self.level, self.follow, self.copy, spacing=10)
+        column(above, (self.text, 1), on=self, spacing=10, margins=0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QTabWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -34,22 +35,10 @@ class EngineWindow(Panel):
         self.tabs.tabBar().setDrawBase(False)
         for page, words in ((self.live, "Live"), (self.log, "Log")):
             self.tabs.addTab(page, words)
-        self.diagnostics, close = QPushButton("Copy diagnostics"), QPushButton("Close")
-        self.diagnostics.setAccessibleDescription("Versions, settings and the log, without keys and names")
-        self.diagnostics.setToolTip("Versions, settings and the log, without keys and names: for a report")
-        self.diagnostics.clicked.connect(lambda: self.run(self._copy_diagnostics()))
-        close.setAccessibleName("Close the engine window")
-        close.clicked.connect(self.close)
-        buttons = QHBoxLayout()
-        buttons.addWidget(self.diagnostics)
-        buttons.addStretch(1)
-        buttons.addWidget(close)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(20, 14, 20, 16)
-        column.setSpacing(12)
-        column.addWidget(self.notices)
-        column.addWidget(self.tabs, 1)
-        column.addLayout(buttons)
+        tip = "Versions, settings and the log, without keys and names: for a report"
+        self.diagnostics = button("Copy diagnostics", lambda: self.run(self._copy_diagnostics()), tip=tip)
+        buttons = row(self.diagnostics, STRETCH, button("Close", self.close, name="Close the engine window"))
+        column(self.notices, (self.tabs, 1), buttons, on=self, spacing=12, margins=(20, 14, 20, 16))
         self._timer = QTimer(self)
         self._timer.setInterval(_REFRESH_MS)
         self._timer.timeout.connect(self.refresh)

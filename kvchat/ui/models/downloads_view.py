@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal, SignalInstance
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QPushButton, QScrollArea, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QProgressBar, QPushButton, QScrollArea
 
 from kvchat.library.remote.downloads import RUNS, Download, DownloadState
 from kvchat.library.remote.hub import AccessNeeded
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollGround
 from kvchat.words.wording import rough_duration, size
@@ -33,10 +34,7 @@ class DownloadsView(QScrollArea):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setAccessibleName("Downloads")
         ground = ScrollGround("page")
-        self._column = QVBoxLayout(ground)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(8)
-        self._column.addStretch(1)
+        self._column = column(STRETCH, on=ground, spacing=8, margins=0)
         self.setWidget(ground)
         self.hide()
 
@@ -72,10 +70,7 @@ class DownloadView(QFrame):
         self.setProperty("kind", "card")
         self._owner = owner
         self.download: Download | None = None
-        self.name, self.words, self.bar = ElidedLabel("strong"), QLabel(), QProgressBar()
-        self.words.setProperty("kind", "small")
-        self.words.setWordWrap(True)
-        self.words.setTextFormat(Qt.TextFormat.PlainText)
+        self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), QProgressBar()
         self.bar.setTextVisible(False)
         self.bar.setRange(0, 1000)
         self.pause = self._button("Pause", owner.pause_requested)
@@ -83,20 +78,10 @@ class DownloadView(QFrame):
         self.again = self._button("Try again", owner.resume_requested)
         self.use = self._button("Use it", owner.use_requested)
         self.remove = self._button("Remove", owner.remove_requested)
-        self.token = QPushButton("Access token…")
-        self.token.setAccessibleName("Access token")
-        self.token.clicked.connect(owner.token_requested)
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.name, 1)
-        for button in (self.token, self.pause, self.resume, self.again, self.use, self.remove):
-            row.addWidget(button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(14, 10, 10, 10)
-        column.setSpacing(6)
-        column.addLayout(row)
-        column.addWidget(self.bar)
-        column.addWidget(self.words)
+        self.token = button("Access token…", owner.token_requested, name="Access token")
+        buttons = self.token, self.pause, self.resume, self.again, self.use, self.remove
+        above = row((self.name, 1), *buttons, spacing=8)
+        column(above, self.bar, self.words, on=self, spacing=6, margins=(14, 10, 10, 10))
 
     def show_download(self, download: Download) -> None:
         """Show it as it stands."""
@@ -107,21 +92,19 @@ class DownloadView(QFrame):
         self.bar.setVisible(state is not DownloadState.DONE)
         self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
         self.words.setText(download_words(download))
-        for button, wanted in (
+        for choice, wanted in (
             (self.pause, state in RUNS),
             (self.resume, state is DownloadState.PAUSED),
             (self.again, state is DownloadState.FAILED),
             (self.token, isinstance(download.error, AccessNeeded)),
             (self.use, state is DownloadState.DONE),
         ):
-            button.setVisible(wanted)
-        for button in (self.pause, self.resume, self.again, self.use, self.remove):
-            button.setAccessibleName(f"{button.text()}: {name}")
+            choice.setVisible(wanted)
+        for choice in (self.pause, self.resume, self.again, self.use, self.remove):
+            choice.setAccessibleName(f"{choice.text()}: {name}")
 
     def _button(self, words: str, signal: SignalInstance) -> QPushButton:
-        button = QPushButton(words)
-        button.clicked.connect(lambda: signal.emit(self.download))
-        return button
+        return button(words, lambda: signal.emit(self.download))
 
 
 def download_words(download: Download) -> str:

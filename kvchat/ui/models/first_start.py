@@ -9,7 +9,6 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import (
     QFileDialog,
     QFrame,
-    QHBoxLayout,
     QLabel,
     QProgressBar,
     QPushButton,
@@ -20,6 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.errors import KvchatError
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.widgets.layouts import ScrollGround
@@ -53,16 +53,11 @@ class FirstStart(QWidget):
         self.pick.clicked.connect(self.open_file_dialog)
         self.back.clicked.connect(self.back_requested)
         ground = ScrollGround("page")
-        across = QHBoxLayout(ground)
-        across.addStretch(1)
-        across.addLayout(self._build_column(), 1000)
-        across.addStretch(1)
+        row(STRETCH, (self._build_column(), 1000), STRETCH, on=ground)
         area = QScrollArea()
         area.setWidgetResizable(True)
         area.setWidget(ground)
-        page = QVBoxLayout(self)
-        page.setContentsMargins(0, 0, 0, 0)
-        page.addWidget(area)
+        column(area, on=self, margins=0)
 
     def show_progress(self, done: int, total: int) -> None:
         """The fetch goes on: bytes so far, bytes in all (0: not known)."""
@@ -109,9 +104,8 @@ class FirstStart(QWidget):
 
     def _show_fetching(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
-        self.starter.setVisible(not fetching)
-        self.models.setVisible(not fetching)
-        self.pick.setVisible(not fetching)
+        for choice in (self.starter, self.models, self.pick):
+            choice.setVisible(not fetching)
         self.back.setVisible(self._can_go_back and not fetching)
         if fetching:
             self._error.hide()
@@ -119,14 +113,8 @@ class FirstStart(QWidget):
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
-        column = QVBoxLayout(box)
-        column.setContentsMargins(24, 24, 24, 24)
-        column.setSpacing(12)
-        for label in _greeting():
-            column.addWidget(label)
-        column.addSpacing(8)
-        for widget in (self.starter, self.models, self.pick, self._build_progress(), self._build_error(), self.back):
-            column.addWidget(widget)
+        choices = self.starter, self.models, self.pick, self._build_progress(), self._build_error(), self.back
+        column(*_greeting(), 8, *choices, on=box, spacing=12, margins=24)
         middle = QVBoxLayout()
         middle.addStretch(2)
         middle.addWidget(box)
@@ -138,19 +126,10 @@ class FirstStart(QWidget):
         self.bar = QProgressBar()
         self.bar.setTextVisible(False)
         self.bar.setAccessibleName("Fetching the starter model")
-        self.amount = QLabel()
-        self.amount.setProperty("kind", "muted")
-        self.cancel = QPushButton("Cancel")
-        self.cancel.setAccessibleName("Cancel fetching")
-        self.cancel.clicked.connect(self._cancel)
-        row = QHBoxLayout()
-        row.addWidget(self.amount, 1)
-        row.addWidget(self.cancel)
-        column = QVBoxLayout(self._progress)
-        column.setContentsMargins(0, 4, 0, 0)
-        column.setSpacing(10)
-        column.addWidget(self.bar)
-        column.addLayout(row)
+        self.amount = label(kind="muted")
+        self.cancel = button("Cancel", self._cancel, name="Cancel fetching")
+        parts = self.bar, row((self.amount, 1), self.cancel)
+        column(*parts, on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
         return self._progress
 
@@ -158,14 +137,9 @@ class FirstStart(QWidget):
         self._error = QFrame()
         self._error.setProperty("kind", "card")
         self._error.setProperty("tone", "bad")
-        self.error_title, self.error_words = QLabel(), QLabel()
+        self.error_title, self.error_words = label(wraps=True), label(wraps=True)
         self.error_title.setProperty("tone", "bad")
-        column = QVBoxLayout(self._error)
-        column.setContentsMargins(16, 12, 16, 12)
-        for label in (self.error_title, self.error_words):
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            column.addWidget(label)
+        column(self.error_title, self.error_words, on=self._error, margins=(16, 12, 16, 12))
         self._error.hide()
         return self._error
 
@@ -181,21 +155,16 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
 def _greeting() -> tuple[QLabel, QLabel, QLabel]:
     mark = QLabel()
     mark.setPixmap(app_icon().pixmap(QSize(64, 64)))
-    title = QLabel("Choose a model to talk to")
-    title.setProperty("kind", "hero")
-    words = QLabel(
+    title = label("Choose a model to talk to", "hero")
+    words = (
         "Everything stays on this computer. kvchat keeps what the model worked out about each "
         "chat, so that it answers at once when you come back."
     )
-    words.setProperty("kind", "muted")
-    words.setWordWrap(True)
-    return mark, title, words
+    return mark, title, label(words, "muted", wraps=True)
 
 
 def _wide_button(words: str, kind: str) -> QPushButton:
-    button = QPushButton(words)
-    button.setProperty("kind", kind)
-    button.setAccessibleName(words)
-    button.setMinimumHeight(38)
-    button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-    return button
+    made = button(words, kind=kind)
+    made.setMinimumHeight(38)
+    made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+    return made

@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from PySide6.QtCore import Qt, QUrl, Signal
+from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.remote.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.remote.hub import AccessNeeded, HubFile, HubModel, HubRepository, repository_in
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
@@ -59,33 +60,23 @@ class ModelsHub(QWidget):
         self._heading_of_results = ""
         self._heading_before = ""  # while the heading says what is being asked
         self._repository: HubRepository | None = None
-        self.field, self.search = QLineEdit(), QPushButton("Search")
+        self.field, self.search = QLineEdit(), button("Search", self._search)
         self.field.setPlaceholderText("Name of a model, or an address on huggingface.co")
         self.field.setAccessibleName("Search Hugging Face")
         self.field.setClearButtonEnabled(True)
         self.field.returnPressed.connect(self._search)
-        self.search.setAccessibleName("Search")
-        self.search.clicked.connect(self._search)
-        self.back = QPushButton("‹ Back")
-        self.back.setProperty("kind", "link")
-        self.back.setAccessibleName("Back to the list")
-        self.back.clicked.connect(self._go_back)
-        self.heading = QLabel()
-        self.heading.setProperty("kind", "strong")
-        self.heading.setTextFormat(Qt.TextFormat.PlainText)
+        self.back = button("‹ Back", self._go_back, "link", name="Back to the list")
+        self.heading = label(kind="strong")
         self.list = RowList(look, "Models on Hugging Face")
         self.list.taken.connect(self._take)
         self.list.current_changed.connect(self._show_current)
         self.access = AccessCard()
         self.access.token_requested.connect(self.token_requested)
-        self.reason, self.said = QLabel(), QLabel(SAID)
-        for label in (self.reason, self.said):
-            label.setProperty("kind", "small")
-            label.setWordWrap(True)
-        self.take = QPushButton("Show files")
-        self.take.setProperty("kind", "primary")
-        self.take.clicked.connect(lambda: self._take(self.list.current))
-        self._build()
+        self.reason, said = label(kind="small", wraps=True), label(SAID, "small", wraps=True)
+        self.take = button("Show files", lambda: self._take(self.list.current), "primary")
+        asked, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
+        below = row((said, 1), self.take, spacing=8)
+        column(asked, above, self.access, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
         self._show_rows("", [], back=False)
 
     def open(self) -> None:
@@ -96,29 +87,6 @@ class ModelsHub(QWidget):
     def open_repository(self, repository: str, quantisation: str = "") -> None:
         """List the files of a repository, one of them selected."""
         self._ask(self._list_files(repository, quantisation))
-
-    def _build(self) -> None:
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.field, 1)
-        row.addWidget(self.search)
-        above = QHBoxLayout()
-        above.setSpacing(10)
-        above.addWidget(self.back)
-        above.addWidget(self.heading, 1)
-        below = QHBoxLayout()
-        below.setSpacing(8)
-        below.addWidget(self.said, 1)
-        below.addWidget(self.take)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addLayout(row)
-        column.addLayout(above)
-        column.addWidget(self.access)
-        column.addWidget(self.list, 1)
-        column.addWidget(self.reason)
-        column.addLayout(below)
 
     def _search(self) -> None:
         text = self.field.text().strip()
@@ -190,24 +158,23 @@ class ModelsHub(QWidget):
         self._results = []
 
     def _show_current(self) -> None:
-        row = self.list.current
+        chosen = self.list.current
         files = self._repository is not None
         words = "Download" if files else "Show files"
         self.take.setText(words)
         self.take.setAccessibleName(words)
-        self.take.setEnabled(row is not None)
-        self.reason.setText(row.tip if row else "")
-        self.reason.setVisible(bool(row and row.tip))
+        self.take.setEnabled(chosen is not None)
+        self.reason.setText(chosen.tip if chosen else "")
+        self.reason.setVisible(bool(chosen and chosen.tip))
 
-    def _take(self, row: Row | None) -> None:
-        if row is None:
-            return
-        if isinstance(row.value, HubFile) and self._repository is not None:
-            self._panel.run(self._download(self._repository, row.value))
-        elif isinstance(row.value, Suggestion):
-            self.open_repository(row.value.repository, row.value.quantisation)
-        elif isinstance(row.value, HubModel):
-            self.open_repository(row.value.repository)
+    def _take(self, chosen: Row | None) -> None:
+        match chosen.value if chosen else None:
+            case HubFile() as file if self._repository is not None:
+                self._panel.run(self._download(self._repository, file))
+            case Suggestion() as one:
+                self.open_repository(one.repository, one.quantisation)
+            case HubModel() as one:
+                self.open_repository(one.repository)
 
     async def _download(self, repository: HubRepository, file: HubFile) -> None:
         self._runtime.models.download(repository, file)

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QMenu, QWidget
 
 from kvchat.library.local.finder import UnreadableFolder
 from kvchat.library.model_library import JudgedModel
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -63,31 +64,16 @@ class ModelsHere(QWidget):
         self.list = RowList(look, "Models on this computer")
         self.list.taken.connect(self._use)
         self.list.current_changed.connect(self._show_current)
-        self.status = QLabel()
-        self.status.setProperty("kind", "small")
-        self.status.setWordWrap(True)
-        self.reason = QLabel()
-        self.reason.setProperty("kind", "small")
-        self.reason.setWordWrap(True)
-        self.use = QPushButton("Use this model")
-        self.use.setProperty("kind", "primary")
-        self.use.setAccessibleName("Use this model")
-        self.use.clicked.connect(lambda: self._use(self.list.current))
-        self.folders = QPushButton("Folders…")
-        self.folders.setAccessibleName("Folders to look in")
-        self.folders.clicked.connect(self.open_folders)
+        self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
+        self.use = button("Use this model", lambda: self._use(self.list.current), "primary")
+        self.folders = button("Folders…", self.open_folders, name="Folders to look in")
         self.none = NoModels()
         self.none.starter.clicked.connect(self.starter_requested)
         self.none.more.clicked.connect(self.more_requested)
         self.none.folder.clicked.connect(self._ask_folder)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addWidget(self.filter)
-        column.addWidget(self.none)
-        column.addWidget(self.list, 1)
-        column.addWidget(self.reason)
-        column.addLayout(self._build_buttons())
+        below = row((self.status, 1), self.folders, self.use, spacing=8)
+        parts = self.filter, self.none, (self.list, 1), self.reason, below
+        column(*parts, on=self, spacing=8, margins=0)
         self._show()
 
     def look(self) -> None:
@@ -121,14 +107,6 @@ class ModelsHere(QWidget):
     def drop_folder(self, folder: str) -> None:
         """Look there no more."""
         self._choose([one for one in self._runtime.settings.model_folders if one != folder])
-
-    def _build_buttons(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.status, 1)
-        row.addWidget(self.folders)
-        row.addWidget(self.use)
-        return row
 
     def _ask_folder(self) -> None:
         dialog = file_dialog(self, "Choose a folder with models", QFileDialog.FileMode.Directory)
@@ -166,7 +144,7 @@ class ModelsHere(QWidget):
         words = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
         rows = [found_row(one, Path(path) if path else None) for one in sorted(self._models, key=in_order)]
-        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.words}".lower() for word in words)])
+        self.list.show_rows([one for one in rows if all(word in f"{one.title} {one.words}".lower() for word in words)])
         self._show_current()
 
     def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
@@ -183,15 +161,15 @@ class ModelsHere(QWidget):
         self.status.setText(" · ".join(words))
 
     def _show_current(self) -> None:
-        row = self.list.current
-        self.use.setEnabled(row is not None and not _broken(row))
-        self.reason.setText(row.tip if row else "")
-        self.reason.setVisible(bool(row and row.tip))
+        chosen = self.list.current
+        self.use.setEnabled(chosen is not None and not _broken(chosen))
+        self.reason.setText(chosen.tip if chosen else "")
+        self.reason.setVisible(bool(chosen and chosen.tip))
 
-    def _use(self, row: Row | None) -> None:
-        if row is not None and not _broken(row):
-            self.use_requested.emit(row.value)
+    def _use(self, chosen: Row | None) -> None:
+        if chosen is not None and not _broken(chosen):
+            self.use_requested.emit(chosen.value)
 
 
-def _broken(row: Row) -> bool:
-    return row.tone is Tone.BAD and row.chip == "unusable"
+def _broken(model: Row) -> bool:
+    return model.tone is Tone.BAD and model.chip == "unusable"

@@ -1,1 +1,4 @@
-"""How a chat is answered: presets and chat settings, in one form."""
+"""How a chat is answered: one form, in the chat settings and in the dialog of a preset.
+
+The list of presets is a page of `settings`.
+"""

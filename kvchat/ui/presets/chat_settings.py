@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.options.presets import Preset
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import button, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -48,12 +49,15 @@ class ChatSettings(OptionsPanel):
         self._dialog: PresetDialog | None = None
         self.begin_with(600, 720, 520, 400)
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
-        self.preset, self.manage, self.keep = ChoiceBox(look), QPushButton("Presets…"), QPushButton("Save as preset…")
+        self.preset, self.manage = ChoiceBox(look), button("Presets…", self.presets_requested)
+        self.keep = button("Save as preset…", self._keep)
         self.model.activated.connect(lambda: self.run(self._offer()))
         self.preset.activated.connect(self._take_preset)
-        self.manage.clicked.connect(self.presets_requested)
-        self.keep.clicked.connect(self._keep)
-        self._fill()
+        words, label_of_model = label(_WORDS, "small", wraps=True), label("Model")
+        label_of_model.setBuddy(self.model)
+        self.preset.setAccessibleName("Preset")
+        model = row(label_of_model, (self.model, 1), spacing=8)
+        self._build(self.title, words, self.notices, model, row((self.preset, 1), self.manage, self.keep, spacing=8))
 
     def show_subject(self, subject: Subject) -> None:
         """Show how a conversation is answered."""
@@ -148,18 +152,3 @@ class ChatSettings(OptionsPanel):
             if model and model != self._model_before:
                 await chat.use_model(id, model)
         self.close()
-
-    def _fill(self) -> None:
-        words, label = QLabel(_WORDS), QLabel("Model")
-        words.setProperty("kind", "small")
-        words.setWordWrap(True)
-        label.setBuddy(self.model)
-        self.preset.setAccessibleName("Preset")
-        model, presets = QHBoxLayout(), QHBoxLayout()
-        for row, parts in ((model, (label, self.model)), (presets, (self.preset, self.manage, self.keep))):
-            row.setSpacing(8)
-            for part in parts:
-                row.addWidget(part, int(isinstance(part, ChoiceBox)))
-        for button in (self.manage, self.keep):
-            button.setAccessibleName(button.text())
-        self._build(self.title, words, self.notices, model, presets)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QWidget
 
 from kvchat.chat.options.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
+from kvchat.ui.base.building import STRETCH, button, column, label
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.words.wording import STYLE
@@ -60,16 +61,18 @@ class OptionsForm(QWidget):
         self.numbers = {name: QLineEdit() for name in RANGES}
         self.stop = QLineEdit()
         self.format, self.format_text = ChoiceBox(look), _editor("Schema or grammar", "", lines=5)
-        self.reset = QPushButton("Reset")
-        self.refusal = QLabel()
+        self.reset = button(
+            "Reset", self._reset, "link", name=f"Reset {STYLE.lower()}", tip="Leave all of it to the model"
+        )
+        self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
         self._unknown: TemplateOptions = ()  # what the model's template does not ask for
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
-        self._fixed = QLabel("Fixed since this chat has begun: these stand at the beginning of all the model has read.")
+        words = "Fixed since this chat has begun: these stand at the beginning of all the model has read."
+        self._fixed = label(words, "small", wraps=True)
         self._build()
         self.format.currentTextChanged.connect(self._show_format)
-        self.reset.clicked.connect(self._reset)
         self._show_format(_FREE)
 
     def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
@@ -156,59 +159,51 @@ class OptionsForm(QWidget):
         self.format_text.setPlaceholderText(example if kind == _SCHEMA else 'root ::= "yes" | "no"')
 
     def _build(self) -> None:
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        self.refusal.setProperty("kind", "refusal")
-        self.refusal.setWordWrap(True)
-        self._fixed.setProperty("kind", "small")
-        self._fixed.setWordWrap(True)
-        self.reset.setProperty("kind", "link")
-        self.reset.setAccessibleName(f"Reset {STYLE.lower()}")
-        self.reset.setToolTip("Leave all of it to the model")
         self.stop.setPlaceholderText("none")
         self.stop.setToolTip("A reply ends where one of these words comes; part them by commas")
         self.stop.setAccessibleName("Stop words")
         for kind in (_FREE, _SCHEMA, _GRAMMAR):
             self.format.addItem(kind)
         self.format.setAccessibleName("Output format")
-        column.addWidget(_heading("System prompt"))
-        column.addWidget(self.system)
         self._template_grid.setContentsMargins(0, 4, 0, 0)
         self._template_grid.setColumnStretch(0, 1)
-        column.addWidget(self._template_holder)
-        column.addWidget(self._fixed)
-        column.addSpacing(6)
+        column(
+            label("System prompt", "strong"),
+            self.system,
+            self._template_holder,
+            self._fixed,
+            6,
+            label(STYLE, "strong"),
+            self._build_numbers(),
+            (self.reset, 0, Qt.AlignmentFlag.AlignLeft),
+            label("Output format", "strong"),
+            self.format,
+            self.format_text,
+            self.refusal,
+            STRETCH,
+            on=self,
+            spacing=8,
+            margins=0,
+        )
+
+    def _build_numbers(self) -> QGridLayout:
+        """The fields in three columns, each below its name."""
         grid = QGridLayout()
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)
         fields = [(RANGES[name].words, name, field) for name, field in self.numbers.items()]
         for number, (words, name, field) in enumerate([*fields, ("Stop words", "", self.stop)]):
-            row, place = divmod(number, _COLUMNS)
-            label = QLabel(words)
-            label.setProperty("kind", "small")
-            label.setBuddy(field)
+            line, place = divmod(number, _COLUMNS)
+            above = label(words, "small")
+            above.setBuddy(field)
             if name:
                 field.setAccessibleName(words)
                 field.setToolTip(_HELP[name])
                 field.setAccessibleDescription(_HELP[name])
             span = _COLUMNS - place if not name else 1
-            grid.addWidget(label, 2 * row, place, 1, span)
-            grid.addWidget(field, 2 * row + 1, place, 1, span)
-        column.addWidget(_heading(STYLE))
-        column.addLayout(grid)
-        column.addWidget(self.reset, 0, Qt.AlignmentFlag.AlignLeft)
-        column.addWidget(_heading("Output format"))
-        column.addWidget(self.format)
-        column.addWidget(self.format_text)
-        column.addWidget(self.refusal)
-        column.addStretch(1)
-
-
-def _heading(words: str) -> QLabel:
-    label = QLabel(words)
-    label.setProperty("kind", "strong")
-    return label
+            grid.addWidget(above, 2 * line, place, 1, span)
+            grid.addWidget(field, 2 * line + 1, place, 1, span)
+        return grid
 
 
 def _editor(name: str, example: str, *, lines: int) -> QPlainTextEdit:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHBoxLayout, QLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLayout, QScrollArea, QWidget
 
 from kvchat.chat.options.options import BadOptions
+from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -21,10 +22,8 @@ class OptionsPanel(Panel):
         self.setWindowTitle(name)
         self.setAccessibleName(name)
         self.form = OptionsForm(look)
-        self.save, self._leave = QPushButton("Save"), QPushButton("Cancel")
+        self.save, self._leave = button("Save", self._save, "primary"), button("Cancel", self.close)
         self.save.setDefault(True)  # Enter in a field saves
-        self.save.clicked.connect(self._save)
-        self._leave.clicked.connect(self.close)
 
     def come(self) -> None:
         """To the front; nothing can be saved before the form is filled."""
@@ -53,34 +52,13 @@ class OptionsPanel(Panel):
 
     def _build(self, *above: QWidget | QLayout) -> None:
         """Put everything in its place; Tab goes from above to below."""
-        self.save.setProperty("kind", "primary")
         ground = ScrollGround("settingsPage")
-        inside = QVBoxLayout(ground)
-        inside.setContentsMargins(24, 4, 24, 12)
-        inside.addWidget(self.form)
+        column(self.form, on=ground, margins=(24, 4, 24, 12))
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         scroll.setWidget(ground)
-        top = QVBoxLayout()
-        top.setContentsMargins(24, 18, 24, 8)
-        top.setSpacing(8)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addLayout(top)
-        for part in above:
-            if isinstance(part, QWidget):
-                top.addWidget(part)
-            else:
-                top.addLayout(part)
-        column.addWidget(scroll, 1)
-        below = QHBoxLayout()
-        column.addLayout(below)
-        below.setContentsMargins(24, 10, 24, 16)
-        below.setSpacing(8)
-        below.addStretch(1)
-        for button in (self._leave, self.save):
-            button.setAccessibleName(button.text())
-            below.addWidget(button)
+        top = column(*above, spacing=8, margins=(24, 18, 24, 8))
+        below = row(STRETCH, self._leave, self.save, spacing=8, margins=(24, 10, 24, 16))
+        column(top, (scroll, 1), below, on=self, spacing=0, margins=0)
