@@ -13,7 +13,7 @@ from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings
 from kvchat.words.redaction import Person, redact
-from kvchat.words.wording import size
+from kvchat.words.wording import per_second, size
 
 _LOG_LINES = 200  # of the engine's last ones
 
@@ -73,7 +73,7 @@ def _vitals(vitals: Vitals) -> Iterator[tuple[str, str]]:
     if vitals.slot is not None:
         yield "slot", f"{vitals.slot.tokens} of {vitals.slot.context_size} tokens{', busy' if vitals.slot.busy else ''}"
     rates = (("prefill", vitals.speed.prefill), ("decode", vitals.speed.decode))
-    if told := [f"{name} {rate:.0f} tokens/s" for name, rate in rates if rate is not None]:
+    if told := [f"{name} {per_second(rate)}" for name, rate in rates if rate is not None]:
         yield "speed", ", ".join(told)
 
 

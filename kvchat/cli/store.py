@@ -20,7 +20,7 @@ from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, open_store
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import duration, one_line, several, size
+from kvchat.words.wording import duration, one_line, several, size, timestamp
 
 Titles = Mapping[str, str]  # by conversation id
 Saved = Mapping[str, float]  # seconds, by conversation id
@@ -136,7 +136,7 @@ def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[st
         f"{size(one.exclusive_bytes)} its own",
         f"{size(one.shared_bytes)} shared",
         f"saved {duration(1000 * saved.get(one.conversation_id, 0.0))} so far",
-        f"used {one.last_used_at.astimezone():%Y-%m-%d %H:%M}",
+        f"used {timestamp(one.last_used_at)}",
         ", ".join(marks),
     )
 

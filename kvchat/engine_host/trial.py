@@ -27,7 +27,7 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
 from kvchat.session.self_test import self_test
 from kvchat.session.strategy import Finding, Strategy
-from kvchat.words.wording import duration
+from kvchat.words.wording import duration, per_second
 
 _CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate
 _DEATH_NOTICED_S = 3.0
@@ -101,7 +101,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             engine = await supervisor.ready()
             done(TrialStep("Model", f"{model.stem} loaded in {duration(1000 * (time.perf_counter() - started))}"))
             timings = await _say_a_word(engine)
-            done(TrialStep("Reply", f"{timings.tokens_per_second:.0f} tokens/s" if timings else "it answered"))
+            done(TrialStep("Reply", per_second(timings.tokens_per_second) if timings else "it answered"))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
                 raise CannotRemember(finding)

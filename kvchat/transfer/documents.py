@@ -6,7 +6,6 @@ import base64
 import html
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -15,7 +14,7 @@ from kvchat.chat.input.pictures import kind_of
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role
 from kvchat.words.markdown import SafeRenderer, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm, shown_document, spelled_out
-from kvchat.words.wording import one_line
+from kvchat.words.wording import one_line, timestamp
 
 SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
 
@@ -38,7 +37,7 @@ img { max-width: 100%; border-radius: .4rem; }
 
 def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
     """One conversation's current branch as Markdown."""
-    parts = [f"# {one_line(calm(conversation.title))}", f"*{_moment(conversation.created_at)}*"]
+    parts = [f"# {one_line(calm(conversation.title))}", f"*{timestamp(conversation.created_at)}*"]
     for message in branch:
         parts.append(f"## {SPEAKERS[message.role]}")
         if message.thinking.strip():
@@ -60,7 +59,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
     reader = markdown_parser(SafeRenderer)
     for conversation, branch in conversations:
         yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
-        yield f'<p class="time">{_moment(conversation.created_at)}</p>\n'
+        yield f'<p class="time">{timestamp(conversation.created_at)}</p>\n'
         for message in branch:
             yield _article(message, reader)
     yield "</html>\n"
@@ -126,7 +125,3 @@ def _safe_markdown(text: str) -> str:
         elif fence and re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
             fence = ""
     return "\n".join([*lines, fence] if fence else lines)
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment.astimezone():%Y-%m-%d %H:%M}"

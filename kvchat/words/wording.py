@@ -126,6 +126,16 @@ def moment_of(at: datetime) -> str:
     return f"{local.day} {local:%B %Y, %H:%M}"
 
 
+def per_second(rate: float) -> str:
+    """How fast tokens come or are read: "4.3 tokens/s", "41 tokens/s", "2,140 tokens/s"."""
+    return f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.1f} tokens/s"
+
+
+def timestamp(at: datetime) -> str:
+    """A moment to the minute, where this computer is, in figures that sort: "2026-11-22 14:05"."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M}"
+
+
 def tokens_short(count: int) -> str:
     """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, Source, Verdict
-from kvchat.words.wording import FIRST_REPLY, READ, READ_AGAIN, REMEMBERED, STILL_LOADED, brief, duration, several, size
+from kvchat.words.wording import (
+    FIRST_REPLY,
+    READ,
+    READ_AGAIN,
+    REMEMBERED,
+    STILL_LOADED,
+    brief,
+    duration,
+    per_second,
+    several,
+    size,
+)
 
 WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
 UNUSED = "what was loaded was not used"
@@ -76,7 +87,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
     source = f"{where_told(receipt)}; {f'hollow restore: {UNUSED}' if receipt.hollow else _IN_FULL[receipt.source]}"
-    speed = f" at {receipt.tokens_per_second:.1f} tokens/s" if receipt.tokens_per_second else ""
+    speed = f" at {per_second(receipt.tokens_per_second)}" if receipt.tokens_per_second else ""
     lines = [
         ("Time to first token", duration(receipt.ttft_ms)),
         ("  Loading (restore)", _restore(receipt)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
 
+from kvchat.ui.base.building import STRETCH, column, label, row
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.find_bar import FindBar
@@ -46,16 +47,9 @@ class ChatPage(QWidget):
         notices.changed.connect(self._place_notices)
         for widget in (self._middle, notices):
             widget.installEventFilter(self)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(header)
-        column.addLayout(_centred(find_bar, 4))
-        column.addWidget(self._middle, 1)
-        for card in cards:
-            column.addLayout(_centred(card, 10))
-        column.addLayout(_centred(composer, 0))
-        column.addLayout(_centred(meter, 6))
+        above = [_centred(card, 10) for card in cards]
+        below = *above, _centred(composer, 0), _centred(meter, 6)
+        column(header, _centred(find_bar, 4), (self._middle, 1), *below, on=self, spacing=0, margins=0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The notices stay at the end of the page."""
@@ -84,27 +78,17 @@ class ChatPage(QWidget):
 def _centred(widget: QWidget, below: int) -> QHBoxLayout:
     """A row that keeps `widget` as wide as the transcript's column."""
     widget.setMaximumWidth(COLUMN_WIDTH + 32)
-    row = QHBoxLayout()
-    row.setContentsMargins(16, 0, 26, below)  # the transcript's scroll bar takes 10
-    row.addStretch(1)
-    row.addWidget(widget, 1000)
-    row.addStretch(1)
-    return row
+    margins = 16, 0, 26, below  # the transcript's scroll bar takes 10
+    return row(STRETCH, (widget, 1000), STRETCH, margins=margins)
 
 
 def _welcome() -> QWidget:
     page = QWidget()
-    title = QLabel("What is on your mind?")
-    title.setProperty("kind", "hero")
-    words = QLabel("Come back to it any day: kvchat keeps what the model has already read.")
-    words.setProperty("kind", "muted")
-    words.setWordWrap(True)
-    column = QVBoxLayout(page)
-    column.setContentsMargins(24, 24, 24, 24)
-    column.setSpacing(8)
-    column.addStretch(2)
-    for label in (title, words):
-        label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        column.addWidget(label)
-    column.addStretch(3)
+    title = label("What is on your mind?", "hero")
+    words = label("Come back to it any day: kvchat keeps what the model has already read.", "muted", wraps=True)
+    for one in (title, words):
+        one.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+    lines = column(STRETCH, title, words, STRETCH, on=page, spacing=8, margins=24)
+    lines.setStretch(0, 2)
+    lines.setStretch(3, 3)
     return page

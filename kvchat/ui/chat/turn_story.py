@@ -25,7 +25,7 @@ from kvchat.chat.events import (
     WaitingForWriter,
 )
 from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
-from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, several, size
+from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, per_second, several, size
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults
 
@@ -103,7 +103,7 @@ class TurnStory:
             case FirstToken():
                 self._tell_first_token(event)
             case Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
-                self._say("speed", f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.1f} tokens/s", "live")
+                self._say("speed", per_second(speed), "live")
             case Silent(seconds=seconds):
                 self._pieces.pop("silence", None)
                 if seconds:

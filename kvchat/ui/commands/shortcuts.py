@@ -8,8 +8,9 @@ from itertools import groupby
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLabel, QMenu, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
+from kvchat.ui.base.building import button, column, label
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, NUMBERS, STORAGE
 
 
@@ -86,29 +87,20 @@ class ShortcutSheet(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Keyboard shortcuts")
         self.setAccessibleName("Keyboard shortcuts")
-        title = QLabel("Keyboard shortcuts")
-        title.setProperty("kind", "title")
         sides = QHBoxLayout()
         sides.setSpacing(44)
-        columns = QVBoxLayout(), QVBoxLayout()
+        columns = column(spacing=18), column(spacing=18)
         with_keys = [shortcut for shortcut in SHORTCUTS if shortcut.keys]
         for group, entries in groupby(with_keys, lambda shortcut: shortcut.group):
-            least = min(columns, key=lambda column: column.count())
+            least = min(columns, key=QVBoxLayout.count)
             least.addLayout(_group(group, list(entries)))
-        for column in columns:
-            column.setSpacing(18)
-            column.addStretch(1)
-            sides.addLayout(column)
-        close = QPushButton("Close")
-        close.setAccessibleName("Close the shortcuts")
+        for side in columns:
+            side.addStretch(1)
+            sides.addLayout(side)
+        close = button("Close", self.close, name="Close the shortcuts")
         close.setDefault(True)
-        close.clicked.connect(self.close)
-        around = QVBoxLayout(self)
-        around.setContentsMargins(28, 24, 28, 20)
-        around.setSpacing(16)
-        around.addWidget(title)
-        around.addLayout(sides)
-        around.addWidget(close, 0, Qt.AlignmentFlag.AlignRight)
+        title, last = label("Keyboard shortcuts", "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
+        column(title, sides, last, on=self, spacing=16, margins=(28, 24, 28, 20))
 
 
 def words_of(action: str) -> str:
@@ -166,13 +158,9 @@ def _group(name: str, entries: list[Shortcut]) -> QGridLayout:
     grid = QGridLayout()
     grid.setHorizontalSpacing(26)
     grid.setVerticalSpacing(7)
-    heading = QLabel(name)
-    heading.setProperty("kind", "strong")
-    grid.addWidget(heading, 0, 0, 1, 2)
+    grid.addWidget(label(name, "strong"), 0, 0, 1, 2)
     for row, shortcut in enumerate(entries, 1):
-        keys = QLabel(shown_keys(shortcut))
-        keys.setProperty("kind", "key")
-        grid.addWidget(QLabel(shortcut.words), row, 0)
-        grid.addWidget(keys, row, 1, Qt.AlignmentFlag.AlignRight)
+        grid.addWidget(label(shortcut.words), row, 0)
+        grid.addWidget(label(shown_keys(shortcut), "key"), row, 1, Qt.AlignmentFlag.AlignRight)
     grid.setColumnStretch(0, 1)
     return grid

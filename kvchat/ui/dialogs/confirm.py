@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
+from kvchat.ui.base.building import STRETCH, column, label, row
 from kvchat.ui.dialogs.panel import fit_height
 
 _LETTERS = 64  # wide
@@ -23,22 +24,11 @@ class Question(QDialog):
         self.setWindowModality(Qt.WindowModality.WindowModal)
         self.setWindowTitle("kvchat")
         self.setAccessibleName(name)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 22, 24, 18)
-        column.setSpacing(8)
-        for words, kind in lines:
-            label = QLabel(words)
-            label.setProperty("kind", kind)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setWordWrap(True)
-            column.addWidget(label)
-        row = QHBoxLayout()
-        row.setContentsMargins(0, 10, 0, 0)
-        row.addStretch(1)
-        for button in answers:
-            button.setAccessibleName(button.toolTip() or button.text())
-            row.addWidget(button)
-        column.addLayout(row)
+        for answer in answers:
+            answer.setAccessibleName(answer.toolTip() or answer.text())
+        said = [label(words, kind, wraps=True) for words, kind in lines]
+        buttons = row(STRETCH, *answers, margins=(0, 10, 0, 0))
+        column(*said, buttons, on=self, spacing=8, margins=(24, 22, 24, 18))
         answers[-1].setDefault(True)
         answers[-1].clicked.connect(self.reject)
 

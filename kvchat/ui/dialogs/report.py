@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont, QGuiApplication
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QPlainTextEdit, QWidget
 
 from kvchat import __version__
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look, page_font
 
 _REQUEST = (
@@ -26,29 +27,20 @@ class ReportDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
         self.resize(620, 420)
-        said = QLabel(words)
-        said.setWordWrap(True)
         self.text = QPlainTextEdit(text)
         self.text.setProperty("kind", "log")
         self.text.setReadOnly(True)
         self.text.setFont(font)
         self.text.setAccessibleName("Report")
-        self.copy, close = QPushButton("Copy"), QPushButton("Close")
-        self.copy.setAccessibleName("Copy the report")
-        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
-        close.setAccessibleName("Close the report")
+        self.copy = button("Copy", self._copy, name="Copy the report")
+        close = button("Close", self.close, name="Close the report")
         close.setDefault(True)
-        close.clicked.connect(self.close)
-        buttons = QHBoxLayout()
-        buttons.addStretch(1)
-        for button in (self.copy, close):
-            buttons.addWidget(button)
-        self.column = QVBoxLayout(self)
-        self.column.setContentsMargins(20, 18, 20, 16)
-        self.column.setSpacing(12)
-        self.column.addWidget(said)
-        self.column.addWidget(self.text, 1)
-        self.column.addLayout(buttons)
+        buttons = row(STRETCH, self.copy, close)
+        said = label(words, wraps=True)
+        self.column = column(said, (self.text, 1), buttons, on=self, spacing=12, margins=(20, 18, 20, 16))
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self.text.toPlainText())
 
 
 class BugReportDialog(ReportDialog):
@@ -72,9 +64,7 @@ class ImportReportDialog(ReportDialog):
         words = " ".join(part for part in (known, failed) if part)
         super().__init__("Import", words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
         self.setAccessibleName(title)
-        heading = QLabel(title)
-        heading.setProperty("kind", "title")
-        self.column.insertWidget(0, heading)
+        self.column.insertWidget(0, label(title, "title"))
 
 
 def _versions() -> str:

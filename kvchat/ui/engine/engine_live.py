@@ -9,7 +9,7 @@ from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Spe
 from kvchat.engine.speaking.status import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.ui.base.building import STRETCH, column, label, row
-from kvchat.words.wording import size, tokens_short
+from kvchat.words.wording import per_second, size, tokens_short
 
 _ROWS = (
     ("state", "Engine"),
@@ -96,7 +96,7 @@ class LivePage(QWidget):
             case FirstToken():
                 self._say("now", "writing")
             case Speed(tokens_per_second=rate) if rate:
-                self._say("now", f"writing, {rate:.0f} tokens/s")
+                self._say("now", f"writing, {per_second(rate)}")
             case ReplyFinished():
                 self._say("now", "idle")
 
@@ -105,7 +105,7 @@ class LivePage(QWidget):
 
 
 def _rate(rate: float | None) -> str:
-    return f"{rate:,.0f} tokens/s on average" if rate is not None else _UNKNOWN
+    return f"{per_second(rate)} on average" if rate is not None else _UNKNOWN
 
 
 def _bytes(count: int | None) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal, SignalInstance
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
+from kvchat.ui.base.building import button, label
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import FlowLayout
 
@@ -66,7 +67,7 @@ class ReplyFooter(QWidget):
     def __init__(self, message: Message, actions: QWidget, *, numbers: bool) -> None:
         super().__init__()
         self.receipt: ReceiptView | None = None
-        self._go_on = _link("Continue", "Continue this reply", self.go_on_requested)
+        self._go_on = button("Continue", self.go_on_requested, "link", name="Continue this reply")
         self._go_on.hide()
         lines = QVBoxLayout()
         lines.setSpacing(2)
@@ -92,22 +93,12 @@ class ReplyFooter(QWidget):
         return row.totalHeightForWidth(width) if row.hasHeightForWidth() else row.totalSizeHint().height()
 
     def _ending(self, state: MessageState) -> FlowLayout:
-        words = QLabel(_STATE_WORDS[state])
-        words.setProperty("kind", "small")
         row = FlowLayout(spacing=_APART)
-        row.addWidget(words)
+        row.addWidget(label(_STATE_WORDS[state], "small"))
         if state is MessageState.INTERRUPTED:
-            row.addWidget(_link("Try again", "Try this reply again", self.retry_requested))
+            row.addWidget(button("Try again", self.retry_requested, "link", name="Try this reply again"))
         row.addWidget(self._go_on)
         return row
-
-
-def _link(text: str, name: str, clicked: SignalInstance) -> QPushButton:
-    button = QPushButton(text)
-    button.setProperty("kind", "link")
-    button.setAccessibleName(name)
-    button.clicked.connect(clicked)
-    return button
 
 
 def _details(receipt: Receipt) -> QFrame:
@@ -118,10 +109,7 @@ def _details(receipt: Receipt) -> QFrame:
     grid.setHorizontalSpacing(18)
     grid.setVerticalSpacing(4)
     for row, (what, how_much) in enumerate(receipt_details(receipt)):
-        name, value = QLabel(what.replace("  ", "      ")), QLabel(how_much)
-        for label in (name, value):
-            label.setProperty("kind", "small")
-        value.setWordWrap(True)
+        name, value = label(what.replace("  ", "      "), "small"), label(how_much, "small", wraps=True)
         value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         grid.addWidget(name, row, 0, Qt.AlignmentFlag.AlignTop)

@@ -15,6 +15,7 @@ from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH, PageStyle
+from kvchat.words.wording import several
 
 _BUBBLE_SHARE = 0.84  # of the column's width
 _WIDE = 1 << 15  # pixels, wider than any column
@@ -115,7 +116,7 @@ class UserView(MessageView):
 
     def _show_more_button(self) -> None:
         lines = self.message.content.strip("\n").count("\n") + 1
-        count = f", {lines:,} lines" if lines > _LONG else ""
+        count = f", {several(lines, 'line')}" if lines > _LONG else ""
         self.more.setText(f"Show all{count} ▾" if self.folded else "Show less ▴")
         self.more.setAccessibleName(self.more.text()[:-2])
         self.more.setVisible(self._is_long)

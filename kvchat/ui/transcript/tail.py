@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
+from kvchat.ui.base.building import STRETCH, button, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.card import Card
 
@@ -37,17 +38,8 @@ class UnansweredLine(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        words = QLabel("This message has no reply yet.")
-        words.setProperty("kind", "small")
-        self.button = QPushButton("Try again")
-        self.button.setProperty("kind", "link")
-        self.button.setAccessibleName("Answer the last message")
-        self.button.clicked.connect(self.retry_requested)
-        row.addWidget(words)
-        row.addWidget(self.button)
-        row.addStretch(1)
+        self.button = button("Try again", self.retry_requested, "link", name="Answer the last message")
+        row(label("This message has no reply yet.", "small"), self.button, STRETCH, on=self, margins=0)
 
 
 class FailureCard(Card):
@@ -75,8 +67,8 @@ class FailureCard(Card):
         self.use_current.setText(f"Use {model}".replace("&", "&&"))
         self.use_current.setAccessibleName(f"Use {model}")
         self.use_current.setVisible(missing and model is not None)
-        for button in (self.locate, self.model):
-            button.setVisible(missing)
+        for other in (self.locate, self.model):
+            other.setVisible(missing)
         self.retry.setVisible(not missing)
         self.setVisible(error is not None)
 
@@ -91,8 +83,7 @@ class TranscriptTail(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.pending = PendingLine()
-        self.first = QPushButton("Answer this chat first")
-        self.first.setProperty("kind", "link")
+        self.first = button("Answer this chat first", self.first_requested, "link")
         self.failure = FailureCard()
         self.unanswered = UnansweredLine()
         self._column = QVBoxLayout(self)
@@ -102,7 +93,6 @@ class TranscriptTail(QWidget):
             widget.hide()
             self._column.addWidget(widget)
         self._column.setAlignment(self.first, Qt.AlignmentFlag.AlignLeft)
-        self.first.clicked.connect(self.first_requested)
         self.failure.retry_requested.connect(self.retry_requested)
         self.unanswered.retry_requested.connect(self.retry_requested)
 
