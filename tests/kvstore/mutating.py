@@ -170,6 +170,7 @@ def run(rounds: int, seed: int) -> Counter[str]:
                 bench = Bench(place / "store", MODELS[kind], memory=dice.choice((0, 10**7)))
                 drive(dice, bench, seen)
                 bench.store.close() if dice.random() < 0.7 else die()
+                bench.store._background.shutdown()  # no thread outlives its process
             except DOCUMENTED as refusal:
                 seen[str(refusal)[:150]] += 1
             except BaseException:

@@ -95,21 +95,18 @@ def name_for_engine() -> str:
 
 def remove_stale_for_engine(folder: Path) -> None:
     """Delete what processes that are gone named by `name_for_engine`, and nothing else. What resists stays."""
-    gone = presence.died(folder)
-    for entry in listing(folder):
-        if not entry.name.startswith("kvchat-") or not presence.is_gone(entry.name, folder):
-            continue
-        with contextlib.suppress(OSError):
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    presence.forget(gone)
+    died = presence.died(folder)
+    remove_stale(folder, folder, "kvchat-")
+    presence.forget(died)
 
 
-def remove_stale(folder: Path, locks: Path) -> bool:
+def remove_stale(folder: Path, locks: Path, beginning: str = "") -> bool:
     """Delete the entries of `folder` named by `temporary_name` in processes that are gone; whether there was any.
 
     What resists stays.
     """
-    gone = [entry for entry in listing(folder) if presence.is_gone(entry.name, locks)]
+    names = [entry for entry in listing(folder) if entry.name.startswith(beginning)]
+    gone = [entry for entry in names if presence.is_gone(entry.name, locks)]
     for entry in gone:
         with contextlib.suppress(OSError):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
