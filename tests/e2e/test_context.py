@@ -72,6 +72,6 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(
         assert shorter.used < whole.used
         filler = " river" * (shorter.limit - shorter.used - 60)
         assert await chat.send(talk, f"Tell me a long story.{filler}", Sampling(grammar="root ::= [a-z ]{900}"))
-        assert any("cut off" in e.title for e in told if isinstance(e, Notice))
+        assert any("cut off" in e.title and e.conversation_id == talk for e in told if isinstance(e, Notice))
     finally:
         await runtime.close()

@@ -185,7 +185,7 @@ class MainWindow(QMainWindow):
         for chosen in (self.sidebar.selected, self.sidebar.search.results.chosen):
             chosen.connect(lambda _: self.place.show_page())
         self.sidebar.typed.connect(self.composer.take)
-        self.sidebar.disk_requested.connect(self.side_windows.open_disk_panel)
+        self.sidebar.storage_requested.connect(self.side_windows.open_storage)
         self.header.renamed.connect(
             lambda title: self.runner.start(self._runtime.chat.rename(self.controller.current or "", title))
         )
@@ -243,7 +243,7 @@ class MainWindow(QMainWindow):
             "engine": self.side_windows.open_engine,
             "log": lambda: self.side_windows.open_engine(log=True),
             "restart-engine": lambda: self.runner.start(self._runtime.restart_engine()),
-            "disk": self.side_windows.open_disk_panel,
+            "disk": self.side_windows.open_storage,
             "quit": self.quitting.ask,
             "export": self._export,
             "export-all": self.transfer.export_all,

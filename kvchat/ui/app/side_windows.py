@@ -32,7 +32,7 @@ class SideWindows(QObject):
         super().__init__(parent)
         self._runtime, self._look, self._runner, self._parent = runtime, look, runner, parent
         self._conversations = conversations
-        self._disk_panel: StoragePanel | None = None
+        self._storage: StoragePanel | None = None
         self._engine: EngineWindow | None = None
         self._deleted: DeletedWindow | None = None
         self._settings: SettingsWindow | None = None
@@ -40,25 +40,25 @@ class SideWindows(QObject):
         self._chat_settings: ChatSettings | None = None
         conversations.usage_changed.connect(self._show_usage)
 
-    def open_disk_panel(self) -> StoragePanel:
+    def open_storage(self) -> StoragePanel:
         """What the save points cost."""
-        if self._disk_panel is None:
-            self._disk_panel = StoragePanel(self._runtime, self._look, self._runner, self._parent)
-            self._disk_panel.changed.connect(self._conversations.reload_soon)
-            self._disk_panel.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
+        if self._storage is None:
+            self._storage = StoragePanel(self._runtime, self._look, self._runner, self._parent)
+            self._storage.changed.connect(self._conversations.reload_soon)
+            self._storage.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
         self._show_usage()  # as last told: a large store needs a moment to answer
-        self._disk_panel.refresh()
-        self._disk_panel.show()
-        self._disk_panel.raise_()
-        self._disk_panel.activateWindow()
-        return self._disk_panel
+        self._storage.refresh()
+        self._storage.show()
+        self._storage.raise_()
+        self._storage.activateWindow()
+        return self._storage
 
     def open_settings(self, page: str = "") -> SettingsWindow:
         """What the user may choose, at the page of that name, else at the one shown last."""
         if self._settings is None:
             self._settings = window = SettingsWindow(self._runtime, self._look, self._runner, self._parent)
             window.model.model_requested.connect(self.open_models)
-            window.storage.usage_requested.connect(self.open_disk_panel)
+            window.storage.usage_requested.connect(self.open_storage)
         self._settings.show_page(page)
         return self._settings
 
@@ -96,7 +96,7 @@ class SideWindows(QObject):
         return self._deleted
 
     def _show_usage(self) -> None:
-        """The disk panel stays true while it is on show."""
+        """The storage window stays true while it is on show."""
         usage = self._conversations.usage
-        if self._disk_panel is not None and usage is not None:
-            self._disk_panel.show_usage(usage, self._conversations.titles)
+        if self._storage is not None and usage is not None:
+            self._storage.show_usage(usage, self._conversations.titles)

@@ -58,7 +58,7 @@ class Sidebar(QFrame):
     export_requested = Signal(list)  # conversation ids
     pin_requested = Signal(str, bool)  # conversation id, pinned from now on
     never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
-    disk_requested = Signal()
+    storage_requested = Signal()
     typed = Signal(str)  # text typed while the list had the keyboard
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
@@ -84,7 +84,7 @@ class Sidebar(QFrame):
         self.empty = label("Nothing here yet.\nWhat you talk about will be kept here.", "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
         tip = "What the memory of your chats takes on the disk"
-        self.usage_button = button(STORAGE, self.disk_requested, "usage", tip=tip)
+        self.usage_button = button(STORAGE, self.storage_requested, "usage", tip=tip)
         self.usage_bar = QProgressBar()
         self.usage_bar.setTextVisible(False)
         self.usage_bar.setRange(0, 1000)

@@ -1,4 +1,4 @@
-"""What the disk panel says of save points, sharing and pruning. Pure functions on values."""
+"""What the storage window says of save points, sharing and pruning. Pure functions on values."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
         engine,
         wide.beside.open_engine(log=True),
         wide.beside.open_deleted(),
-        wide.beside.open_disk_panel(),
+        wide.beside.open_storage(),
         wide.keyboard.open_sheet(),
         question,
         link,

@@ -166,7 +166,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
         told += texts(window)
     for receipt in window.findChildren(ReceiptView):
         assert receipt.details is None
-    settings, storage = window.side_windows.open_settings(), window.side_windows.open_disk_panel()
+    settings, storage = window.side_windows.open_settings(), window.side_windows.open_storage()
     await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model))
     for page in settings.pages:
         settings.show_page(page.name)

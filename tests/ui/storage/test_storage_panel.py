@@ -46,7 +46,7 @@ def rows_of(panel: StoragePanel) -> dict[str, UsageRow]:
 
 
 async def opened(window: MainWindow, count: int = 3) -> StoragePanel:
-    panel = window.side_windows.open_disk_panel()
+    panel = window.side_windows.open_storage()
     await until(lambda: len(panel.list.usage.rows) == count)
     return panel
 
@@ -257,7 +257,7 @@ async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow,
 
 
 async def test_nothing_saved_yet(window: MainWindow) -> None:
-    panel = window.side_windows.open_disk_panel()
+    panel = window.side_windows.open_storage()
     await until(lambda: panel.empty.isVisible())
     assert not panel.prune.isVisible()
     assert not panel.list.isVisible()
@@ -299,7 +299,7 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
 async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
     await until(lambda: window.controller.list.usage is not None)
     furnished.kept["gone"] = 5_000_000
-    panel = window.side_windows.open_disk_panel()  # no await: the store has had no chance to answer
+    panel = window.side_windows.open_storage()  # no await: the store has had no chance to answer
     assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A chat that is gone"]
     assert rows_of(panel)["gone"].usage.bytes == 1_000_000
     await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)

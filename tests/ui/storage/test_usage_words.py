@@ -1,4 +1,4 @@
-"""What the disk panel says."""
+"""What the storage window says."""
 
 from __future__ import annotations
 
