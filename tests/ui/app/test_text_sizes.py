@@ -124,7 +124,7 @@ async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wid
 
 
 async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
-    settings = wide.beside.open_settings()
+    settings = wide.side_windows.open_settings()
     for page in settings.pages:
         settings.show_page(page.name)
         await whole(settings, page.name)
@@ -148,7 +148,7 @@ async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
 
 
 async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> None:
-    models = wide.beside.open_models()
+    models = wide.side_windows.open_models()
     await whole(models, "models")
     models.tabs.button(1).click()
     await until(lambda: models.hub.list.rows)
@@ -158,15 +158,15 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
     await whole(token, "the access token")
     token.close()
     await furnished.chat.organiser.delete(["a"])
-    engine = wide.beside.open_engine()
+    engine = wide.side_windows.open_engine()
     question = confirm(wide, "Delete every save point?", "Your chats stay. " * 12, "Delete all", lambda: None)
     link = LinkDialog(wide, "https://example.org/" + "a-long-path/" * 12)
     link.open()
     for window in (
         engine,
-        wide.beside.open_engine(log=True),
-        wide.beside.open_deleted(),
-        wide.beside.open_storage(),
+        wide.side_windows.open_engine(log=True),
+        wide.side_windows.open_deleted(),
+        wide.side_windows.open_storage(),
         wide.keyboard.open_sheet(),
         question,
         link,
