@@ -140,6 +140,16 @@ def test_a_leaf_that_is_nowhere_and_broken_rows_cost_themselves_alone(paths: Pat
         assert all(message.receipt is None for message in database.branch(chat))
 
 
+def test_a_chat_that_goes_by_another_name_in_its_own_row_stays_together(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database:
+        database._connection.execute("PRAGMA foreign_keys = OFF")
+        with database.transaction() as db:
+            db.execute("UPDATE conversations SET id = 'nonsense' WHERE title = 'Rivers'")
+        database.append_question("nonsense", "And now?")  # after its last message, which is of the chat as it was
+    assert repair(paths) is not None
+    assert sorted(written(paths).values()) == [1, 40, 40, 41, 41]
+
+
 def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         assert find(database, "rivers")
