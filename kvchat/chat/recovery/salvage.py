@@ -205,8 +205,8 @@ def _join(db: sqlite3.Connection) -> None:
             f"UPDATE messages SET conversation_id = other.conversation_id FROM messages AS other WHERE {link}"
             " AND messages.conversation_id NOT IN (SELECT id FROM conversations)"
             " AND other.conversation_id IN (SELECT id FROM conversations)"
-            " AND NOT EXISTS (SELECT 1 FROM messages AS with_it WHERE with_it.conversation_id = messages.conversation_id"
-            " AND with_it.id <> messages.id)"  # of several it is the chat's own row that is lost
+            " AND NOT EXISTS (SELECT 1 FROM messages AS more WHERE more.conversation_id = messages.conversation_id"
+            " AND more.id <> messages.id)"  # of several it is the chat's own row that is lost
         )
     db.execute(
         "UPDATE searched SET conversation_id = messages.conversation_id FROM messages"
