@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QModelIndex, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QColor, QKeyEvent, QPainter, QTextCharFormat, QTextLayout, QTextOption
+from PySide6.QtCore import QEvent, QModelIndex, QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QKeyEvent, QPainter, QPaintEvent, QTextCharFormat, QTextLayout, QTextOption
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -120,9 +120,17 @@ class SearchResults(ItemList):
 class _Field(QLineEdit):
     """Esc empties it, Down goes to what was found, Enter opens the first."""
 
-    def __init__(self, results: SearchResults) -> None:
+    def __init__(self, results: SearchResults, look: Look) -> None:
         super().__init__()
-        self._results = results
+        self._results, self._look = results, look
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """With a magnifier that grows with the words: an action's icon would have 16 pixels at any size."""
+        super().paintEvent(event)
+        side = self._look.px(16)
+        place = QRect(self._look.px(8), (self.height() - side) // 2, side, side)
+        with QPainter(self) as painter:
+            icon("search", self._look.theme.muted).paint(painter, place)
 
     def event(self, event: QEvent) -> bool:
         """Esc is meant for the field here, not for what it does elsewhere in the window."""
@@ -151,17 +159,13 @@ class SearchPanel(QWidget):
         super().__init__()
         self._look = look
         self.results = SearchResults(look)
-        self.field = _Field(self.results)
+        self.field = _Field(self.results, look)
         self.field.setPlaceholderText("Search all chats")
         self.field.setAccessibleName("Search all chats")
         self.field.setToolTip("Ctrl+Shift+F")
         self.field.setClearButtonEnabled(True)
-        self._sign = QAction(self)
-        self.field.addAction(self._sign, QLineEdit.ActionPosition.LeadingPosition)
-        for button, words in zip(
-            self.field.findChildren(QToolButton), ("Empty the search field", "Search"), strict=True
-        ):
-            button.setAccessibleName(words)
+        for button in self.field.findChildren(QToolButton):
+            button.setAccessibleName("Empty the search field")
         self.words = label(kind="small", wraps=True)
         self.words.setContentsMargins(10, 2, 10, 0)
         found = QWidget()
@@ -192,4 +196,5 @@ class SearchPanel(QWidget):
         self.field.selectAll()
 
     def _restyle(self) -> None:
-        self._sign.setIcon(icon("search", self._look.theme.muted))
+        self.field.setTextMargins(self._look.px(20), 0, 0, 0)
+        self.field.update()

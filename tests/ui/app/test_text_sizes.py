@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QRect, QSize
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
@@ -96,6 +96,16 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     assert wide.header.more.iconSize().width() == 16 * furnished.settings.zoom // 100
     assert wide.composer.button.iconSize().width() == 20 * furnished.settings.zoom // 100
     assert wide.strip.dot.width() == round(9 * furnished.settings.zoom / 100)
+    field = wide.sidebar.search.field
+    assert field.textMargins().left() == 20 * furnished.settings.zoom // 100
+    picture = field.grab(QRect(look.px(7), 2, look.px(18), field.height() - 4)).toImage()
+    ground = picture.pixelColor(0, 0).lightness()
+    magnifier = [
+        x
+        for x in range(picture.width())
+        if any(abs(picture.pixelColor(x, y).lightness() - ground) > 20 for y in range(picture.height()))
+    ]
+    assert max(magnifier) - min(magnifier) > 10 * furnished.settings.zoom / 100
     row = wide.sidebar.list.visualRect(wide.sidebar.model.index(0))
     picture = wide.sidebar.list.viewport().grab(row).toImage()
     dot = [
