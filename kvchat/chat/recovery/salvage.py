@@ -65,6 +65,7 @@ def is_whole(file: Path) -> bool:
     queries = (
         "SELECT NOT EXISTS (SELECT 1 FROM pragma_foreign_key_check)",
         "SELECT NOT EXISTS (SELECT 1 FROM conversations WHERE leaf_id NOT IN (SELECT id FROM messages))",
+        "SELECT NOT EXISTS (SELECT 1 FROM messages WHERE typeof(content) = 'blob' OR typeof(thinking) = 'blob')",
         "WITH RECURSIVE down (id) AS (SELECT id FROM messages WHERE parent_id IS NULL"
         " UNION SELECT messages.id FROM down JOIN messages ON messages.parent_id = down.id)"
         " SELECT (SELECT count(*) FROM down) = count(*) FROM messages",

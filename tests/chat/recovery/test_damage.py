@@ -150,6 +150,15 @@ def test_a_chat_that_goes_by_another_name_in_its_own_row_stays_together(paths: P
     assert sorted(written(paths).values()) == [1, 40, 40, 41, 41]
 
 
+def test_words_that_are_none_any_more_are_had_from_the_backup(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.transaction() as db:
+        db.execute("UPDATE messages SET content = x'fffe80' WHERE content LIKE 'Lakes are 7%'")
+    assert repair(paths) is not None
+    with closing(Database(paths.database)) as database:
+        (lakes,) = [chat for chat in database.conversations() if chat.title == "Lakes"]
+        assert all(message.content.startswith("Lakes") for message in tree.current_branch(database, lakes.id))
+
+
 def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         assert find(database, "rivers")
