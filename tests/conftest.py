@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 
 import keyring
@@ -11,6 +12,10 @@ pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures"]
 # An engine's threads wait for each other asleep. On a busy machine one that spins waits for one that is not running: a
 # bench of a tiny model that takes 9 s took 35, and three times the CPU time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell that runs the tests in the background has them ignore Ctrl+C, and so would every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
