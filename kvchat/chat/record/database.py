@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from kvchat.chat.record.attachments import insert_attachments, with_attachments
-from kvchat.chat.record.database_file import DatabaseFile
+from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.record.rows import conversation_of, message_of, receipt_json
 from kvchat.errors import KvchatError
@@ -132,7 +132,10 @@ class Database(DatabaseFile):
         """Add a user's message under the conversation's leaf, whoever wrote that. Raises ConversationGone."""
         with self.transaction() as db:
             leaf = _checked_leaf(db, conversation_id)
-            return _insert(db, conversation_id, leaf, Role.USER, content, MessageState.COMPLETE, attachments)
+            try:
+                return _insert(db, conversation_id, leaf, Role.USER, content, MessageState.COMPLETE, attachments)
+            except sqlite3.IntegrityError as error:  # both were found a moment ago: an index says otherwise
+                raise doubted(self.file, str(error)) from error
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:
         """Make one of the conversation's messages the end of its current branch."""

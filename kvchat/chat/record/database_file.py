@@ -160,12 +160,13 @@ def _in_words(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):
             raise
-        raise _doubted(path, str(error)) from error
+        raise doubted(path, str(error)) from error
     except UnicodeDecodeError as error:  # SQLite quotes what it could not make sense of, and Python not that
-        raise _doubted(path, error.object.decode("utf-8", "replace")) from error
+        raise doubted(path, error.object.decode("utf-8", "replace")) from error
 
 
-def _doubted(path: Path, what: str) -> ChatsDamaged:
+def doubted(path: Path, what: str) -> ChatsDamaged:
+    """What damage is said with; the next start looks the file through, however large it is."""
     with contextlib.suppress(OSError):
         doubt_of(path).touch(0o600)
     return ChatsDamaged(path, what)

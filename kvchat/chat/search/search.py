@@ -183,11 +183,13 @@ class _Excerpts:
 
     def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
         """A chat, and the line around the hit in the newest of the messages."""
-        query = "SELECT title FROM conversations WHERE id = ?"
-        title = text_of(self._db.execute(query, (conversation_id,)).fetchone()["title"])
-        if not messages:
+        chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        title = text_of(chat["title"]) if chat else ""
+        row = None
+        if messages:
+            row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
+        if row is None:  # its title was found, or the file is damaged
             return FoundChat(conversation_id, title, (), "", ())
-        row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
         content = text_of(row["content"])
         said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)
         document = None if said else self._in_document(messages[0])

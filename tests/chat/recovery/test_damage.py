@@ -16,6 +16,7 @@ from kvchat.chat.record.database_file import ChatsDamaged, doubt_of
 from kvchat.chat.record.messages import Role
 from kvchat.chat.recovery.automatic_backups import back_up, backups_of
 from kvchat.chat.search.search import find, index_some
+from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
 from kvchat.transfer.repair import repair
 from tests.chat import mutating
@@ -157,6 +158,20 @@ def test_words_that_are_none_any_more_are_had_from_the_backup(paths: Paths) -> N
     with closing(Database(paths.database)) as database:
         (lakes,) = [chat for chat in database.conversations() if chat.title == "Lakes"]
         assert all(message.content.startswith("Lakes") for message in tree.current_branch(database, lakes.id))
+
+
+def test_messages_that_their_index_does_not_know_of_are_no_bug(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.reading() as db:
+        chat = database.conversations()[0].id
+        query = "SELECT rootpage - 1 FROM sqlite_master WHERE name = 'sqlite_autoindex_messages_1'"
+        page = db.execute(query).fetchone()[0]
+    data = bytearray(paths.database.read_bytes())
+    data[4096 * page : 4096 * page + 8] = bytes((10, 0, 0, 0, 0, 16, 0, 0))  # a page of an index with nothing in it
+    paths.database.write_bytes(data)
+    with closing(Database(paths.database)) as database:
+        assert len(find(database, "rivers")) == 1
+        with pytest.raises(KvchatError):
+            database.append_question(chat, "And now?")
 
 
 def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
