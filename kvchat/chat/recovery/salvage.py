@@ -111,7 +111,7 @@ def _gone(db: sqlite3.Connection) -> set[str]:
     removed = (
         "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
     )
-    return {row[0] for query in ("SELECT id FROM deleted", removed) for row in db.execute(query)}
+    return {id for query in ("SELECT id FROM deleted", removed) for (id,) in db.execute(query) if id is not None}
 
 
 def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, deleted: set[str]) -> None:

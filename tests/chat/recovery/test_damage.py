@@ -174,6 +174,14 @@ def test_messages_that_their_index_does_not_know_of_are_no_bug(paths: Paths) -> 
             database.append_question(chat, "And now?")
 
 
+def test_a_deletion_that_does_not_say_of_what_takes_nothing_along(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.transaction() as db:
+        db.execute("UPDATE removed SET rows = replace(rows, '\"id\"', '\"ie\"') WHERE title = 'Lakes'")
+        db.execute("UPDATE conversations SET leaf_id = 'nobody'")
+    assert repair(paths) is not None
+    assert written(paths) == {"Seas": 41, "Rivers": 40, "Mountains": 41, "Lakes": 40}
+
+
 def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
     with closing(Database(paths.database)) as database:
         assert find(database, "rivers")
