@@ -177,9 +177,11 @@ def test_messages_that_their_index_does_not_know_of_are_no_bug(paths: Paths) -> 
 def test_a_deletion_that_does_not_say_of_what_takes_nothing_along(paths: Paths) -> None:
     with closing(Database(paths.database)) as database, database.transaction() as db:
         db.execute("UPDATE removed SET rows = replace(rows, '\"id\"', '\"ie\"') WHERE title = 'Lakes'")
-        db.execute("UPDATE conversations SET leaf_id = 'nobody'")
+    lose_a_page(paths)  # what comes after it in the table is found page by page, and in the backup
     assert repair(paths) is not None
-    assert written(paths) == {"Seas": 41, "Rivers": 40, "Mountains": 41, "Lakes": 40}
+    found = written(paths)
+    assert found.pop("Rivers") > 30
+    assert found == {"Seas": 41, "Mountains": 41, "Lakes": 40}
 
 
 def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
