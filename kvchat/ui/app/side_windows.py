@@ -48,9 +48,7 @@ class SideWindows(QObject):
             self._storage.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
         self._show_usage()  # as last told: a large store needs a moment to answer
         self._storage.refresh()
-        self._storage.show()
-        self._storage.raise_()
-        self._storage.activateWindow()
+        self._storage.bring_forward()
         return self._storage
 
     def open_settings(self, page: str = "") -> SettingsWindow:

@@ -38,6 +38,12 @@ class Panel(QDialog):
         self.resize(QSize(look.px(width), look.px(height)).boundedTo(room_on_screen()))
         self._keep_least()
 
+    def bring_forward(self) -> None:
+        """Open, before all others, with the keyboard."""
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
     def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
         """Have `hear` told what happens whenever the window is open; `subscribe` returns how to stop that."""
         self._sources.append(lambda: subscribe(hear))

@@ -46,9 +46,7 @@ class EngineWindow(Panel):
     def show_page(self, page: QWidget) -> None:
         """Come to the front, at this page."""
         self.tabs.setCurrentWidget(page)
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.bring_forward()
 
     def refresh(self) -> None:
         """Show what is now. A slow engine is not asked again before it has answered."""

@@ -97,9 +97,7 @@ class ModelsWindow(Panel):
 
     def _come(self, page: QWidget) -> None:
         self.tabs.button(self._pages.indexOf(page)).setChecked(True)
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.bring_forward()
 
     def _show_page(self, number: int, on: bool) -> None:
         if not on:

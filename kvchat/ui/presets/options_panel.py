@@ -28,9 +28,7 @@ class OptionsPanel(Panel):
     def come(self) -> None:
         """To the front; nothing can be saved before the form is filled."""
         self.save.setEnabled(False)
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.bring_forward()
 
     def _take(self, filling: Filling) -> None:
         """Save was pressed, and what stands in the form makes sense."""

@@ -64,9 +64,7 @@ class SettingsWindow(Panel):
         names = [page.name for page in self.pages]
         if name in names:
             self.list.setCurrentRow(names.index(name))
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.bring_forward()
         self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:

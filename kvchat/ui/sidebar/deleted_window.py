@@ -49,9 +49,7 @@ class DeletedWindow(Panel):
 
     def come(self) -> None:
         """To the front."""
-        self.show()
-        self.raise_()
-        self.activateWindow()
+        self.bring_forward()
         self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
