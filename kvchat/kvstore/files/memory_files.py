@@ -18,6 +18,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.kvstore.files import disk
+from kvchat.system.files import size_of
 from kvchat.words.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
@@ -106,13 +107,6 @@ def stamp(file: Path) -> tuple[int, ...]:
     """What changes when someone writes to a file: the last number even if they put the time of writing back."""
     found = file.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def size_of(file: Path) -> int:
-    """Its length in bytes, 0 when it is gone."""
-    with contextlib.suppress(OSError):
-        return file.stat().st_size
-    return 0
 
 
 def delete(file: Path) -> None:

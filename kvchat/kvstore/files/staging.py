@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvchat.kvstore.files import disk, memory_files, presence
 from kvchat.kvstore.files.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
+from kvchat.system.files import size_of
 
 _READY_AT_ONCE = 1 << 20  # bytes: others may wait for what is known of this process's memory
 
@@ -137,7 +138,7 @@ class Staging:
             if self._memory is None:
                 return self._own / disk.temporary_name()
             spare = self._spare_for(self._memory, size, unabsorbed)
-            if not self._make_room(self._memory, size - memory_files.size_of(spare), unabsorbed):
+            if not self._make_room(self._memory, size - size_of(spare), unabsorbed):
                 self.give_back(spare)
                 return self._own / disk.temporary_name()
             return spare
@@ -153,7 +154,7 @@ class Staging:
             return
         with self._lock:
             file = memory.take_spare()
-            if not memory.fits(size - (memory_files.size_of(file) if file else 0)):
+            if not memory.fits(size - (size_of(file) if file else 0)):
                 memory.spare += [file] if file else []
                 return
             file = file or memory.new()
