@@ -115,12 +115,17 @@ def _gone(db: sqlite3.Connection) -> set[str]:
 
 
 def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, deleted: set[str]) -> None:
+    types = _types(db, table)
     for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid"):  # as far as it comes
-        _take_row(db, table, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
+        _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
 
 
-def _take_row(db: sqlite3.Connection, table: str, row: _Row, deleted: set[str]) -> None:
-    types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
+def _types(db: sqlite3.Connection, table: str) -> dict[str, str]:
+    """The table's columns, in their order."""
+    return {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
+
+
+def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
     values = {
         name: _fitting(value, types[name], None if name == "deleted_at" else 0)
         for name, value in row.items()
@@ -158,14 +163,14 @@ def _fitting(value: Any, kind: str, default: float | None) -> Any:
 def _take_leaves(db: sqlite3.Connection, source: Path) -> None:
     """What the file's own lists do not lead to any more, wherever in the file it is."""
     shapes = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in TABLES}
+    types = {table: _types(db, table) for table in TABLES}
     gone = ("removed", "deleted")  # first: what is of these is not taken
     for tables in (gone, [table for table in TABLES if table not in gone]):
         deleted = _gone(db)
         for row in leaf_rows(source):
             for table in tables:
                 if _is_of(row, shapes[table]):
-                    names = [column[1] for column in shapes[table]]
-                    _take_row(db, table, dict(zip(names, row, strict=False)), deleted)
+                    _take_row(db, table, types[table], dict(zip(types[table], row, strict=False)), deleted)
 
 
 def _is_of(row: Sequence[Any], columns: Sequence[tuple[int, str, str, int, Any, int]]) -> bool:
