@@ -197,7 +197,7 @@ class Runtime:
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
         await self._backups.close()
-        await finishing.in_time(asyncio.to_thread(self._store.close, finishing.wanted), SAVE_PATIENCE_S)
+        await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_PATIENCE_S)
         await self._worker.run(self._database.close)
         self._worker.close()
 
@@ -208,7 +208,7 @@ class Runtime:
 
     def give_up_saving(self) -> None:
         """Nobody waits for what is being put away: it is not kept, and `close` ends soon."""
-        self.chat.slots.finishing.give_up()
+        self.chat.slots.finishing.cancel()
 
     async def _come_to_rest(self) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""

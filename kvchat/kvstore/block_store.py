@@ -37,7 +37,7 @@ from kvchat.kvstore.layout.parser import read_row_map
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
 from kvchat.kvstore.restoring import Restoring
-from kvchat.kvstore.savepoint import AbsorbReport, Bounds, RebuildSpeed, StagedFile, StoreRefused, Wanted, always
+from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, RebuildSpeed, StagedFile, StoreRefused, never
 from kvchat.kvstore.saving import Saving
 
 
@@ -133,8 +133,8 @@ class BlockStore(Restoring, Saving, Housekeeping):
         """
         return self._parts.staging.slot_folder()
 
-    def close(self, wanted: Wanted = always) -> None:
-        """Absorb what waits, as long as that is wanted, and delete this process's staging folder.
+    def close(self, cancelled: CancelCheck = never) -> None:
+        """Absorb what waits, until it is cancelled, and delete this process's staging folder.
 
         For when the engines have ended. What was not absorbed is not kept.
         """
@@ -143,28 +143,28 @@ class BlockStore(Restoring, Saving, Housekeeping):
                 return
             self._closed = True
             with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
-                self._absorb_staged(wanted)
-                for point_id in () if wanted() else self._parts.unabsorbed():
+                self._absorb_staged(cancelled)
+                for point_id in self._parts.unabsorbed() if cancelled() else ():
                     self._parts.lose(point_id, "kvchat was told not to wait until it was saved", tell=False)
             self.prepare().result()  # that is nothing any more
             self._parts.staging.close()
             self._parts.index.close()
 
-    def absorb_pending(self, wanted: Wanted = always) -> AbsorbReport:
+    def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
         """Take apart the files that wait, and keep to the bounds. Slow: for a background thread, after each `take`.
 
-        When it is no longer `wanted` it ends soon, between two blocks; what is not absorbed then waits on.
+        Cancelled it ends soon, between two blocks; what is not absorbed then waits on.
         """
         with in_words():
             self._parts.tidy()
             newest = max(self._parts.unabsorbed(), key=int, default=None)
-            report = self._absorb_staged(wanted, gives_way=True)
+            report = self._absorb_staged(cancelled, gives_way=True)
             if report.save_points:
                 self._enforce(protected=newest)
-            if not wanted():
+            if cancelled():
                 return report
             for window in self._take_windows():
-                self._complete_window(window, wanted)
+                self._complete_window(window, cancelled)
             self._remember_hashes()
         self.prepare().result()
         return report
@@ -183,7 +183,7 @@ class BlockStore(Restoring, Saving, Housekeeping):
             if not self._closed:
                 with self._parts.index.read() as db:
                     size = index_points.largest_of_late(db)
-                self._parts.staging.prepare(size, lambda: not self._closed)
+                self._parts.staging.prepare(size, lambda: self._closed)
 
     @in_words()
     def measure_rebuild(self, rounds: int = 5) -> RebuildSpeed | None:

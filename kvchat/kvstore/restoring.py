@@ -21,16 +21,16 @@ from kvchat.kvstore.layout.plan import CannotCompose, size_of, whole
 from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts, in_words
 from kvchat.kvstore.savepoint import (
+    CancelCheck,
+    Cancelled,
     Fingerprint,
     Miss,
-    NotWanted,
     RestorePlan,
     SavePoint,
     StagedFile,
     Tier,
     Tokens,
-    Wanted,
-    always,
+    never,
 )
 from kvchat.kvstore.saving import Window
 
@@ -68,21 +68,21 @@ class Restoring:
             return Miss(f"what is kept could not be read ({error})")
 
     def stage(
-        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, wanted: Wanted = always
+        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
         """Put the plan's slot file, verified, into the engine's slot folder.
 
         A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
         back: StagedFile.n_tokens says how many tokens it holds. `older_window_rows`: how many rows older than a
         sliding window to add where the store has them; such an engine refuses the file as it was saved.
-        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises NotWanted, soon
-        after `wanted` turns false and without leaving a file.
+        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises Cancelled, soon
+        after `cancelled` turns true and without leaving a file.
         """
         target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
-            if not wanted():
-                raise NotWanted
-            n_tokens, tier = self._put(plan, target, older_window_rows, wanted)
+            if cancelled():
+                raise Cancelled
+            n_tokens, tier = self._put(plan, target, older_window_rows, cancelled)
             _prove(target, plan.save_point.tokens[:n_tokens])
             self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
@@ -131,7 +131,7 @@ class Restoring:
         size = point.size if warm else point.size * shared // point.n_tokens
         return RestorePlan(point, shared, Tier.WARM if warm else Tier.DISK, size)
 
-    def _put(self, plan: RestorePlan, target: Path, older_window_rows: int, wanted: Wanted) -> tuple[int, Tier]:
+    def _put(self, plan: RestorePlan, target: Path, older_window_rows: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         """Make the file at `target`; returns how many tokens it holds and where it came from."""
         parts, point = self._parts, plan.save_point
         if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, older_window_rows, target):
@@ -143,22 +143,22 @@ class Restoring:
             if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
                 return point.n_tokens, Tier.WARM
             raise _Gone
-        return self._make(plan, recipe, older, older_window_rows, target, wanted), Tier.DISK
+        return self._make(plan, recipe, older, older_window_rows, target, cancelled), Tier.DISK
 
-    def _complete_window(self, window: Window, wanted: Wanted) -> None:
+    def _complete_window(self, window: Window, cancelled: CancelCheck) -> None:
         """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
 
         Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
         """
         if not self._parts.staging.in_memory:
             return
-        with contextlib.suppress(Unusable, RecipeError, OSError, NotWanted):
+        with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
             with self._parts.index.read() as db:
                 point = index_points.load(db, int(window.point_id))
                 recipe = index_recipes.load_recipe(db, int(window.point_id))
                 older = _older(db, point) if point else []
             if recipe is not None:
-                self._make_whole(window.point_id, recipe, older, window.older_rows, None, wanted)
+                self._make_whole(window.point_id, recipe, older, window.older_rows, None, cancelled)
 
     def _remember_hashes(self) -> None:
         """Write down what restores have learned of blocks that an earlier version wrote. For a background thread."""
@@ -173,7 +173,7 @@ class Restoring:
         older: list[Earlier],
         older_window_rows: int,
         target: Path,
-        wanted: Wanted,
+        cancelled: CancelCheck,
     ) -> int:
         """Put the file together; returns how many tokens it holds. What cannot be cut here the engine itself cuts."""
         parts, n_tokens = self._parts, plan.tokens_used
@@ -181,10 +181,10 @@ class Restoring:
             if not plan.whole:
                 pieces = prefix_plan(recipe, n_tokens, parts.blocks)
                 file = parts.staging.blank(size_of(pieces), target, parts.unabsorbed())
-                self._learned.append(compose(pieces, (recipe,), parts.blocks, file, wanted))
+                self._learned.append(compose(pieces, (recipe,), parts.blocks, file, cancelled))
                 parts.staging.hand(file, target)
                 return n_tokens
-        self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target, wanted)
+        self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target, cancelled)
         return plan.save_point.n_tokens
 
     def _make_whole(
@@ -194,7 +194,7 @@ class Restoring:
         older: list[Earlier],
         older_window_rows: int,
         target: Path | None,
-        wanted: Wanted,
+        cancelled: CancelCheck,
     ) -> None:
         """The whole file, with older window rows where it needs some, at `target` if any; it stays warm, if it can."""
         staging, blocks, unabsorbed = self._parts.staging, self._parts.blocks, self._parts.unabsorbed()
@@ -204,7 +204,7 @@ class Restoring:
             with contextlib.suppress(CannotCompose):  # without them the engine reads what it misses
                 plan, sources = windows_plan(recipe, older, older_window_rows, blocks)
         file = staging.blank(size_of(plan), target, unabsorbed)
-        self._learned.append(compose(plan, sources, blocks, file, wanted))
+        self._learned.append(compose(plan, sources, blocks, file, cancelled))
         if target is not None:
             staging.hand(file, target)
         if file != target:

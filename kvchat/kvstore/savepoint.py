@@ -233,16 +233,16 @@ class Bounds:
     max_age_days: float | None = None  # since the last use
 
 
-Wanted = Callable[[], bool]  # asked again and again, from any thread, by slow work: once false, the work ends early
+CancelCheck = Callable[[], bool]  # asked again and again, from any thread, by slow work: once true, it ends early
 
 
-class NotWanted(Exception):
+class Cancelled(Exception):
     """Slow work was ended because nobody waits for it any more. Nothing is left half done."""
 
 
-def always() -> bool:
-    """Wanted to its end."""
-    return True
+def never() -> bool:
+    """Not to be cancelled."""
+    return False
 
 
 class StoreRefused(KvchatError):

@@ -23,14 +23,14 @@ from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
+    CancelCheck,
+    Cancelled,
     Fingerprint,
     Grown,
-    NotWanted,
     SavePoint,
     State,
     StoreRefused,
     Tokens,
-    Wanted,
     common_prefix,
 )
 
@@ -141,8 +141,8 @@ class Saving:
                 self._parts.staging.drop(one.point_id)
         return tuple(windows[-1] for windows in taken.values())
 
-    def _absorb_staged(self, wanted: Wanted, *, gives_way: bool = False) -> AbsorbReport:
-        """Take apart every file that waits, as long as that is wanted. `gives_way`: what else is to be done goes first.
+    def _absorb_staged(self, cancelled: CancelCheck, *, gives_way: bool = False) -> AbsorbReport:
+        """Take apart every file that waits, until it is cancelled. `gives_way`: what else is to be done goes first.
 
         Save points that cannot be kept are lost, with the reason in the report.
         """
@@ -150,11 +150,11 @@ class Saving:
         refused: list[str] = []
         with self._absorbing:
             for point_id in sorted(self._unabsorbed(), key=int):
-                if not wanted():
+                if cancelled():
                     break
                 try:
-                    new = self._absorb(point_id, wanted, gives_way)
-                except NotWanted:
+                    new = self._absorb(point_id, cancelled, gives_way)
+                except Cancelled:
                     break
                 except (StoreRefused, OSError, Changed) as error:
                     refusal = not_written(error) if isinstance(error, OSError) else error
@@ -169,10 +169,10 @@ class Saving:
             self._parts.staging.trim(self._unabsorbed())
         return AbsorbReport(absorbed, written, tuple(refused))
 
-    def _absorb(self, point_id: str, wanted: Wanted, gives_way: bool) -> int | None:
+    def _absorb(self, point_id: str, cancelled: CancelCheck, gives_way: bool) -> int | None:
         """Absorb one; the bytes written, None if it was deleted meanwhile.
 
-        Raises StoreRefused, OSError, Changed and NotWanted.
+        Raises StoreRefused, OSError, Changed and Cancelled.
         """
         parts = self._parts
         slot_file = parts.staging.warm(point_id)
@@ -188,7 +188,7 @@ class Saving:
         row_map = parts.read_row_map(slot_file)
         written = 0
         for _ in range(_TRIES):
-            result = take_apart(slot_file, row_map, before, parts.blocks, wanted, gives_way=gives_way)
+            result = take_apart(slot_file, row_map, before, parts.blocks, cancelled, gives_way=gives_way)
             written += result.written
             outcome = self._commit(point, result, written)
             if outcome is not _Outcome.BLOCK_GONE:

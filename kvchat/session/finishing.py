@@ -41,25 +41,22 @@ class _Step:
 
 
 class Finishing:
-    """For the slot's keeper. Belongs to the event loop's thread, but for `wanted`."""
+    """For the slot's keeper. Belongs to the event loop's thread, but for `cancelled`."""
 
     def __init__(self) -> None:
-        self._given_up, self._hurry = threading.Event(), asyncio.Event()
+        self.cancelled = threading.Event()  # nobody waits for it any more
+        self._hurry = asyncio.Event()
         self._step: _Step | None = None
         self._waiting = 0  # bytes that are saved and not absorbed yet
         self._rates: dict[bool, float] = {}  # seconds a byte: of the engine's saves (True), of absorbing them
 
-    def wanted(self) -> bool:
-        """Whether anybody still waits for it. Safe for threads."""
-        return not self._given_up.is_set()
-
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Nobody waits for it any more: what is not kept by now will not be."""
-        self._given_up.set()
+        self.cancelled.set()
         self._hurry.set()
 
     async def rested(self, idle: Coroutine[Any, Any, None], patience_s: float) -> bool:
-        """Wait for the end of all work, or until it is given up; False if the engine wrote nothing for so long."""
+        """Wait for the end of all work, or until it is cancelled; False if the engine wrote nothing for so long."""
         task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
         try:
             while not (task.done() or hurry.done()):
@@ -73,7 +70,7 @@ class Finishing:
             hurry.cancel()
 
     async def in_time(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
-        """Wait for work that ends; once it is given up no longer than so long, for a disk may hang."""
+        """Wait for work that ends; once it is cancelled no longer than so long, for a disk may hang."""
         task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({task}, timeout=patience_s)

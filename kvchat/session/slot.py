@@ -105,7 +105,7 @@ class Slots:
         """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
         with self.finishing.absorbing():
             await self.written()
-            report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.wanted)
+            report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
         losses = await asyncio.to_thread(self.store.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 

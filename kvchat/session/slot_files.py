@@ -14,10 +14,10 @@ from kvchat.engine.speaking.errors import EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import SlotSave
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import (
+    Cancelled,
     Grown,
     Miss,
     NothingIsKept,
-    NotWanted,
     RestorePlan,
     SavePoint,
     StagedFile,
@@ -123,7 +123,7 @@ class SlotFiles:
     async def _written(self, path: Path, boundary: Tokens) -> int:
         """Have the slot written to `path`; bytes. Raises StoreRefused, EngineRefused and EngineGone."""
         finishing, ready = self.slots.finishing, self.engine
-        if not finishing.wanted():
+        if finishing.cancelled.is_set():
             raise StoreRefused(NOT_WAITED_FOR)
         expected_bytes = int(len(boundary) * ready.kv_bytes_per_token)
         state = ready.fingerprint, boundary
@@ -173,21 +173,21 @@ class SlotFiles:
 
         Cancelled half-way it ends soon: gigabytes are not put together for nobody.
         """
-        given_up = threading.Event()
+        cancelled = threading.Event()
         staging = asyncio.ensure_future(
             asyncio.to_thread(
                 self._store.stage,
                 plan,
                 self.engine.slot_path,
                 older_window_rows=self.engine.older_rows,
-                wanted=lambda: not given_up.is_set(),
+                cancelled=cancelled.is_set,
             )
         )
         try:
             yield await asyncio.shield(staging)
         finally:
-            given_up.set()
-            with contextlib.suppress(NotWanted):
+            cancelled.set()
+            with contextlib.suppress(Cancelled):
                 staged = await staging
                 if not isinstance(staged, Miss):
                     await asyncio.to_thread(self._store.unstage, staged)

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index
-from kvchat.kvstore.savepoint import Bounds, Miss, NotWanted, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
+from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from kvchat.kvstore.store import SavePointStore
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
@@ -424,9 +424,9 @@ def test_a_file_from_another_file_system_is_copied_while_others_may_write_the_in
 
 def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) -> None:
     bench.take("thesis", text(300))
-    assert bench.store.absorb_pending(lambda: False).save_points == 0
+    assert bench.store.absorb_pending(lambda: True).save_points == 0
     assert not bench.block_files()
     assert bench.store.absorb_pending().save_points == 1
-    with pytest.raises(NotWanted):
-        bench.store.stage(plan_of(bench.find(text(400))), bench.slots, wanted=lambda: False)
+    with pytest.raises(Cancelled):
+        bench.store.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
     assert not list(bench.slots.iterdir())

@@ -31,7 +31,7 @@ from kvchat.kvstore.layout.recipe import (
     residue_parts,
     row_parts,
 )
-from kvchat.kvstore.savepoint import Wanted, always
+from kvchat.kvstore.savepoint import CancelCheck, never
 
 _FLUSHING = 4  # threads that wait for the disk, while others compute
 
@@ -49,7 +49,7 @@ def take_apart(
     row_map: RowMap,
     before: Earlier | None,
     blocks: BlockFiles,
-    wanted: Wanted = always,
+    cancelled: CancelCheck = never,
     *,
     gives_way: bool = False,
 ) -> Absorbed:
@@ -60,7 +60,7 @@ def take_apart(
     into it: they are the same bytes, for an engine never changes a row. So of each cache only the last such block and
     another are read, and all of them if these turn out different. The rows of a window that has slid are always read.
 
-    Raises OSError, NotWanted, and Changed if the file changes meanwhile.
+    Raises OSError, Cancelled, and Changed if the file changes meanwhile.
     """
     stamp = slot_file.stat()
     size = stamp.st_size
@@ -69,7 +69,7 @@ def take_apart(
     except RecipeError:
         row_map, extents = RowMap(), residue_extents(RowMap(), size)
     with slot_file.open("rb", buffering=0) as file:
-        work = _Work(file, row_map, extents, blocks, wanted, gives_way)
+        work = _Work(file, row_map, extents, blocks, cancelled, gives_way)
         spans = [
             span
             for number, cache in enumerate(row_map.caches)
@@ -94,11 +94,11 @@ class _Work:
         row_map: RowMap,
         extents: Sequence[Extent],
         blocks: BlockFiles,
-        wanted: Wanted,
+        cancelled: CancelCheck,
         gives_way: bool,
     ) -> None:
         self._file, self._row_map, self._extents = file, row_map, extents
-        self._blocks, self._wanted, self._gives_way = blocks, wanted, gives_way
+        self._blocks, self._cancelled, self._gives_way = blocks, cancelled, gives_way
 
     def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """The spans that are in known blocks, and the runs that are not, as long as can be."""
@@ -141,7 +141,7 @@ class _Work:
                 different[span.cache] = min(span.run.position, different.get(span.cache, span.run.position))
             return same
 
-        answers = positioned.in_parallel(spans, compare, self._wanted, gives_way=self._gives_way)
+        answers = positioned.in_parallel(spans, compare, self._cancelled, gives_way=self._gives_way)
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
     def _equal(self, span: RowSpan, buffer: memoryview) -> bool:
@@ -188,7 +188,7 @@ class _Work:
                 return use, flushed
 
             try:
-                done = positioned.in_parallel(jobs, do, self._wanted, gives_way=self._gives_way)
+                done = positioned.in_parallel(jobs, do, self._cancelled, gives_way=self._gives_way)
                 return [(use, flushed.result()) for use, flushed in done]
             except BaseException:
                 for written, flushed in flushing:

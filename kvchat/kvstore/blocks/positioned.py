@@ -27,7 +27,7 @@ from typing import TypeVar
 import xxhash
 from blake3 import blake3
 
-from kvchat.kvstore.savepoint import NotWanted, Wanted
+from kvchat.kvstore.savepoint import CancelCheck, Cancelled
 
 PIECE = 1 << 19  # bytes; stays in the cache of one core between reading, hashing and writing
 _MOST_THREADS = 8  # of a disk and of memory they are the bound then
@@ -118,19 +118,19 @@ def threads() -> int:
 
 
 def in_parallel(
-    jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], wanted: Wanted, *, gives_way: bool = False
+    jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], cancelled: CancelCheck, *, gives_way: bool = False
 ) -> list[Result]:
     """Do every job, each with a buffer of PIECE bytes of its thread; the results in order.
 
-    Raises what the first job to fail raises, once no other runs, and NotWanted between jobs. `gives_way`: the threads
+    Raises what the first job to fail raises, once no other runs, and Cancelled between jobs. `gives_way`: the threads
     take what processor time and disk nobody else wants.
     """
     mine = threading.local()
     failed = threading.Event()
 
     def one(job: Job) -> Result:
-        if failed.is_set() or not wanted():
-            raise NotWanted
+        if failed.is_set() or cancelled():
+            raise Cancelled
         if not hasattr(mine, "buffer"):
             mine.buffer = memoryview(bytearray(PIECE))
         try:
@@ -145,7 +145,7 @@ def in_parallel(
         futures = [pool.submit(one, job) for job in jobs]
         errors = [error for future in futures if (error := future.exception())]
     if errors:
-        raise next((error for error in errors if not isinstance(error, NotWanted)), errors[0])
+        raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
     return [future.result() for future in futures]
 
 

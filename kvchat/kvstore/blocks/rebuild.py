@@ -35,7 +35,7 @@ from kvchat.kvstore.layout.recipe import (
     residue_parts,
     row_parts,
 )
-from kvchat.kvstore.savepoint import Wanted, always
+from kvchat.kvstore.savepoint import CancelCheck, never
 
 _MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
 _WORTH_ASKING = 1 << 16  # bytes
@@ -60,17 +60,19 @@ class Unusable(Exception):
         self.bad = bad
 
 
-def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, wanted: Wanted = always) -> Hashes:
+def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, cancelled: CancelCheck = never) -> Hashes:
     """Put the original file together at `target`, byte for byte. As `compose`."""
-    return compose((Copy(0, Span(0, recipe.file_size)),), (recipe,), blocks, target, wanted)
+    return compose((Copy(0, Span(0, recipe.file_size)),), (recipe,), blocks, target, cancelled)
 
 
-def compose(plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: Path, wanted: Wanted = always) -> Hashes:
+def compose(
+    plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: Path, cancelled: CancelCheck = never
+) -> Hashes:
     """Carry out a plan over stored slot files. Returns the XXH3 of blocks of which the recipes did not know it.
 
     `target` is made with mode 0600, or written over in place: to give a file in memory new pages takes longer than
     everything else, and into those that are there, mapped, several threads read at once. Raises Unusable
-    after looking at every block, OSError where `target` cannot be written, and NotWanted.
+    after looking at every block, OSError where `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
     copies: list[list[tuple[Extent, int]]] = [[] for _ in sources]
@@ -85,7 +87,7 @@ def compose(plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: P
         jobs = list(chain.from_iterable(map(_jobs, sources, map(Placement, copies))))
         ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
         do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
-        learned = positioned.in_parallel(jobs, do, wanted)
+        learned = positioned.in_parallel(jobs, do, cancelled)
         out.file.truncate(offset)
     return {job.use.block: xxh3 for job, xxh3 in zip(jobs, learned, strict=True) if xxh3}
 

@@ -143,8 +143,8 @@ class Staging:
                 return self._own / disk.temporary_name()
             return spare
 
-    def prepare(self, size: int, wanted: Callable[[], bool]) -> None:
-        """Have a file of that size to write over, its pages at hand, if there is memory and as long as that is wanted.
+    def prepare(self, size: int, cancelled: Callable[[], bool]) -> None:
+        """Have a file of that size to write over, its pages at hand, if there is memory and until it is cancelled.
 
         Once memory was planned for an engine of ours; another's files are put together where it has them. For a
         background thread.
@@ -171,7 +171,7 @@ class Staging:
         finally:
             memory.expected.pop(file, None)
         for offset in range(0, size, _READY_AT_ONCE):
-            if file not in memory.spare or not wanted():
+            if file not in memory.spare or cancelled():
                 break  # somebody has it, or it has to go
             mapped.have_ready(offset, min(_READY_AT_ONCE, size - offset))
 

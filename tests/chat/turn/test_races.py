@@ -35,7 +35,7 @@ from kvchat.chat.turn import reply as reply_module
 from kvchat.chat.turn import turns
 from kvchat.engine.speaking.status import EngineState
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import AbsorbReport, NotWanted, RestorePlan
+from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 
@@ -86,11 +86,11 @@ def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     begun: list[str] = []
     store = stage.runtime._store
 
-    def put_together(plan: RestorePlan, *_: object, wanted: Callable[[], bool], **__: object) -> None:
+    def put_together(plan: RestorePlan, *_: object, cancelled: Callable[[], bool], **__: object) -> None:
         begun.append(plan.save_point.conversation_id)
-        while wanted():
+        while not cancelled():
             time.sleep(0.005)
-        raise NotWanted
+        raise Cancelled
 
     monkeypatch.setattr(store, "stage", put_together)
     return begun
@@ -459,11 +459,11 @@ async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage:
     absorb = stage.runtime._store.absorb_pending
     asked: list[bool] = []
 
-    def slowly(wanted: Callable[[], bool] = lambda: True) -> AbsorbReport:
-        asked.append(wanted())
-        while wanted():
+    def slowly(cancelled: Callable[[], bool] = lambda: False) -> AbsorbReport:
+        asked.append(cancelled())
+        while not cancelled():
             time.sleep(0.005)
-        return absorb(wanted)
+        return absorb(cancelled)
 
     stage.runtime._store.absorb_pending = slowly  # type: ignore[method-assign]
     future = stage.runtime.chat.send(chat, QUESTION)

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.files import memory_files
-from kvchat.kvstore.savepoint import Grown, Miss, NotWanted, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.savepoint import Cancelled, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -154,7 +154,7 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
         bench.store.keep_in_memory(0)
         bench.store.prepare().result()
         bench.store._parts.staging.trim(frozenset(), most=10**9)
-        bench.store._parts.staging.prepare(int(share * point.size), lambda: True)
+        bench.store._parts.staging.prepare(int(share * point.size), lambda: False)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
 
 
@@ -201,10 +201,10 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
         asked.append(1)
         if len(asked) > 2:
             os.truncate(spare, 4096)
-        return True
+        return False
 
     plan = RestorePlan(point, LENGTH, Tier.DISK, point.size)
-    assert isinstance(bench.store.stage(plan, bench.slots, wanted=cut), Miss)
+    assert isinstance(bench.store.stage(plan, bench.slots, cancelled=cut), Miss)
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))
     assert bench.store.losses() == ()
 
@@ -294,11 +294,11 @@ def test_staging_ends_between_blocks(tmp_path: Path) -> None:
     bench.reopen()
     asked: list[int] = []
 
-    def wanted() -> bool:
+    def cancelled() -> bool:
         asked.append(1)
-        return len(asked) < 5
+        return len(asked) >= 5
 
-    with pytest.raises(NotWanted):
-        bench.store.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, wanted=wanted)
+    with pytest.raises(Cancelled):
+        bench.store.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, cancelled=cancelled)
     assert list(bench.slots.iterdir()) == []
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))
