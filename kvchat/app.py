@@ -19,8 +19,8 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings, load_settings
+from kvchat.system.concurrency import Threads
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.system.stoppable import Threads
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore
 from kvchat.ui.app.main_window import MainWindow

@@ -35,10 +35,10 @@ from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.session.finishing import Unfinished
-from kvchat.session.rates import BreakEven
+from kvchat.session.restore_cost import BreakEven
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, open_store_or_none, store_bounds
-from kvchat.system.background import Background, Worker
+from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
@@ -96,7 +96,7 @@ class Runtime:
         if choice is None or context_size is None:
             return None
         plan = choice.plan
-        return self.chat.slots.rates.break_even(
+        return self.chat.slots.restore_cost.break_even(
             lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
         )
 

@@ -12,7 +12,7 @@ from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.record.database import Database, is_alive
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 LOOK_EVERY_S = 1.0
 

@@ -17,8 +17,8 @@ from kvchat.chat.events import EventBus, Notice
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.session.strategy import Finding, Strategy
-from kvchat.system.background import Worker
+from kvchat.session.restore_support import Finding, Strategy
+from kvchat.system.concurrency import Worker
 
 RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
 

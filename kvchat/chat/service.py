@@ -35,7 +35,7 @@ from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slot import Slots
-from kvchat.system.background import Background, Worker
+from kvchat.system.concurrency import Background, Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")

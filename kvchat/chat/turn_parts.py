@@ -15,7 +15,7 @@ from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
 from kvchat.session.session import Session
 from kvchat.session.slot import Slot, Slots
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 
 @dataclass(frozen=True)

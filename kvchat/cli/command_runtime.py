@@ -14,8 +14,8 @@ from typing import Any
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
 from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.system.concurrency import Threads
 from kvchat.system.paths import Paths
-from kvchat.system.stoppable import Threads
 from kvchat.transfer.restore import finish_restore
 from kvchat.words.wording import size
 

@@ -15,8 +15,8 @@ from kvchat.engine.speaking.status import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_support import Finding
 from kvchat.session.self_test import self_test
-from kvchat.session.strategy import Finding
 from kvchat.settings import Settings
 
 LOSS_NOTICED_S = 3.0  # how long it may take to be seen that a process died

@@ -31,7 +31,7 @@ from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, Co
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
-from kvchat.session.strategy import Strategy
+from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
 
 

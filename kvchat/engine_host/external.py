@@ -28,7 +28,7 @@ from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
 from kvchat.system.secret_store import SecretStore
 

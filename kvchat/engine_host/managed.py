@@ -21,7 +21,7 @@ from kvchat.engine_host.memory import EngineMemory
 from kvchat.engine_host.vision import CannotSee, find_projector
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
 
 

@@ -25,8 +25,8 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.self_test import self_test
-from kvchat.session.strategy import Finding, Strategy
 from kvchat.words.wording import duration, per_second
 
 _CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate

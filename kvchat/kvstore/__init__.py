@@ -21,8 +21,8 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   (`index/check.py`): it is set aside under a lock, and a new one begun.
 - **Find.** The longest prefix of the prompt, from any conversation of the same fingerprint; in the order of their
   bytes segments that begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will
-  do: the file is composed for exactly that (`planning.py`). `session/rates.py` judges by measured rates whether a
-  restore beats reading; the disk panel shows the break-even.
+  do: the file is composed for exactly that (`planning.py`). `session/restore_cost.py` judges by measured rates whether
+  a restore beats reading; the disk panel shows the break-even.
 - **Sliding windows.** The engine saves exactly the window and then refuses it, being a row short (llama.cpp
   b11434). So such a model is saved twice per turn, a few tokens before the boundary and at it, and a restore is
   given the older rows as well (`windows_plan`): `cache_n` then shows that it is used.

@@ -16,8 +16,8 @@ from kvchat.library.remote.downloads import Download, Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository
 from kvchat.library.remote.hub_download import Order
 from kvchat.library.remote.hub_token import TokenStore
+from kvchat.system.concurrency import in_thread
 from kvchat.system.paths import Paths, expanded
-from kvchat.system.stoppable import in_thread
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
 - **Load** asks the store for the save point that shares the longest prefix with the prompt, has it verified and
   staged, and restores it if that leaves less to read than the slot as it is. States of hybrid, recurrent and
   sliding-window models cannot be cut, so there a state counts only if the prompt extends it.
-- **Does restoring work here?** (`session/self_test.py`, `session/strategy.py`) When an engine comes up that was not
-  seen before with this model and these flags, the host tries restoring out before it calls it ready: settle, save,
+- **Does restoring work here?** (`session/self_test.py`, `session/restore_support.py`) When an engine comes up that was
+  not seen before with this model and these flags, the host tries restoring out before it calls it ready: settle, save,
   erase, restore, extend, roll back, on a text and a store of its own, through the same `Lease` as every turn. The
   *strategy* found (plain, full window, complete, settle, none) is kept with the conversations; everything that asks
   whether states can be cut, completed or saved asks it. Two hollow restores in a row in real turns make it one step
@@ -30,7 +30,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   boundary. The slot is made to hold exactly that (`n_predict: 0`), so that the next prompt is an exact extension:
   hybrids need it, and it heals templates that drop reasoning. The next message of the same conversation may end the
   settling, and one of another conversation if it takes long; a save that has begun is finished
-  (`session/slot_files.py`), at the end too, unless the user is told how long and does not want to wait
+  (`session/lease.py`), at the end too, unless the user is told how long and does not want to wait
   (`session/finishing.py`).
 - **Save.** The engine writes into a slot folder; the store takes the file only if its header holds exactly the
   boundary's tokens and its size is what the engine said. An empty slot or another conversation's tokens are never

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_support import Finding, Strategy
 
 TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
 RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many

@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+from kvchat.engine.speaking.errors import EngineGone, EngineRefused
 from kvchat.engine.speaking.vision import FIRST_ID
-from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
-from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens, common_prefix
-from kvchat.session.events import Restored, RestoreFailed
-from kvchat.session.proof import Loaded, Verdict, judged
-from kvchat.session.slot import SlotContents
-from kvchat.session.slot_files import SlotFiles
+from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
+from kvchat.kvstore.files import disk
+from kvchat.kvstore.savepoint import (
+    Cancelled,
+    Grown,
+    Miss,
+    NothingIsKept,
+    RestorePlan,
+    SavePoint,
+    StagedFile,
+    StoreRefused,
+    Tokens,
+    common_prefix,
+)
+from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
+from kvchat.session.host import ReadyEngine
+from kvchat.session.proof import Loaded, RestoreRecord, Verdict, judged
+from kvchat.session.slot import SlotContents, Slots
 
+TOO_LARGE_NOW = "what is kept of it is larger than the context is now"
+DIED_OVER_RESTORE = "the engine died while it loaded its memory"
+NOT_WAITED_FOR = "kvchat was told not to wait"
+NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and the model was loaded without what it sees with"
+NOT_WORTH_IT = "reading it again takes no longer than loading it"
+NO_RESTORING = "chats cannot be remembered with this engine and model"
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
 BOUNDARY_PROBES = ("A", "7")
 
-NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and the model was loaded without its sight"
-NOT_WORTH_IT = "reading it again takes no longer than loading it"
-NO_RESTORING = "chats cannot be remembered with this engine and model"
+R = TypeVar("R")
 
 
-class Lease(SlotFiles):
+class Lease:
     """A slot in an owner's hands, on one engine process; as long as the slot's lock is held."""
+
+    def __init__(self, slots: Slots, engine: ReadyEngine, owner: str, tell: Tell) -> None:
+        self.slots, self.slot, self.engine, self.owner = slots, slots.slot, engine, owner
+        self._store, self._tell = slots.store, tell
 
     async def load(self, prompt: Tokens) -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill.
@@ -31,8 +57,8 @@ class Lease(SlotFiles):
         Never raises for a bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if
         the engine dies over it.
         """
-        rates, slot = self.slots.rates, self.slot
-        rates.measure(self.engine.fingerprint.model)
+        cost, slot = self.slots.restore_cost, self.slot
+        cost.use_model(self.engine.fingerprint.model)
         contents = slot.known(self.engine)
         held = contents.serves(prompt, self.engine.can_cut) if contents else 0
         unproved = contents.unproved if contents and held else None
@@ -45,7 +71,7 @@ class Lease(SlotFiles):
         if isinstance(outcome, Miss):
             self._tell(RestoreFailed(outcome.reason))
             return Loaded(0, None, miss_reason=outcome.reason)
-        rates.learn_restore(outcome.bytes, outcome.ms)
+        cost.learn_restore(outcome.bytes, outcome.ms)
         tokens = plan.save_point.tokens[: outcome.n_tokens]
         slot.contents = SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome)
         self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
@@ -105,6 +131,138 @@ class Lease(SlotFiles):
         plan = await self._found((*boundary, NEXT))
         return not isinstance(plan, Miss) and plan.tokens_used == len(boundary)
 
+    async def restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
+        """Stage and restore; a failed restore leaves an empty slot. Raises EngineGone if the engine dies over it."""
+        engine, point = self.engine.engine, plan.save_point
+        self._tell(Restoring(plan.bytes, plan.tokens_used))
+        started = time.perf_counter()
+        async with self._staged(plan) as staged:
+            if isinstance(staged, Miss):
+                return staged
+            if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
+                return Miss(TOO_LARGE_NOW)
+            self.slot.forget()
+            try:
+                answer = await engine.restore_slot(staged.path.name)
+            except EngineRefused as refusal:
+                reason = f"the engine refused its memory: {refusal.message}"
+                await self.set_aside(point, reason)
+                return Miss(reason)
+            except EngineGone:
+                await self.set_aside(point, DIED_OVER_RESTORE)
+                raise
+        if answer.n_restored != staged.n_tokens:
+            reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
+            await self.set_aside(point, reason)
+            await engine.erase_slot()
+            return Miss(reason)
+        finished = time.perf_counter()
+        self._note_save_point(point, staged.n_tokens)
+        return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
+
+    async def set_aside(self, point: SavePoint, reason: str) -> None:
+        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
+
+        async def set_aside() -> None:
+            with contextlib.suppress(StoreRefused):
+                await asyncio.to_thread(self._store.set_aside, point, reason)
+
+        await self.slots.soon(set_aside())
+
+    async def save(self, boundary: Tokens, *, label: str | None = None, tell: bool = True) -> SavePoint | None:
+        """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
+
+        None as well where the store takes it later (`Slots.soon`).
+        `label`: what of the owner's it goes with, as a message. `tell` false: nothing is said of one that was kept.
+        Raises EngineGone if the engine dies while saving.
+        """
+        started, store, engine = time.perf_counter(), self._store, self.engine
+        rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
+        written = await self._unless_refused(path, self._written(path, boundary))
+        if written is None:
+            return None
+        grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
+        owner, prefill_ms = self.owner, self.slots.restore_cost.prefill_ms(len(boundary))
+        taking = asyncio.to_thread(
+            store.take, path, owner, engine.fingerprint, boundary, written, prefill_ms, engine.older_rows, label, grown
+        )
+
+        async def take() -> SavePoint | None:
+            point = await self._unless_refused(path, taking)
+            if point and tell:
+                self._tell(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
+            return point
+
+        point = await self.slots.soon(take())
+        if point:
+            self._note_save_point(point, len(boundary))
+        else:
+            rows.count_as_saved(0)  # which save point it is is not known
+        return point
+
+    async def _written(self, path: Path, boundary: Tokens) -> int:
+        """Have the slot written to `path`; bytes. Raises StoreRefused, EngineRefused and EngineGone."""
+        finishing, ready = self.slots.finishing, self.engine
+        if finishing.cancelled.is_set():
+            raise StoreRefused(NOT_WAITED_FOR)
+        expected_bytes = int(len(boundary) * ready.kv_bytes_per_token)
+        state = ready.fingerprint, boundary
+        await asyncio.to_thread(self._store.check_room, expected_bytes, self.owner, path, state)
+        with finishing.saving(expected_bytes, path):
+            answer = await self._saved(path)
+        if answer.n_saved != len(boundary):
+            raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
+        return answer.n_written
+
+    async def _unless_refused(self, path: Path, work: Coroutine[Any, Any, R]) -> R | None:
+        """What comes of a step of saving; None where it was refused, which is told, and nothing is left at `path`."""
+        try:
+            return await work
+        except BaseException as error:
+            await asyncio.to_thread(self._store.forget, path)
+            if not isinstance(error, NothingIsKept | StoreRefused | EngineRefused | OSError):
+                raise
+            if not isinstance(error, NothingIsKept):
+                self._tell(SaveSkipped(str(error).removeprefix("Not saved: ")))
+            return None
+
+    async def _saved(self, path: Path) -> SlotSave:
+        """Have the engine save the slot. If memory could not hold that after all, the disk may."""
+        engine = self.engine.engine
+        try:
+            answer = await engine.save_slot(path.name)
+        except EngineRefused:
+            answer = None
+        if answer is None or not answer.n_written:
+            await asyncio.to_thread(self._store.forget, path)
+            answer = await engine.save_slot(path.name)
+        return answer
+
+    def _note_save_point(self, point: SavePoint, tokens: int) -> None:
+        """What the slot holds now is a save point's: its rows need not be saved again."""
+        self.slot.save_point = point.id
+        self.engine.engine.rows.count_as_saved(tokens)
+
+    @contextlib.asynccontextmanager
+    async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
+        """The save point's file in the slot folder, gone again at the end.
+
+        Cancelled half-way it ends soon: gigabytes are not put together for nobody.
+        """
+        engine, cancelled = self.engine, threading.Event()
+        work = asyncio.to_thread(
+            self._store.stage, plan, engine.slot_path, older_window_rows=engine.older_rows, cancelled=cancelled.is_set
+        )
+        staging = asyncio.ensure_future(work)
+        try:
+            yield await asyncio.shield(staging)
+        finally:
+            cancelled.set()
+            with contextlib.suppress(Cancelled):
+                staged = await staging
+                if not isinstance(staged, Miss):
+                    await asyncio.to_thread(self._store.unstage, staged)
+
     async def _plan(self, prompt: Tokens, held: int) -> RestorePlan | Miss:
         """What to restore in place of a slot that serves `held` tokens, or why nothing."""
         if not self.engine.saves:
@@ -112,7 +270,7 @@ class Lease(SlotFiles):
         plan = await self._found(prompt)
         if isinstance(plan, Miss):
             return plan
-        if not self.slots.rates.tries(plan.tokens_used - held, plan.bytes):
+        if not self.slots.restore_cost.worth_trying(plan.tokens_used - held, plan.bytes):
             return Miss(NOT_WORTH_IT)
         if not self.engine.sees and min(plan.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
             return Miss(NEEDS_PROJECTOR)

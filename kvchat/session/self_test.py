@@ -22,8 +22,8 @@ from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.proof import PROVED_SHARE
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.slot import Slots
-from kvchat.session.strategy import Finding, Strategy
 
 LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
 BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything

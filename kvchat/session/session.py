@@ -16,10 +16,9 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
-from kvchat.session.lease import Lease
+from kvchat.session.lease import DIED_OVER_RESTORE, Lease
 from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
 from kvchat.session.slot import Slots
-from kvchat.session.slot_files import DIED_OVER_RESTORE
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
 
 DIED_OVER_SAVE = "the engine died while it saved the system prompt"
@@ -249,7 +248,7 @@ class Session:
         """What the engine's numbers say of what was loaded for the request; the room learns what restoring is worth."""
         assert self.timings is not None
         for one in filter(None, (self._read_ahead, read)):
-            self._slots.rates.learn_prefill(one.prompt_n, one.prompt_ms)
+            self._slots.restore_cost.learn_prefill(one.prompt_n, one.prompt_ms)
         self.verdict = await self._leased.prove(self.loaded, self.timings.cache_n, self.timings.prompt_tokens)
         if self.loaded.restore:
             await self._host.note_restore(hollow=self.verdict.hollow)

@@ -9,8 +9,8 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import SaveSkipped, Saving, Tell
-from kvchat.session.interruption import Interruption
 from kvchat.session.lease import Lease
+from kvchat.system.concurrency import Interruption
 
 R = TypeVar("R")
 

@@ -11,9 +11,9 @@ from kvchat.kvstore.savepoint import AbsorbReport, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.finishing import Finishing
 from kvchat.session.host import ReadyEngine
-from kvchat.session.interruption import YieldingLock
 from kvchat.session.proof import RestoreRecord
-from kvchat.session.rates import Rates
+from kvchat.session.restore_cost import RestoreCost
+from kvchat.system.concurrency import YieldingLock
 
 SOON_S = 0.5  # a free list takes milliseconds
 R = TypeVar("R")
@@ -76,7 +76,7 @@ class Slots:
     def __init__(self, store: SavePointStore) -> None:
         self.slot = Slot()
         self.store = store
-        self.rates = Rates()
+        self.restore_cost = RestoreCost()
         self.finishing = Finishing()
         self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.interruption import to_its_end
 from kvchat.session.lease import Lease
-from kvchat.session.rates import LEAST_GAIN
+from kvchat.session.restore_cost import LEAST_GAIN
+from kvchat.system.concurrency import to_its_end
 
 LONG_MS = 2000.0  # a system prompt that takes so long to read is saved at once
 
@@ -45,7 +45,7 @@ async def save_on_the_way(
     boundary = await lease.boundary(messages[:1])
     if len(boundary) <= LEAST_GAIN or prompt[: len(boundary)] != boundary:
         return None
-    if not await system.is_shared() and lease.slots.rates.prefill_ms(len(boundary)) < LONG_MS:
+    if not await system.is_shared() and lease.slots.restore_cost.prefill_ms(len(boundary)) < LONG_MS:
         return None
     read: list[Timings] = []
     for stop in engine.stops(boundary):

@@ -17,9 +17,9 @@ from blake3 import blake3
 
 from kvchat.errors import KvchatError
 from kvchat.system import migrations
+from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
 from kvchat.system.paths import Paths
-from kvchat.system.stoppable import Progress
 
 FORMAT = "kvchat-backup"
 VERSION = 1

@@ -12,8 +12,8 @@ from typing import IO, TypeVar
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, Message
 from kvchat.errors import KvchatError
+from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
-from kvchat.system.stoppable import Progress
 from kvchat.transfer.documents import as_html, as_markdown, file_name
 from kvchat.transfer.rows import conversation_rows, write_json
 

@@ -15,9 +15,8 @@ from typing import IO, Any
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.system.background import Caller, call_here
+from kvchat.system.concurrency import Caller, Progress, call_here
 from kvchat.system.files import in_time, open_plain
-from kvchat.system.stoppable import Progress
 from kvchat.transfer.archives import ZIP_FAULTS, is_zip, open_zip
 from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.pieces import LARGEST_FILE, json_pieces

@@ -21,9 +21,9 @@ from blake3 import blake3
 from kvchat.chat.record.migrations import MIGRATIONS
 from kvchat.errors import KvchatError
 from kvchat.system import migrations
+from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
 from kvchat.system.paths import Paths
-from kvchat.system.stoppable import Progress
 from kvchat.transfer.archives import ZIP_FAULTS, open_zip
 from kvchat.transfer.backup import (
     DATABASE,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress
 from kvchat.system.paths import Paths
-from kvchat.system.stoppable import Progress, in_thread_with_progress
 from kvchat.transfer.backup import BackupFacts, make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import ImportReport, import_paths

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.session.host import ReadyEngine
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_support import Finding, Strategy
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 

@@ -16,7 +16,7 @@ from kvchat.cli.doctor.report import RestoreReport, lines
 from kvchat.engine.finding.probe import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.identity import model_identity
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf

@@ -23,7 +23,7 @@ from kvchat.engine_host.setup import server_key
 from kvchat.library.local.files import display_name
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source
-from kvchat.session.strategy import Strategy
+from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.engine.waiting import until

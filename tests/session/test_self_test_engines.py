@@ -14,8 +14,8 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session import self_test as module
 from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.self_test import self_test
-from kvchat.session.strategy import Finding, Strategy
 from tests.e2e.home import engine_path
 from tests.models import tiny_model
 

@@ -19,9 +19,9 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.session.events import Asked, MakingRoom, SessionEvent, WaitingForEngine
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.session import PromptTooLong, Request, Session
 from kvchat.session.slot import Slots
-from kvchat.session.strategy import Finding, Strategy
 
 WORDS = ChatMessage("user", "what was said of the river and of the garden")
 

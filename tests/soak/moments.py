@@ -20,7 +20,7 @@ import psutil
 from kvchat.chat.service import ChatService
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.runtime import Runtime
-from kvchat.session.slot_files import SlotFiles
+from kvchat.session.lease import SlotFiles
 from kvchat.transfer.service import TransferService
 
 MOMENTS: dict[str, tuple[type, str]] = {

@@ -15,9 +15,8 @@ from kvchat.chat.events import EventBus
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.errors import KvchatError
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Progress, Worker
 from kvchat.system.paths import resolve_paths
-from kvchat.system.stoppable import Progress
 from kvchat.transfer.backup import make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.service import TransferService

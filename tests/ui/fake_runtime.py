@@ -55,8 +55,8 @@ from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
-from kvchat.session.rates import BreakEven
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_cost import BreakEven
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB, Settings, differ
 from kvchat.store_service import StoreService
 from kvchat.system.paths import Paths, resolve_paths

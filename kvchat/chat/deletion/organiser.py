@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 
 class Organiser:

@@ -19,7 +19,7 @@ from kvchat.chat.search.search import Finder
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.slot import Slots
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 AGAIN_S = 300.0  # after so long what could not be deleted is tried again
 

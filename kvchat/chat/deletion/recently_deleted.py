@@ -21,7 +21,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.rows import text_of, time_of
 from kvchat.chat.search.excerpts import beginning
 from kvchat.errors import KvchatError
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep nothing
 _LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment
 from kvchat.chat.record.rows import attachment_of, text_of
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a draft but no id
 

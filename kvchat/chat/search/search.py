@@ -17,7 +17,7 @@ from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
 from kvchat.chat.record.messages import Role
 from kvchat.chat.record.rows import text_of
 from kvchat.chat.search.excerpts import Excerpt, Marks, beginning, excerpt
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 from kvchat.words.folding import Term, spread, terms_of
 
 MOST_CHATS = 100  # shown for one search

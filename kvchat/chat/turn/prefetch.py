@@ -8,9 +8,8 @@ from kvchat.chat.record.prompt import begins_empty, ends_with_reply, prompt_mess
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
-from kvchat.session.interruption import Interruption
 from kvchat.session.session import Request
-from kvchat.system.background import Background
+from kvchat.system.concurrency import Background, Interruption
 
 
 class Prefetch:

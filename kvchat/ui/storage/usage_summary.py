@@ -7,7 +7,7 @@ from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QWidget
 
 from kvchat.kvstore.savepoint import StoreUsage
-from kvchat.session.rates import BreakEven
+from kvchat.session.restore_cost import BreakEven
 from kvchat.ui.base.building import column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes

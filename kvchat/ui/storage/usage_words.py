@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.session.rates import BreakEven
+from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
 from kvchat.words.wording import roughly, several, since, size
 

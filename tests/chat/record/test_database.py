@@ -20,7 +20,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 from kvchat.system.migrations import DatabaseTooNew
 from tests.chat.library import fill_chat
 

@@ -15,7 +15,7 @@ from kvchat.engine.speaking.status import EngineState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.session import system_prompt
 from kvchat.session.proof import Source
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_support import Finding, Strategy
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3

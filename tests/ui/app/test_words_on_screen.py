@@ -29,8 +29,8 @@ from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.bar import COMPUTER, MemoryBar
 from kvchat.session.proof import Source, Verdict
-from kvchat.session.rates import BreakEven
-from kvchat.session.strategy import Finding, Strategy
+from kvchat.session.restore_cost import BreakEven
+from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.messages.reply_footer import ReceiptView

@@ -17,8 +17,7 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
-from kvchat.system.background import Worker
-from kvchat.system.stoppable import Progress
+from kvchat.system.concurrency import Progress, Worker
 from kvchat.transfer.backup import BackupFacts
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.restore import finish_restore

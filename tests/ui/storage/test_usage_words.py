@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.session.rates import BreakEven
+from kvchat.session.restore_cost import BreakEven
 from kvchat.ui.storage.usage_words import (
     break_even_in_words,
     expiry_in_words,

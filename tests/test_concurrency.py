@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kvchat.system.stoppable import Progress, Stopped, in_thread, in_thread_with_progress
+from kvchat.system.concurrency import Progress, Stopped, in_thread, in_thread_with_progress
 
 
 async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled() -> None:

@@ -1,4 +1,4 @@
-"""How far restoring goes with one engine, model and set of flags, and how that is known. Pure."""
+"""Does restoring work here: how far it goes with one engine, model and set of flags, and how that is known. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This machine's measured rates, and whether a restore beats reading: pure but for what it remembers."""
+"""Whether a restore is worth it: does it beat reading, by this machine's measured rates?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BreakEven:
 
 
 @dataclass
-class Rates:
+class RestoreCost:
     """Measured in this run, or recalled from an earlier one with the same model; None before that."""
 
     prefill_ms_per_token: float | None = None
@@ -36,7 +36,7 @@ class Rates:
         """The median of the last restores."""
         return statistics.median(self._restores) if self._restores else None
 
-    def measure(self, model: str) -> None:
+    def use_model(self, model: str) -> None:
         """From now on it is this one: what was measured with another says nothing of how fast it reads."""
         if model != self._model:
             self._model, self.prefill_ms_per_token = model, None
@@ -68,7 +68,7 @@ class Rates:
             return True
         return size * self.restore_ms_per_byte < gain * self.prefill_ms_per_token
 
-    def tries(self, gain: int, size: int) -> bool:
+    def worth_trying(self, gain: int, size: int) -> bool:
         """As `worth`, for a restore that is about to be made or left.
 
         What is left is not measured, so each time the restores' rate is believed a little less: one slow moment must

@@ -1,0 +1,211 @@
+"""Work beside the event loop, in tasks and in threads: how it is waited for, ended early, or not to be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LAST_MOMENT_S = 1.0
+Progress = Callable[[int, int], None]  # so much is done, of so much in all; 0 where nobody knows
+
+
+class Background:
+    """Keeps the work alive until it is over. It tells KvchatErrors itself; what it raises all the same is a bug."""
+
+    def __init__(self, hear: Callable[[bool], None] = lambda busy: None) -> None:
+        """`hear` is told whether there is work, whenever some begins and when all of it is over."""
+        self._hear = hear
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._used_at = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """For how long there has been no work, in seconds."""
+        return 0.0 if self._tasks else time.monotonic() - self._used_at
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it, beside whatever else is done."""
+        self._hear(True)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def used(self) -> None:
+        """Count the idle time from now on."""
+        self._used_at = time.monotonic()
+
+    async def idle(self) -> None:
+        """Wait until all of it is over, with what it has begun meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.used()
+        if not self._tasks:
+            self._hear(False)
+        if not task.cancelled() and (error := task.exception()):
+            context = {"message": "Work in the background ended in a bug", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+
+class Caller(Protocol):
+    """Calls a function where it may be called, and waits."""
+
+    def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the function returns; what it raises is raised here."""
+
+
+def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The `Caller` for who is on the right thread already."""
+    return function(*args, **kwargs)
+
+
+class Worker:
+    """A single-thread executor spoken to from asyncio."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call `function` on the worker's thread; what it raises is raised here.
+
+        Cancelling the caller does not cancel a call that has begun or is queued: a write asked for is a write done.
+        """
+        return await asyncio.shield(
+            asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        )
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for another thread, which waits. Between two calls the worker does what else it was asked for."""
+        return self._executor.submit(function, *args, **kwargs).result()
+
+    def close(self) -> None:
+        """Finish what is queued, then end the thread."""
+        self._executor.shutdown(wait=True)
+
+
+class Threads(ThreadPoolExecutor):
+    """A loop's threads. When it ends they have a moment to end, too: one that hangs is waited for no longer."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let nothing new begin, and wait for what goes on, within bounds."""
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+        latest = time.monotonic() + LAST_MOMENT_S
+        for thread in tuple(self._threads) if wait else ():
+            thread.join(max(0.0, latest - time.monotonic()))
+
+
+class Stopped(Exception):
+    """The work was asked to stop."""
+
+
+async def in_thread(work: Callable[[threading.Event], R]) -> R:
+    """Run `work` off the loop. When cancelled, ask it to stop by the event, and wait until it has ended."""
+    stop = threading.Event()
+    task = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        while not task.done():  # cancelled again, for kvchat quits: what it cleans up is waited for all the same
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        task.exception()  # it was asked to stop: how it did so is nobody's concern
+        raise
+
+
+async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progress) -> R:
+    """Run `work` off the loop, which tells its progress there. Asked to stop, it meets Stopped where it tells it.
+
+    What is done before it tells its progress again was cancelled too late: it counts, and this returns.
+    """
+    results: list[R] = []
+
+    def stoppable(stop: threading.Event) -> R:
+        def tell(done: int, total: int) -> None:
+            if stop.is_set():
+                raise Stopped
+            progress(done, total)
+
+        results.append(work(tell))
+        return results[0]
+
+    try:
+        return await in_thread(stoppable)
+    except asyncio.CancelledError:
+        if not results:
+            raise
+        if task := asyncio.current_task():
+            task.uncancel()
+        return results[0]
+
+
+@dataclass
+class Interruption:
+    """Work that someone else may end early, without cancelling whoever waits for it."""
+
+    task: asyncio.Task[Any] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Run the work; None when `interrupt` ended it. A cancelled caller takes the work down too."""
+        self.task = task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            self.task = None
+        return None if task.cancelled() else task.result()
+
+    def interrupt(self) -> bool:
+        """End the work now; whether there was any. Once is enough: a second time would end what it does to end well."""
+        return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
+
+
+class YieldingLock(asyncio.Lock):
+    """A lock whose holder may do something in its spare time: that ends as soon as somebody else asks for the lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spare = Interruption()
+
+    async def acquire(self) -> Literal[True]:
+        """Take the lock, from whoever has it for spare-time work only."""
+        self.end_spare_time()
+        return await super().acquire()
+
+    async def in_spare_time(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Run the work with the lock held; None if the lock is not free, or somebody else asked for it meanwhile."""
+        if self.locked():
+            work.close()
+            return None
+        async with self:
+            return await self._spare.run(work)
+
+    def end_spare_time(self) -> None:
+        """End what is done in spare time, if anything is."""
+        self._spare.interrupt()
+
+
+async def to_its_end(work: Coroutine[Any, Any, R]) -> R:
+    """Await work that goes on although the caller is cancelled; the cancellation comes through when it is over."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # whatever it was, the caller has gone
+        raise
