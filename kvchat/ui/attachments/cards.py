@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QIcon, QImage, QPixmap
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QToolButton
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.pictures import decoded, shape
+from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import plain_tip
@@ -31,21 +32,16 @@ class AttachmentCard(QFrame):
         super().__init__()
         self.attachment = attachment
         self._look = look
-        self.setProperty("kind", "chip")
-        self.name = QPushButton()
-        self.name.setAccessibleName(f"{what} {attachment.name}")
-        self.name.setToolTip(plain_tip(f"{attachment.name}\n{size(attachment.size)}\n{tip}"))
-        self.name.clicked.connect(self.opened)
-        self.count = QLabel(size(attachment.size))
-        self.count.setProperty("kind", "small")
+        styled(self, "chip")
+        tip = plain_tip(f"{attachment.name}\n{size(attachment.size)}\n{tip}")
+        self.name = button("", self.opened, name=f"{what} {attachment.name}", tip=tip)
+        self.count = label(size(attachment.size), "small")
 
     def cross(self) -> QToolButton:
         """The button that takes it away."""
-        cross = QToolButton()
-        cross.setIcon(icon("close", self._look.theme.muted))
+        name, picture = f"Remove {self.attachment.name}", icon("close", self._look.theme.muted)
+        cross = tool_button(name, self.removed, tip="Remove", icon=picture)
         cross.setIconSize(QSize(12, 12))
-        cross.setAccessibleName(f"Remove {self.attachment.name}")
-        cross.clicked.connect(self.removed)
         return cross
 
     def show_found(self, found: bool) -> None:
@@ -63,17 +59,10 @@ class AttachmentChip(AttachmentCard):
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, "Attachment", "Show what the model is given")
-        self.name.setText(short_name(attachment.name))
-        self.name.setProperty("kind", "chip")
+        styled(self.name, "chip").setText(short_name(attachment.name))
         self.name.setIcon(icon("document", look.theme.muted))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(8, 2, 8, 2)
-        row.setSpacing(6)
-        row.addWidget(self.name)
-        row.addWidget(self.count)
-        if removable:
-            row.addWidget(self.cross())
-            row.setContentsMargins(8, 2, 3, 2)
+        cross = [self.cross()] if removable else []
+        row(self.name, self.count, *cross, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
 
 
 class PictureTile(AttachmentCard):
@@ -83,22 +72,12 @@ class PictureTile(AttachmentCard):
         super().__init__(look, attachment, "Picture", "Show it large")
         shown = shape(attachment.data)
         size = tile_size(shown) if shown is not None else QSize(NARROWEST, HEIGHT)
-        self.name.setProperty("kind", "picture")
-        self.name.setIconSize(size)
+        styled(self.name, "picture").setIconSize(size)
         self.name.setFixedSize(size)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(6, 6, 6, 6)
-        column.setSpacing(2)
-        column.addWidget(self.name, 0, Qt.AlignmentFlag.AlignCenter)
-        if removable:
-            row = QHBoxLayout()
-            row.setSpacing(2)
-            row.addWidget(self.count, 1)
-            row.addWidget(self.cross())
-            column.addLayout(row)
-        ratio = self.devicePixelRatioF()
-        self._decoding = _thread.submit(_thumbnail, attachment.data, size * ratio)
-        self._ratio = ratio
+        below = [row((self.count, 1), self.cross(), spacing=2)] if removable else []
+        column((self.name, 0, Qt.AlignmentFlag.AlignCenter), *below, on=self, spacing=2, margins=6)
+        self._ratio = self.devicePixelRatioF()
+        self._decoding = _thread.submit(_thumbnail, attachment.data, size * self._ratio)
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self._show_when_ready)
         self._timer.start()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.cards import AttachmentCard, AttachmentChip, PictureTile
 from kvchat.ui.attachments.views import AttachmentView, PictureView
+from kvchat.ui.base.building import column
 from kvchat.ui.base.theme import Look
+from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.folding import Term, any_span
 
-_GAP = 4
+_GAP = 4  # pixels
 
 
 class ChipRows(QWidget):
-    """Pictures and chips beside each other, in as many rows as they need."""
+    """Pictures beside each other, documents below them, in as many rows as they need."""
 
     changed = Signal()
 
@@ -27,9 +28,8 @@ class ChipRows(QWidget):
         self._look = look
         self.chips: list[AttachmentCard] = []
         self._terms: tuple[Term, ...] = ()
-        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
-        policy.setHeightForWidth(True)
-        self.setSizePolicy(policy)
+        self._pictures, self._documents = FlowLayout(spacing=_GAP), FlowLayout(spacing=_GAP)
+        column(self._pictures, self._documents, on=self, spacing=_GAP, margins=0)
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -46,47 +46,14 @@ class ChipRows(QWidget):
             (PictureTile if attachment.data else AttachmentChip)(self._look, attachment, removable=removable)
             for attachment in attachments
         ]
-        self.chips.sort(key=lambda chip: not chip.attachment.data)  # pictures first: they are higher
+        self.chips.sort(key=lambda chip: not chip.attachment.data)  # pictures first
         for chip in self.chips:
-            chip.setParent(self)
+            (self._pictures if chip.attachment.data else self._documents).addWidget(chip)
             chip.show()
             chip.opened.connect(lambda a=chip.attachment: self._open(a))
             chip.removed.connect(lambda a=chip.attachment: self._remove(a, removable=removable))
         self.setVisible(bool(self.chips))
-        self._place(self.width())
-        self.updateGeometry()
         self.changed.emit()
-
-    def natural_width(self) -> int:
-        """All of them in one row."""
-        return sum(chip.sizeHint().width() + _GAP for chip in self.chips) - _GAP
-
-    def sizeHint(self) -> QSize:
-        """As wide as all of them, and as high as they are now."""
-        return QSize(self.natural_width(), self.heightForWidth(self.width()))
-
-    def minimumSizeHint(self) -> QSize:
-        """As wide as the widest of them."""
-        return QSize(max((chip.sizeHint().width() for chip in self.chips), default=0), 0)
-
-    def hasHeightForWidth(self) -> bool:
-        """More rows where it is narrower."""
-        return True
-
-    def heightForWidth(self, width: int) -> int:
-        """The rows at that width."""
-        return max((place.bottom() + 1 for place in self._places(width)), default=0)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put them in their places."""
-        self._place(event.size().width())
-
-    def event(self, event: QEvent) -> bool:
-        """One of them may have another size, now that its tokens are counted."""
-        if event.type() == QEvent.Type.LayoutRequest:
-            self._place(self.width())
-            self.updateGeometry()
-        return super().event(event)
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         """Show which of them have these terms; they open there."""
@@ -103,24 +70,6 @@ class ChipRows(QWidget):
 
     def _has_terms(self, attachment: Attachment) -> bool:
         return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
-
-    def _place(self, width: int) -> None:
-        for chip, place in zip(self.chips, self._places(width), strict=True):
-            chip.setGeometry(place)
-
-    def _places(self, width: int) -> list[QRect]:
-        """Where each goes at that width: beside the one before if there is room, else into the next row."""
-        places: list[QRect] = []
-        left = top = height = 0
-        before: AttachmentCard | None = None
-        for chip in self.chips:
-            size = chip.sizeHint()
-            another_kind = before is not None and bool(before.attachment.data) != bool(chip.attachment.data)
-            if left and (left + size.width() > width or another_kind):
-                left, top, height = 0, top + height + _GAP, 0
-            places.append(QRect(QPoint(left, top), size.boundedTo(QSize(max(width - left, 1), size.height()))))
-            left, height, before = left + size.width() + _GAP, max(height, size.height()), chip
-        return places
 
     def _open(self, attachment: Attachment) -> None:
         if attachment.data:

@@ -6,20 +6,11 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QKeySequence, QPixmap, QShortcut, QTextCursor
-from PySide6.QtWidgets import (
-    QDialog,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPlainTextEdit,
-    QScrollArea,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QFrame, QHBoxLayout, QScrollArea, QWidget
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.pictures import decoded
+from kvchat.ui.base.building import STRETCH, column, label, plain_text, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look, code_font
@@ -38,19 +29,13 @@ class AttachmentView(QDialog):
         self._look = look
         self.setWindowTitle(calm(attachment.name))
         words = shown_document(attachment.name, attachment.text)
-        self.text = QPlainTextEdit(words)
-        self.text.setReadOnly(True)
-        self.text.setProperty("kind", "log")
-        self.text.setFont(code_font(look.type.mono, look.type.small))
-        self.text.setAccessibleName(f"Text of {calm(attachment.name)}")
-        column = QVBoxLayout(self)
-        column.addWidget(self.text)
-        self.place = QLabel()
-        self.place.setProperty("kind", "small")
+        font = code_font(look.type.mono, look.type.small)
+        self.text = plain_text(f"Text of {calm(attachment.name)}", font, words)
+        self.place = label(kind="small")
         self._hits = cursors_at(self.text, words, spans(words, terms)[:_MOST_MARKS])
         self._at = 0
+        column(self.text, *([self._steps()] if self._hits else []), on=self)
         if self._hits:
-            column.addLayout(self._steps())
             mark(self.text, self._hits, look.theme)
             self._show_place()
         self.resize(720, 520)
@@ -62,24 +47,18 @@ class AttachmentView(QDialog):
         self._show_place()
 
     def _steps(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        row.addStretch(1)
-        row.addWidget(self.place)
-        several = len(self._hits) > 1
+        buttons = []
         for words, keys, picture, by in (
             ("Previous place found", "Shift+F3", "chevron-up", -1),
             ("Next place found", "F3", "chevron-down", 1),
         ):
-            button = QToolButton()
-            button.setIcon(icon(picture, self._look.theme.muted))
-            button.setAccessibleName(words)
-            button.setToolTip(f"{words} ({keys})")
-            button.setEnabled(several)
-            button.clicked.connect(lambda _=False, by=by: self.step(by))
+            drawn = icon(picture, self._look.theme.muted)
+            button = tool_button(words, lambda _=False, by=by: self.step(by), tip=f"{words} ({keys})", icon=drawn)
+            button.setEnabled(len(self._hits) > 1)
             shortcut = QShortcut(QKeySequence(keys), self, context=Qt.ShortcutContext.WindowShortcut)
             shortcut.activated.connect(lambda by=by: self.step(by))
-            row.addWidget(button)
-        return row
+            buttons.append(button)
+        return row(STRETCH, self.place, *buttons)
 
     def _show_place(self) -> None:
         self.place.setText(f"{self._at + 1} of {len(self._hits)}")
@@ -95,7 +74,7 @@ class PictureView(QDialog):
     def __init__(self, attachment: Attachment, parent: QWidget) -> None:
         super().__init__(parent)
         self.setWindowTitle(attachment.name)
-        self.picture = QLabel("This picture cannot be shown.")
+        self.picture = label("This picture cannot be shown.")
         self.picture.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.picture.setAccessibleName(f"Picture {attachment.name}")
         ratio = self.devicePixelRatioF()
@@ -103,11 +82,9 @@ class PictureView(QDialog):
         if image is not None:
             image.setDevicePixelRatio(ratio)
             self.picture.setPixmap(QPixmap.fromImage(image))
-        area = QScrollArea()
+        area = QScrollArea(widgetResizable=True)
         area.setWidget(self.picture)
-        area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)
-        column = QVBoxLayout(self)
-        column.addWidget(area)
+        column(area, on=self)
         self.resize((self.picture.sizeHint() + _AROUND).expandedTo(_SMALLEST))
         self.finished.connect(self.deleteLater)

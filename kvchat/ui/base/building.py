@@ -1,11 +1,25 @@
-"""What nearly every widget is built with: a label, a button, a row, a column."""
+"""What nearly every widget is built with: a label, a button, a field, a row, a column."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QFont, QIcon
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QBoxLayout,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QLineEdit,
+    QPlainTextEdit,
+    QProgressBar,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 STRETCH = "stretch"  # room that grows, as a part of a row or a column
 
@@ -13,28 +27,63 @@ STRETCH = "stretch"  # room that grows, as a part of a row or a column
 Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | tuple[QWidget, int, Qt.AlignmentFlag] | int | str
 Margins = int | tuple[int, int, int, int]
 
-B = TypeVar("B", bound=QBoxLayout)
+L = TypeVar("L", bound=QBoxLayout)
+K = TypeVar("K", bound=QAbstractButton)
+W = TypeVar("W", bound=QWidget)
 
 
-def label(words: str = "", kind: str = "", *, wraps: bool = False) -> QLabel:
+def styled(widget: W, kind: str, tone: str = "") -> W:
+    """The widget in a look of the style sheet's."""
+    widget.setProperty("kind", kind)
+    if tone:
+        widget.setProperty("tone", tone)
+    return widget
+
+
+def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
     """Words in a look of the style sheet's, as they are: what stands in them is never read as HTML."""
-    made = QLabel(words)
+    made = styled(QLabel(words), kind)
     made.setTextFormat(Qt.TextFormat.PlainText)
     made.setWordWrap(wraps)
-    if kind:
-        made.setProperty("kind", kind)
+    if selectable:
+        made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return made
 
 
 def button(words: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
     """A button; `on_click` is a callable or a signal, `name` what a screen reader says where the words do not do."""
-    made = QPushButton(words)
-    made.setAccessibleName(name or words)
-    made.setToolTip(tip)
-    if kind:
-        made.setProperty("kind", kind)
-    if on_click is not None:
-        made.clicked.connect(on_click)
+    return _button(QPushButton(words), on_click, kind, name or words, tip)
+
+
+def tool_button(
+    name: str, on_click: Any = None, kind: str = "", *, tip: str = "", icon: QIcon | None = None
+) -> QToolButton:
+    """A button with a picture; `name` is what a screen reader says, and what the tooltip says unless `tip` is given."""
+    made = _button(QToolButton(), on_click, kind, name, tip or name)
+    if icon is not None:
+        made.setIcon(icon)
+    return made
+
+
+def line_edit(name: str, placeholder: str = "", *, clearable: bool = False) -> QLineEdit:
+    """A field; `name` is what a screen reader says, `clearable`: with a button that empties it."""
+    made = QLineEdit(placeholderText=placeholder, clearButtonEnabled=clearable)
+    made.setAccessibleName(name)
+    return made
+
+
+def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
+    """A text in a box, to be read and copied from; `name` is what a screen reader says."""
+    made = styled(QPlainTextEdit(text, readOnly=True), "log")
+    made.setFont(font)
+    made.setAccessibleName(name)
+    return made
+
+
+def progress_bar(name: str) -> QProgressBar:
+    """A bar of a thousand parts without words; `name` is what a screen reader says."""
+    made = QProgressBar(textVisible=False, maximum=1000)
+    made.setAccessibleName(name)
     return made
 
 
@@ -52,7 +101,15 @@ def column(
     return _filled(QVBoxLayout(), parts, on, spacing, margins)
 
 
-def _filled(layout: B, parts: tuple[Part, ...], on: QWidget | None, spacing: int | None, margins: Margins | None) -> B:
+def _button(made: K, on_click: Any, kind: str, name: str, tip: str) -> K:
+    styled(made, kind).setAccessibleName(name)
+    made.setToolTip(tip)
+    if on_click is not None:
+        made.clicked.connect(on_click)
+    return made
+
+
+def _filled(layout: L, parts: tuple[Part, ...], on: QWidget | None, spacing: int | None, margins: Margins | None) -> L:
     if on is not None:
         on.setLayout(layout)
     if spacing is not None:

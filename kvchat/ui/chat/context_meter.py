@@ -2,58 +2,46 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, QSize
-from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvchat.chat.context.context import ContextUse
+from kvchat.ui.base.building import row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.round_bar import RoundBar, mix
 from kvchat.words.wording import tokens_short
 
 
-class ContextBar(QWidget):
+class ContextBar(RoundBar):
     """Used, being written, free, kept for the reply: in this order along the bar."""
 
     def __init__(self, look: Look) -> None:
-        super().__init__()
-        self._look = look
+        super().__init__(look, 120, 4)
         self._use: ContextUse | None = None
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-
-    def sizeHint(self) -> QSize:
-        """A thin line."""
-        return QSize(120, 4)
 
     def show_use(self, use: ContextUse) -> None:
         """Draw another state."""
         self._use = use
         self.update()
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        """The parts, cut off at round ends."""
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        """One part after the other."""
         if self._use is None:
             return
         theme, use = self._look.theme, self._use
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        whole = QPainterPath()
-        whole.addRoundedRect(QRectF(self.rect()), 2, 2)
-        painter.setClipPath(whole)
-        painter.fillRect(self.rect(), QColor(theme.line))
-        reserve = QColor(theme.muted)
-        reserve.setAlphaF(0.45)
-        waiting = QColor(theme.warn if use.tight else theme.accent)
-        waiting.setAlphaF(0.55)
-        width, limit = self.width(), max(use.limit, 1)
-        self._part(painter, width * (limit - use.reserve) / limit, width, reserve)
+        strong = theme.warn if use.tight else theme.accent
+        width, limit = box.width(), max(use.limit, 1)
         used = width * min(use.used / limit, 1.0)
-        self._part(painter, 0, used, QColor(theme.warn if use.tight else theme.accent))
-        self._part(painter, used, min(used + width * use.waiting / limit, width), waiting)
-        painter.end()
-
-    def _part(self, painter: QPainter, left: float, right: float, colour: QColor) -> None:
-        painter.fillRect(QRectF(left, 0, max(right - left, 0), self.height()), colour)
+        for left, right, colour in (
+            (0.0, width, QColor(theme.line)),
+            (width * (limit - use.reserve) / limit, width, mix(theme.muted, theme.line, 0.45)),
+            (0.0, used, QColor(strong)),
+            (used, min(used + width * use.waiting / limit, width), mix(strong, theme.line, 0.55)),
+        ):
+            painter.fillRect(QRectF(left, 0, max(right - left, 0), box.height()), colour)
 
 
 class ContextMeter(QWidget):
@@ -63,13 +51,8 @@ class ContextMeter(QWidget):
         super().__init__(parent)
         self.bar = ContextBar(look)
         self.words = ElidedLabel("small")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(18, 5, 18, 2)
-        row.setSpacing(10)
-        row.addWidget(self.bar)
-        row.addWidget(self.words, 1)
+        row(self.bar, (self.words, 1), on=self, spacing=10, margins=(18, 5, 18, 2))
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        look.changed.connect(self.bar.update)
         self.show_use(None)
 
     def show_use(self, use: ContextUse | None) -> None:

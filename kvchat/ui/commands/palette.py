@@ -8,17 +8,9 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import (
-    QDialog,
-    QHBoxLayout,
-    QLabel,
-    QLineEdit,
-    QListWidget,
-    QListWidgetItem,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QWidget
 
+from kvchat.ui.base.building import column, label, line_edit, row
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.folding import folded
 
@@ -51,9 +43,7 @@ class Palette(QDialog):
         self._actions = actions
         self._action_words = [folded(f"{entry.words} {entry.also}".strip()) for entry in actions]
         self._shown: list[Entry] = []
-        self.field = QLineEdit()
-        self.field.setPlaceholderText("Go to a chat, or do something…")
-        self.field.setAccessibleName("Go to a chat, or do something")
+        self.field = line_edit("Go to a chat, or do something", "Go to a chat, or do something…")
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
         self.field.returnPressed.connect(self._do)
@@ -63,14 +53,9 @@ class Palette(QDialog):
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.itemClicked.connect(lambda _: self._do())
-        self.nothing = QLabel("No chat and nothing to do is called that.")
-        self.nothing.setProperty("kind", "muted")
+        self.nothing = label("No chat and nothing to do is called that.", "muted")
         self.nothing.setContentsMargins(10, 4, 10, 6)
-        self._column = column = QVBoxLayout(self)
-        column.setContentsMargins(10, 10, 10, 10)
-        column.setSpacing(6)
-        for widget in (self.field, self.nothing, self.list):
-            column.addWidget(widget)
+        self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
         self._fill("")
 
     @property
@@ -125,22 +110,17 @@ class Palette(QDialog):
         self.setFixedHeight(self._column.sizeHint().height())
 
     def _do(self) -> None:
-        row = self.list.currentRow()
-        if 0 <= row < len(self._shown):
-            entry = self._shown[row]
+        if self._shown:
+            entry = self._shown[self.list.currentRow()]
             self.accept()
             entry.do()
 
 
 def _line(entry: Entry) -> QWidget:
-    line, words, note = QWidget(), ElidedLabel(""), QLabel(entry.note)
+    line, words = QWidget(), ElidedLabel()
     line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
     words.set_text(entry.words)
-    note.setProperty("kind", "small")
-    row = QHBoxLayout(line)
-    row.setContentsMargins(10, 0, 10, 0)
-    row.addWidget(words, 1)
-    row.addWidget(note)
+    row((words, 1), label(entry.note, "small"), on=line, margins=(10, 0, 10, 0))
     return line
 
 

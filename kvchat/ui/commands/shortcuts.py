@@ -8,9 +8,9 @@ from itertools import groupby
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QMenu, QVBoxLayout, QWidget
 
-from kvchat.ui.base.building import button, column, label
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, NUMBERS, STORAGE
 
 
@@ -87,8 +87,6 @@ class ShortcutSheet(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Keyboard shortcuts")
         self.setAccessibleName("Keyboard shortcuts")
-        sides = QHBoxLayout()
-        sides.setSpacing(44)
         columns = column(spacing=18), column(spacing=18)
         with_keys = [shortcut for shortcut in SHORTCUTS if shortcut.keys]
         for group, entries in groupby(with_keys, lambda shortcut: shortcut.group):
@@ -96,11 +94,10 @@ class ShortcutSheet(QDialog):
             least.addLayout(_group(group, list(entries)))
         for side in columns:
             side.addStretch(1)
-            sides.addLayout(side)
         close = button("Close", self.close, name="Close the shortcuts")
         close.setDefault(True)
         title, last = label("Keyboard shortcuts", "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
-        column(title, sides, last, on=self, spacing=16, margins=(28, 24, 28, 20))
+        column(title, row(*columns, spacing=44), last, on=self, spacing=16, margins=(28, 24, 28, 20))
 
 
 def words_of(action: str) -> str:
@@ -125,7 +122,7 @@ def install_shortcuts(window: QWidget, doings: Mapping[str, Callable[[], object]
         action = QAction(shortcut.words, window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
         action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
-        action.triggered.connect(_caller(doings[shortcut.action]))
+        action.triggered.connect(lambda _checked, do=doings[shortcut.action]: do())
         window.addAction(action)
         actions[shortcut.action] = action
     return actions
@@ -145,22 +142,13 @@ def add_keep_actions(
     return pin, never
 
 
-def _caller(doing: Callable[[], object]) -> Callable[[], None]:
-    """Without the `checked` that Qt would hand over."""
-
-    def call() -> None:
-        doing()
-
-    return call
-
-
 def _group(name: str, entries: list[Shortcut]) -> QGridLayout:
     grid = QGridLayout()
     grid.setHorizontalSpacing(26)
     grid.setVerticalSpacing(7)
     grid.addWidget(label(name, "strong"), 0, 0, 1, 2)
-    for row, shortcut in enumerate(entries, 1):
-        grid.addWidget(label(shortcut.words), row, 0)
-        grid.addWidget(label(shown_keys(shortcut), "key"), row, 1, Qt.AlignmentFlag.AlignRight)
+    for line, shortcut in enumerate(entries, 1):
+        grid.addWidget(label(shortcut.words), line, 0)
+        grid.addWidget(label(shown_keys(shortcut), "key"), line, 1, Qt.AlignmentFlag.AlignRight)
     grid.setColumnStretch(0, 1)
     return grid

@@ -5,10 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QSize, QTimer, Signal
+from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from kvchat.errors import KvchatError
+from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.report import BugReportDialog
@@ -29,44 +30,22 @@ class NoticeView(QFrame):
         super().__init__()
         self.words = (title, detail)
         self.on_click: Callable[[], object] | None = None
-        self.setProperty("kind", "notice")
-        self.setProperty("tone", tone)
-        self.setAccessibleName(f"{title} {detail}")
-        sign = QLabel()
-        colour = look.theme.warn if tone == "warn" else look.theme.accent
-        sign.setPixmap(icon("warning" if tone == "warn" else "info", colour).pixmap(QSize(1, 1) * look.px(18)))
-        texts = QVBoxLayout()
-        texts.setSpacing(2)
-        for text, kind in ((title, "strong" if tone else ""), (breakable(detail), "muted")):
-            label = QLabel(text)
-            label.setProperty("kind", kind)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setWordWrap(True)
-            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-            texts.addWidget(label)
-            if not text:
-                label.hide()
-        self.close_button = QToolButton()
-        self.close_button.setIcon(icon("close", look.theme.muted))
-        self.close_button.setAccessibleName("Close this notice")
-        self.close_button.clicked.connect(self.dismiss)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 6, 6, 6)
-        row.setSpacing(10)
-        row.addWidget(sign)
-        row.addLayout(texts, 1)
-        row.addWidget(self.close_button)
-        self._row = row
+        styled(self, "notice", tone).setAccessibleName(f"{title} {detail}")
+        sign, theme = label(), look.theme
+        picture = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
+        sign.setPixmap(picture.pixmap(QSize(1, 1) * look.px(18)))
+        kinds = (title, "strong" if tone else ""), (breakable(detail), "muted")
+        texts = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
+        self.close_button = tool_button("Close this notice", self.dismiss, icon=icon("close", theme.muted))
+        parts = sign, (column(*texts, spacing=2), 1), self.close_button
+        self._row = row(*parts, on=self, spacing=10, margins=(12, 6, 6, 6))
 
     def add_button(self, words: str, on_click: Callable[[], object]) -> None:
         """A button before the one that closes; the notice goes with the click."""
         self.on_click = on_click
-        button = QPushButton(words)
-        button.setProperty("kind", "link")
-        button.setAccessibleName(words)
-        button.clicked.connect(lambda: on_click())
-        button.clicked.connect(self.dismiss)
-        self._row.insertWidget(self._row.count() - 1, button)
+        made = button(words, lambda: on_click(), "link")
+        made.clicked.connect(self.dismiss)
+        self._row.insertWidget(self._row.count() - 1, made)
 
     def dismiss(self) -> None:
         """Take the notice away."""
@@ -86,9 +65,7 @@ class Notices(QWidget):
         self._look = look
         self.report: BugReportDialog | None = None
         self._undos: list[Callable[[], object]] = []  # the newest last
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(6)
+        self._column = column(on=self, spacing=6, margins=0)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
 
     @property
@@ -98,19 +75,14 @@ class Notices(QWidget):
 
     def tell(self, title: str, detail: str = "") -> None:
         """Something worth knowing; goes away by itself."""
-        notice = self._add(title, detail, "")
-        if notice is not None:
-            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
+        self._add(title, detail)
 
     def offer(self, title: str, action: str, on_click: Callable[[], object], detail: str = "") -> None:
         """Something that was done, with a button; goes away by itself, or with the click."""
-        for old in self.on_show:
-            if old.words == (title, detail):
-                old.dismiss()
-        notice = self._add(title, detail, "")
+        self._dismiss((title, detail))
+        notice = self._add(title, detail)
         if notice is not None:
             notice.add_button(action, on_click)
-            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
         """Something that was done and can be undone, here or, once the notice has gone, by `undo_last`."""
@@ -137,9 +109,7 @@ class Notices(QWidget):
 
     def take_back(self, error: KvchatError) -> None:
         """It is no longer of this page."""
-        for notice in self.on_show:
-            if notice.words == _words(error):
-                notice.dismiss()
+        self._dismiss(_words(error))
 
     def show_bug(self, error: BaseException) -> None:
         """Something kvchat did not expect: a report to copy."""
@@ -151,7 +121,7 @@ class Notices(QWidget):
         self.report.finished.connect(self._forget_report)
         self.report.open()
 
-    def _add(self, title: str, detail: str, tone: str) -> NoticeView | None:
+    def _add(self, title: str, detail: str, tone: str = "") -> NoticeView | None:
         if any(notice.words == (title, detail) for notice in self.on_show):
             return None
         for old in self.on_show[: max(0, len(self.on_show) - _AT_MOST + 1)]:
@@ -160,8 +130,15 @@ class Notices(QWidget):
         self._column.addWidget(notice)
         notice.show()
         notice.gone.connect(self.changed)
+        if not tone:  # a fault stays until it is closed
+            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
         self.changed.emit()
         return notice
+
+    def _dismiss(self, words: tuple[str, str]) -> None:
+        for notice in self.on_show:
+            if notice.words == words:
+                notice.dismiss()
 
     def _forget_report(self) -> None:
         self.report = None

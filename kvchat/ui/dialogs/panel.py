@@ -21,22 +21,29 @@ _T = TypeVar("_T")
 class Panel(QDialog):
     """A window with notices of its own: one in the main window would stand behind it. Subclasses place `notices`."""
 
-    def __init__(self, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        look: Look,
+        runner: TaskRunner,
+        title: str,
+        parent: QWidget | None = None,
+        *,
+        size: tuple[int, int] = (0, 0),
+        least: tuple[int, int] = (0, 0),
+    ) -> None:
+        """`size` and the `least` it may have are pixels at 100 % text, which grow with it as far as the screen goes."""
         super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setAccessibleName(title)
         self.runner = runner
         self.notices = Notices(look)
-        self._look_for_size, self._least = look, QSize(0, 0)
+        self._look, self._least = look, least
         look.changed.connect(self._keep_least)
+        self.resize(self._scaled(size))
+        self._keep_least()
         self._place: QPoint | None = None  # where its frame stood when it was closed
         self._sources: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
-
-    def begin_with(self, width: int, height: int, least_width: int = 0, least_height: int = 0) -> None:
-        """Its size, and the least it may have: pixels at 100 % text, which grow with it as far as the screen goes."""
-        look = self._look_for_size
-        self._least = QSize(least_width, least_height)
-        self.resize(QSize(look.px(width), look.px(height)).boundedTo(room_on_screen()))
-        self._keep_least()
 
     def bring_forward(self) -> None:
         """Open, before all others, with the keyboard."""
@@ -72,10 +79,10 @@ class Panel(QDialog):
             self.runner.on_error(error)
 
     def _keep_least(self) -> None:
-        look = self._look_for_size
-        self.setMinimumSize(
-            QSize(look.px(self._least.width()), look.px(self._least.height())).boundedTo(room_on_screen())
-        )
+        self.setMinimumSize(self._scaled(self._least))
+
+    def _scaled(self, size: tuple[int, int]) -> QSize:
+        return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())
 
     def setVisible(self, visible: bool) -> None:
         """Enter confirms the field it is pressed in and presses no button; the window fits the screen.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont, QGuiApplication
-from PySide6.QtWidgets import QDialog, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QDialog, QWidget
 
 from kvchat import __version__
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
 
 _REQUEST = (
@@ -27,11 +27,7 @@ class ReportDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
         self.resize(620, 420)
-        self.text = QPlainTextEdit(text)
-        self.text.setProperty("kind", "log")
-        self.text.setReadOnly(True)
-        self.text.setFont(font)
-        self.text.setAccessibleName("Report")
+        self.text = plain_text("Report", font, text)
         self.copy = button("Copy", self._copy, name="Copy the report")
         close = button("Close", self.close, name="Close the report")
         close.setDefault(True)

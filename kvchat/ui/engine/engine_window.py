@@ -22,13 +22,10 @@ class EngineWindow(Panel):
     """Two pages. Looks things up while it is on show, and never otherwise."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
+        super().__init__(look, runner, "Engine", parent, size=(840, 560), least=(480, 360))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
         self._looking = False
-        self.setWindowTitle("Engine")
-        self.setAccessibleName("Engine")
-        self.begin_with(840, 560, 480, 360)
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
@@ -39,8 +36,7 @@ class EngineWindow(Panel):
         self.diagnostics = button("Copy diagnostics", lambda: self.run(self._copy_diagnostics()), tip=tip)
         buttons = row(self.diagnostics, STRETCH, button("Close", self.close, name="Close the engine window"))
         column(self.notices, (self.tabs, 1), buttons, on=self, spacing=12, margins=(20, 14, 20, 16))
-        self._timer = QTimer(self)
-        self._timer.setInterval(_REFRESH_MS)
+        self._timer = QTimer(self, interval=_REFRESH_MS)
         self._timer.timeout.connect(self.refresh)
 
     def show_page(self, page: QWidget) -> None:

@@ -135,7 +135,7 @@ class UserView(MessageView):
         return int(COLUMN_WIDTH * _BUBBLE_SHARE) - 2 * _BUBBLE_X
 
     def _text_width(self, width: int) -> int:
-        natural = max(self._natural, self.chips.natural_width()) if self.chips is not None else self._natural
+        natural = max(self._natural, self.chips.sizeHint().width()) if self.chips is not None else self._natural
         return min(natural, int(width * _BUBBLE_SHARE) - 2 * _BUBBLE_X)
 
     def _chips_height(self, width: int) -> int:

@@ -30,14 +30,11 @@ class ModelsWindow(Panel):
     model_used = Signal()  # another model was chosen and is being loaded
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
-        self._runtime, self._look_of_all = runtime, look
+        super().__init__(look, runner, "Models", parent, size=(760, 640), least=(480, 440))
+        self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
         self.follow(runtime.models.subscribe, self._download_changed)
         self._token: TokenDialog | None = None
-        self.setWindowTitle("Models")
-        self.setAccessibleName("Models")
-        self.begin_with(760, 640, 480, 440)
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
         self.downloads = DownloadsView()
         self._pages = QStackedWidget()
@@ -64,9 +61,8 @@ class ModelsWindow(Panel):
     def open_token(self) -> TokenDialog:
         """Ask for the access token."""
         if self._token is None:
-            self._token = TokenDialog(self._runtime.models.token, self._look_of_all, self.runner, self)
-        self._token.show()
-        self._token.raise_()
+            self._token = TokenDialog(self._runtime.models.token, self._look, self.runner, self)
+        self._token.bring_forward()
         return self._token
 
     def _build(self) -> None:

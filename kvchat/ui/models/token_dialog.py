@@ -9,7 +9,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.library.remote.hub_token import AccessToken, TokenPlace, TokenStore
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel, fit_height
@@ -27,14 +27,10 @@ class TokenDialog(Panel):
     saved = Signal()
 
     def __init__(self, store: TokenStore, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
+        super().__init__(look, runner, "Access token for Hugging Face", parent)
         self._store = store
-        self.setWindowTitle("Access token")
-        self.setAccessibleName("Access token for Hugging Face")
-        self.field, self.place = QLineEdit(), label(kind="muted", wraps=True)
+        self.field, self.place = line_edit("Access token", "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.field.setPlaceholderText("hf_…")
-        self.field.setAccessibleName("Access token")
         self.field.returnPressed.connect(self._save)
         self.forget = button("Forget it", lambda: self.run(self._drop()), "danger")
         self.save = button("Save", self._save, "primary")

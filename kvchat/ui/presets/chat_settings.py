@@ -40,14 +40,13 @@ class ChatSettings(OptionsPanel):
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Chat settings", parent)
-        self._runtime, self._look = runtime, look
+        super().__init__(look, runner, "Chat settings", parent, (600, 720), (520, 400))
+        self._runtime = runtime
         self._subject = Subject(None, "", None)
         self._before, self._model_before = Filling(), ""
         self._said = False
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
-        self.begin_with(600, 720, 520, 400)
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
         self.preset, self.manage = ChoiceBox(look), button("Presets…", self.presets_requested)
         self.keep = button("Save as preset…", self._keep)

@@ -17,10 +17,16 @@ from kvchat.ui.widgets.layouts import ScrollGround
 class OptionsPanel(Panel):
     """Subclasses call `_build` with what stands above the form, and take what it holds with `_take`."""
 
-    def __init__(self, look: Look, runner: TaskRunner, name: str, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
-        self.setWindowTitle(name)
-        self.setAccessibleName(name)
+    def __init__(
+        self,
+        look: Look,
+        runner: TaskRunner,
+        title: str,
+        parent: QWidget | None,
+        size: tuple[int, int],
+        least: tuple[int, int],
+    ) -> None:
+        super().__init__(look, runner, title, parent, size=size, least=least)
         self.form = OptionsForm(look)
         self.save, self._leave = button("Save", self._save, "primary"), button("Cancel", self.close)
         self.save.setDefault(True)  # Enter in a field saves

@@ -22,11 +22,10 @@ class PresetDialog(OptionsPanel):
     stored = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Preset", parent)
+        super().__init__(look, runner, "Preset", parent, (580, 640), (440, 360))
         self._runtime = runtime
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
-        self.begin_with(580, 640, 440, 360)
         self.name, self.with_model = QLineEdit(), ChoiceBox(look)
         self.name.setPlaceholderText("Name")
         self.name.setAccessibleName("Name")

@@ -90,8 +90,8 @@ class _Bar(RoundBar):
     """As long as the free memory; from the left what the model takes, at the right end the margin."""
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
-        super().__init__()
-        self._look, self._bar = look, bar
+        super().__init__(look)
+        self._bar = bar
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
         """Parts after each other; the margin is hatched, and the model's part of it too where it does not fit."""

@@ -27,12 +27,9 @@ class SettingsWindow(Panel):
     """Changes apply at once; what is shown follows whoever else changes them."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
+        super().__init__(look, runner, "Settings", parent, size=(780, 620), least=(560, 400))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
-        self.setWindowTitle("Settings")
-        self.setAccessibleName("Settings")
-        self.begin_with(780, 620, 560, 400)
         look.changed.connect(self._fit_list)
         self.general, self.model = GeneralPage(runtime, look, self), ModelPage(runtime, look, self)
         self.presets, self.engine = PresetsPage(runtime, look, self), EnginePage(runtime, look, self)

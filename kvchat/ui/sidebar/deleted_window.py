@@ -29,12 +29,9 @@ class DeletedWindow(Panel):
     storage_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
+        super().__init__(look, runner, "Recently deleted", parent, size=(600, 480), least=(400, 300))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
-        self.setWindowTitle("Recently deleted")
-        self.setAccessibleName("Recently deleted")
-        self.begin_with(600, 480, 400, 300)
         self.words, self.empty = label(kind="muted", wraps=True), label("Nothing was deleted lately.", "muted")
         self.list = RowList(look, "Recently deleted")
         self.list.taken.connect(lambda _: self._restore())

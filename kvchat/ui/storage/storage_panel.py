@@ -33,16 +33,13 @@ class StoragePanel(Panel):
     limits_requested = Signal()  # quota, free-space floor and maximum age are settings
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, parent)
-        self._runtime, self._look = runtime, look
+        super().__init__(look, runner, STORAGE, parent, size=(620, 720), least=(460, 560))
+        self._runtime = runtime
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # as last asked for
         self._planning = False
         self._changing = 0  # changes under way: a plan made now would not know of them
-        self.setWindowTitle(STORAGE)
-        self.setAccessibleName(STORAGE)
-        self.begin_with(620, 720, 460, 560)
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)

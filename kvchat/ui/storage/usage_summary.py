@@ -18,11 +18,7 @@ from kvchat.words.wording import size, size_of
 class SavingsBar(RoundBar):
     """A bar as long as whole slot files would be; the strong part is what the disk really holds."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._look = look
-        self.share = 1.0  # of the bar that is on disk
-        look.changed.connect(self.update)
+    share = 1.0  # of the bar that is on disk
 
     def show_usage(self, usage: StoreUsage) -> None:
         """Draw these figures."""

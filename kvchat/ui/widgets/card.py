@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, SignalInstance
-from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import SignalInstance
+from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
+from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.widgets.layouts import FlowLayout
 
 
@@ -13,37 +14,26 @@ class Card(QFrame):
 
     def __init__(self, kind: str = "card") -> None:
         super().__init__()
-        self.setProperty("kind", kind)
-        self.title, self.detail, self.advice = QLabel(), QLabel(), QLabel()
-        self.title.setProperty("kind", "strong")
-        self.advice.setProperty("kind", "muted")
-        column = QVBoxLayout(self)
-        column.setContentsMargins(18, 14, 18, 14)
-        column.setSpacing(5)
-        for label in (self.title, self.detail, self.advice):
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-            label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
-            column.addWidget(label)
+        styled(self, kind)
+        self.title, self.detail, self.advice = said = [
+            label(kind=one, wraps=True, selectable=True) for one in ("strong", "", "muted")
+        ]
+        for one in said:
+            one.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self._button_row = QWidget()
         self.buttons = FlowLayout(self._button_row)
         self.buttons.setContentsMargins(0, 6, 0, 0)
-        column.addWidget(self._button_row)
+        column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
 
     def say(self, title: str, detail: str, advice: str) -> None:
         """Fill in the words; empty ones take no room."""
-        for label, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
-            label.setText(words)
-            label.setVisible(bool(words))
+        for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
+            one.setText(words)
+            one.setVisible(bool(words))
         self.setAccessibleName(" ".join(words for words in (title, detail, advice) if words))
 
     def add_button(self, words: str, kind: str = "", clicked: SignalInstance | None = None) -> QPushButton:
         """One more button, which emits `clicked`."""
-        button = QPushButton(words)
-        button.setProperty("kind", kind)
-        button.setAccessibleName(words)
-        if clicked is not None:
-            button.clicked.connect(clicked)
-        self.buttons.addWidget(button)
-        return button
+        made = button(words, clicked, kind)
+        self.buttons.addWidget(made)
+        return made

@@ -7,20 +7,10 @@ from typing import Any
 
 from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QWheelEvent
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QComboBox,
-    QHBoxLayout,
-    QLabel,
-    QLineEdit,
-    QPushButton,
-    QSizePolicy,
-    QStyledItemDelegate,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QPushButton, QSizePolicy, QStyledItemDelegate, QWidget
 
 from kvchat.settings import Settings, why_not
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.number_text import Notation
@@ -35,24 +25,15 @@ class Entry(QWidget):
 
     def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
         super().__init__()
-        self.title, self.words, self.refusal = QLabel(title), QLabel(words), QLabel()
+        self.title, self.words = label(title, wraps=True), label(words, "small", wraps=True)
+        self.refusal = label(kind="refusal", wraps=True)
         self.above: QWidget | None = None  # the hairline between it and the entry before
-        self.words.setProperty("kind", "small")
-        self.refusal.setProperty("kind", "refusal")
-        for label in (self.title, self.words, self.refusal):
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
         self.refusal.hide()
-        column = QVBoxLayout()
-        column.setSpacing(3)
-        for label in (self.title, self.words, self.refusal):
-            column.addWidget(label)
-        column.addStretch(1)
         self._wide, self._control = wide, control
         self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
         self._row.setContentsMargins(0, 10, 0, 10)
         self._row.setSpacing(8 if wide else 24)
-        self._row.addLayout(column, 1)
+        self._row.addLayout(column(self.title, self.words, self.refusal, STRETCH, spacing=3), 1)
         self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -168,15 +149,12 @@ class NumberEntry(FieldEntry):
         self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str, reset: str
     ) -> None:
         """`default` stands in the empty field; `reset` is the button that empties it."""
-        field, self.reset = _ShortField(), QPushButton(reset)
+        field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
         super().__init__(name, title, words, field, _field_with_unit(field, notation.unit, self.reset), wide=False)
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
         self.field.setPlaceholderText(default)
         self.field.setAccessibleName(f"{title}, in {notation.unit}")
-        self.reset.setProperty("kind", "link")
-        self.reset.setAccessibleName(f"{title}: {reset}")
-        self.reset.clicked.connect(self._reset)
 
     def refresh(self, settings: Settings) -> None:
         """Show the value in force, unless something else is being typed."""
@@ -231,25 +209,15 @@ class ChoiceBox(QComboBox):
         """Qt's own, and an arrow: a style sheet could only take one from a file."""
         super().paintEvent(event)
         painter = QPainter(self)
-        side = 16
-        box = QRect(self.width() - side - 8, (self.height() - side) // 2, side, side)
+        box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)
         icon("chevron-down", self._look.theme.muted).paint(painter, box)
         painter.end()
 
 
 def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget:
-    holder = QWidget()
-    said = QLabel(unit)
-    said.setProperty("kind", "muted")
+    holder, said = QWidget(), label(unit, "muted")
     said.setMinimumWidth(said.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
     said.setBuddy(field)
-    row = QHBoxLayout()
-    row.setSpacing(8)
-    row.addWidget(field)
-    row.addWidget(said)
-    column = QVBoxLayout(holder)
-    column.setContentsMargins(0, 0, 0, 0)
-    column.setSpacing(2)
-    column.addLayout(row)
-    column.addWidget(below, 0, Qt.AlignmentFlag.AlignLeft)
+    parts = row(field, said, spacing=8), (below, 0, Qt.AlignmentFlag.AlignLeft)
+    column(*parts, on=holder, spacing=2, margins=0)
     return holder

@@ -6,27 +6,30 @@ from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QColor, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-HEIGHT = 14
+from kvchat.ui.base.theme import Look
+
+HEIGHT = 14  # pixels, unless a subclass says otherwise
 
 
 class RoundBar(QWidget):
     """Subclasses paint inside the shape."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look, width: int = 200, height: int = HEIGHT) -> None:
+        super().__init__()
+        self._look, self._size = look, QSize(width, height)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        look.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
         """As wide as there is room, and of one height."""
-        return QSize(200, HEIGHT)
+        return self._size
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Clip to the shape and have it painted."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        box = QRectF(self.rect())
-        path = QPainterPath()
-        path.addRoundedRect(box, HEIGHT / 2, HEIGHT / 2)
+        box, path = QRectF(self.rect()), QPainterPath()
+        path.addRoundedRect(box, box.height() / 2, box.height() / 2)
         painter.setClipPath(path)
         self.paint_inside(painter, box)
         painter.end()
