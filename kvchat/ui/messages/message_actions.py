@@ -8,9 +8,10 @@ from enum import Enum
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFocusEvent, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QMenu, QToolButton, QWidget
 
 from kvchat.chat.record.messages import Message
+from kvchat.ui.base.building import label, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.rendering.page_style import PageStyle
 
@@ -43,9 +44,7 @@ class MessageActions(QWidget):
         self._buttons: list[_QuietButton] = []
         self._always = False
         self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
-        self._row = QHBoxLayout(self)
-        self._row.setContentsMargins(0, 0, 0, 0)
-        self._row.setSpacing(2)
+        self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
         """One more button, at the right end."""
@@ -67,20 +66,15 @@ class MessageActions(QWidget):
 
     def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
         """Which of several branches this is, counted from 0, always seen; `go` is given another one's position."""
-        place = QLabel(f"{position + 1} / {count}")
-        place.setProperty("kind", "small")
+        place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(f"Branch {position + 1} of {count}")
         for glyph, words, to in (
             ("chevron-left", "Previous branch", position - 1),
             ("chevron-right", "Next branch", position + 1),
         ):
-            button = QToolButton()
-            button.setProperty("kind", "quiet")
-            button.setIcon(icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line))
-            button.setToolTip(words)
-            button.setAccessibleName(words)
+            picture = icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line)
+            button = tool_button(words, lambda _=False, to=to: go(to), "quiet", icon=picture)
             button.setEnabled(0 <= to < count)
-            button.clicked.connect(lambda _=False, to=to: go(to))
             self.pager.append(button)
         for widget in (self.pager[0], place, self.pager[1]):
             self._row.addWidget(widget)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
+
+from kvchat.ui.base.building import button, column, label, row, styled
 
 _FEWEST, _MOST = 2, 18  # lines
 
@@ -19,8 +21,7 @@ class MessageEditor(QFrame):
     def __init__(self, text: str, font: QFont, action: str, hint: str, *, enter: bool, parent: QWidget) -> None:
         super().__init__(parent)
         self._enter = enter
-        self.setProperty("kind", "composer")
-        self.setProperty("focused", "true")
+        styled(self, "composer").setProperty("focused", "true")
         self.field = _Field(text)
         self.field.setFont(font)
         self.field.setAccessibleName("Edit the message")
@@ -28,24 +29,9 @@ class MessageEditor(QFrame):
         self.field.key_pressed.connect(self._key)
         self.field.document().documentLayout().documentSizeChanged.connect(lambda _: self.changed.emit())
         self.field.textChanged.connect(self._show_button)
-        words = QLabel(hint)
-        words.setProperty("kind", "small")
-        words.setWordWrap(True)
-        cancel, self.button = QPushButton("Cancel"), QPushButton(action)
-        self.button.setProperty("kind", "primary")
-        cancel.clicked.connect(self.given_up)
-        self.button.clicked.connect(self._finish)
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(words, 1)
-        for one in (cancel, self.button):
-            one.setAccessibleName(one.text())
-            row.addWidget(one)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(14, 8, 10, 10)
-        self._column.setSpacing(6)
-        self._column.addWidget(self.field)
-        self._column.addLayout(row)
+        cancel, self.button = button("Cancel", self.given_up), button(action, self._finish, "primary")
+        below = row((label(hint, "small", wraps=True), 1), cancel, self.button, spacing=8)
+        self._column = column(self.field, below, on=self, spacing=6, margins=(14, 8, 10, 10))
         self._show_button()
 
     def needed_height(self, width: int) -> int:
@@ -61,9 +47,8 @@ class MessageEditor(QFrame):
         if event.key() == Qt.Key.Key_Escape:
             self.given_up.emit()
         else:
-            with_ctrl = event.modifiers() & Qt.KeyboardModifier.ControlModifier
-            plain = self._enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier
-            if with_ctrl or plain:
+            shift, ctrl = Qt.KeyboardModifier.ShiftModifier, Qt.KeyboardModifier.ControlModifier
+            if event.modifiers() & ctrl or (self._enter and not event.modifiers() & shift):
                 self._finish()
             else:
                 self.field.textCursor().insertBlock()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QTextEdit, QWidget
+from PySide6.QtWidgets import QTextEdit, QWidget
 
 from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
 from kvchat.ui.rendering.code_view import CodeView
@@ -39,9 +39,6 @@ class PartColumn(QWidget):
         self._revision = 0
         self._width = 0
         self._ends: list[int] = []  # where each part ends at that width; parts beyond the last entry are to be measured
-        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        policy.setHeightForWidth(True)
-        self.setSizePolicy(policy)
 
     @property
     def texts(self) -> list[QTextEdit]:
@@ -97,14 +94,6 @@ class PartColumn(QWidget):
                 widths.append(int(part.document().idealWidth()) + 1)
         self._ends = []
         return max(widths)
-
-    def sizeHint(self) -> QSize:
-        """As tall as it is now."""
-        return QSize(_INDENT, self.heightForWidth(self.width()))
-
-    def hasHeightForWidth(self) -> bool:
-        """Text is taller where it is narrower."""
-        return True
 
     def heightForWidth(self, width: int) -> int:
         """All parts and the gaps between them."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFormLayout, QFrame, QSizePolicy, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
-from kvchat.ui.base.building import button, label
+from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.widgets.elided import ElidedButton
-from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
 
 _APART = 10  # pixels between how it ended and what can be done about it
 
@@ -33,10 +33,7 @@ class ReceiptView(QWidget):
         self.line.setCursor(Qt.CursorShape.PointingHandCursor)
         self.line.clicked.connect(self._toggle)
         self.details: QFrame | None = None
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(4)
-        self._column.addWidget(self.line)
+        self._column = column(self.line, on=self, spacing=4, margins=0)
         self._show_arrow(False)
 
     @property
@@ -69,19 +66,14 @@ class ReplyFooter(QWidget):
         self.receipt: ReceiptView | None = None
         self._go_on = button("Continue", self.go_on_requested, "link", name="Continue this reply")
         self._go_on.hide()
-        lines = QVBoxLayout()
-        lines.setSpacing(2)
+        lines = column(spacing=2)
         if message.state in _STATE_WORDS:
             lines.addLayout(self._ending(message.state))
         if message.receipt is not None and numbers:
             self.receipt = ReceiptView(message.receipt)
             lines.addWidget(self.receipt)
-        self._row = QHBoxLayout(self)
-        self._row.setContentsMargins(0, 0, 0, 0)
-        self._row.setSpacing(6)
         self._unfinished = message.state in _STATE_WORDS
-        self._row.addLayout(lines, 1)
-        self._row.addWidget(actions, 0, Qt.AlignmentFlag.AlignTop)
+        self._row = row((lines, 1), (actions, 0, Qt.AlignmentFlag.AlignTop), on=self, spacing=6, margins=0)
 
     def offer_to_go_on(self, last: bool) -> None:
         """Whether it is the last message: only then can it go on."""
@@ -89,29 +81,23 @@ class ReplyFooter(QWidget):
 
     def heightForWidth(self, width: int) -> int:
         """As tall as its lines; an opened receipt wraps."""
-        row = self._row
-        return row.totalHeightForWidth(width) if row.hasHeightForWidth() else row.totalSizeHint().height()
+        return height_for_width(self._row, width)
 
     def _ending(self, state: MessageState) -> FlowLayout:
-        row = FlowLayout(spacing=_APART)
-        row.addWidget(label(_STATE_WORDS[state], "small"))
+        line = FlowLayout(spacing=_APART)
+        line.addWidget(label(_STATE_WORDS[state], "small"))
         if state is MessageState.INTERRUPTED:
-            row.addWidget(button("Try again", self.retry_requested, "link", name="Try this reply again"))
-        row.addWidget(self._go_on)
-        return row
+            line.addWidget(button("Try again", self.retry_requested, "link", name="Try this reply again"))
+        line.addWidget(self._go_on)
+        return line
 
 
 def _details(receipt: Receipt) -> QFrame:
-    frame = QFrame()
-    frame.setProperty("kind", "details")
-    grid = QGridLayout(frame)
-    grid.setContentsMargins(14, 10, 14, 10)
-    grid.setHorizontalSpacing(18)
-    grid.setVerticalSpacing(4)
-    for row, (what, how_much) in enumerate(receipt_details(receipt)):
-        name, value = label(what.replace("  ", "      "), "small"), label(how_much, "small", wraps=True)
-        value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    frame = styled(QFrame(), "details")
+    form = QFormLayout(frame, horizontalSpacing=18, verticalSpacing=4)
+    form.setContentsMargins(14, 10, 14, 10)
+    for what, how_much in receipt_details(receipt):
+        value = label(how_much, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        grid.addWidget(name, row, 0, Qt.AlignmentFlag.AlignTop)
-        grid.addWidget(value, row, 1)
+        form.addRow(label(what.replace("  ", "      "), "small"), value)
     return frame

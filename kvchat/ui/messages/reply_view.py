@@ -37,8 +37,7 @@ class ReplyView(MessageView):
         self._stream = MarkdownStream(style.markdown)
         self._fed = ""
         self._more = False
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
+        self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
         self.action_row.add("copy", "Copy the reply", lambda: QGuiApplication.clipboard().setText(self.text))
@@ -68,10 +67,6 @@ class ReplyView(MessageView):
     def streaming(self) -> bool:
         """Whether the reply is still being made."""
         return self.message.state is MessageState.STREAMING
-
-    def hasHeightForWidth(self) -> bool:
-        """Text is taller where it is narrower."""
-        return True
 
     def heightForWidth(self, width: int) -> int:
         """The parts, one below the other."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
+from kvchat.ui.base.building import button, styled
 from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import PageStyle
@@ -24,18 +25,13 @@ class ThinkingView(QWidget):
         super().__init__(parent)
         self._heading = "Thinking"
         self._text = self._shown = ""
-        self.button = QPushButton(self)
-        self.button.setProperty("kind", "quiet")
+        self.button = button("", self._toggle, "quiet")
+        self.button.setParent(self)
         self.button.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.button.clicked.connect(self._toggle)
-        self._frame = QFrame(self)
-        self._frame.setProperty("kind", "quote")
+        self._frame = styled(QFrame(self), "quote")
         self._frame.hide()
         self._words = PartColumn(style.quieter(), "Thinking", self._frame)
         self._words.text_made.connect(self.text_made)
-        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        policy.setHeightForWidth(True)
-        self.setSizePolicy(policy)
         self._show_heading()
 
     @property
@@ -57,10 +53,6 @@ class ThinkingView(QWidget):
             self._heading = heading
             self._show_heading()
         self._show_words()
-
-    def hasHeightForWidth(self) -> bool:
-        """Text is taller where it is narrower."""
-        return True
 
     def heightForWidth(self, width: int) -> int:
         """The heading, and the words if it is open."""

@@ -6,10 +6,11 @@ import time
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QGuiApplication, QResizeEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message
 from kvchat.ui.attachments.chips import ChipRows
+from kvchat.ui.base.building import button, styled
 from kvchat.ui.messages.copying import selected_text
 from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
@@ -29,13 +30,11 @@ class UserView(MessageView):
 
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(style, message, f"You: {message.content[:500]}", parent)
-        self._bubble = QFrame(self)
-        self._bubble.setProperty("kind", "bubble")
+        self._bubble = styled(QFrame(self), "bubble")
         self._window = QWidget(self._bubble)  # through which the folded text is seen
         self.column.setParent(self._window)
-        self.more = QPushButton(self._bubble)
-        self.more.setProperty("kind", "link")
-        self.more.clicked.connect(lambda: self._fold(not self.folded))
+        self.more = button("", lambda: self._fold(not self.folded), "link")
+        self.more.setParent(self._bubble)
         self.folded: bool = True
         line = style.line_height * 135 / 148  # as in plain paragraphs
         self._folded_height, self._long_height = round(line * _FOLDED), round(line * _LONG)
@@ -71,10 +70,6 @@ class UserView(MessageView):
     def markdown_of(self, text: QTextEdit) -> str:
         """The user's words are shown as they were typed."""
         return selected_text(text)
-
-    def hasHeightForWidth(self) -> bool:
-        """Text is taller where it is narrower."""
-        return True
 
     def heightForWidth(self, width: int) -> int:
         """The bubble and the buttons below it."""

@@ -20,8 +20,9 @@ from PySide6.QtGui import (
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QSizePolicy, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
+from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import position, select
 from kvchat.ui.rendering.highlight import LineColours, Span
@@ -55,7 +56,6 @@ class CodeText(QTextEdit):
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setUndoRedoEnabled(False)
         self.document().setDocumentMargin(0)
         self._whole = ""
@@ -66,8 +66,7 @@ class CodeText(QTextEdit):
         self._finding: Future[list[list[Span]]] | None = None  # the colours of all of it
         self._found_for: str | None = None  # the code that has all its colours, or gets them
         self._painted = 0  # lines of it that are painted
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
+        self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._go_on)
         lines = QTextBlockFormat()
         lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
@@ -169,23 +168,18 @@ class CodeView(QFrame):
 
     def __init__(self, style: PageStyle, language: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setProperty("kind", "code")
+        styled(self, "code")
         self._theme = style.theme
         self.language = language
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setParent(self)
-        self._label = QLabel(calm(language)[:40] or "code", self)
-        self._label.setTextFormat(Qt.TextFormat.PlainText)
-        self._label.setProperty("kind", "small")
-        self.copy_button = QPushButton("Copy", self)
-        self.copy_button.setProperty("kind", "quiet")
-        self.copy_button.setAccessibleName("Copy this code")
+        self._label = label(calm(language)[:40] or "code", "small")
+        self.copy_button = button("Copy", self._copy, "quiet", name="Copy this code")
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.copy_button.clicked.connect(self._copy)
-        self._copied = QTimer(self)
-        self._copied.setSingleShot(True)
-        self._copied.setInterval(_COPIED_MS)
+        for part in (self._label, self.copy_button):
+            part.setParent(self)
+        self._copied = QTimer(self, singleShot=True, interval=_COPIED_MS)
         self._copied.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
 
@@ -201,9 +195,9 @@ class CodeView(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Put the parts in their places."""
         width, head = self.width() - _LEFT - _RIGHT, self._head()
-        button = self.copy_button.sizeHint().width()
-        self._label.setGeometry(_LEFT, _TOP, max(width - button, 0), head)
-        self.copy_button.setGeometry(_LEFT + width - button, _TOP, button, head)
+        copy = self.copy_button.sizeHint().width()
+        self._label.setGeometry(_LEFT, _TOP, max(width - copy, 0), head)
+        self.copy_button.setGeometry(_LEFT + width - copy, _TOP, copy, head)
         top = _TOP + head + _GAP
         self.body.setGeometry(_LEFT, top, width, self.height() - top - _BOTTOM)
 

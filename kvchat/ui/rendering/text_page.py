@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
-from PySide6.QtCore import QByteArray, QSize, Qt, QUrl, Signal
-from PySide6.QtGui import (
-    QPaintEvent,
-    QTextBlock,
-    QTextOption,
-    QWheelEvent,
-)
-from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QWidget
+from PySide6.QtCore import QByteArray, Qt, QUrl, Signal
+from PySide6.QtGui import QPaintEvent, QTextBlock, QTextOption, QWheelEvent
+from PySide6.QtWidgets import QFrame, QTextBrowser, QTextEdit, QWidget
 
 from kvchat.ui.base.text_cursors import part, select
 from kvchat.ui.rendering.blocks import Prose, Wide
@@ -42,9 +36,6 @@ class TextPage(QTextBrowser):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         bar = self.verticalScrollBar()
         bar.valueChanged.connect(lambda _: bar.setValue(0))  # the air below the last line is cut off, not scrolled to
-        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        policy.setHeightForWidth(True)
-        self.setSizePolicy(policy)
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setUndoRedoEnabled(False)
         document = self.document()
@@ -80,18 +71,6 @@ class TextPage(QTextBrowser):
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave scrolling to the transcript."""
         event.ignore()
-
-    def minimumSizeHint(self) -> QSize:
-        """Let the column be as narrow as it likes."""
-        return QSize(40, 0)
-
-    def sizeHint(self) -> QSize:
-        """As the text is laid out now."""
-        return self.document().size().toSize()
-
-    def hasHeightForWidth(self) -> bool:
-        """Text is taller where it is narrower."""
-        return True
 
     def heightForWidth(self, width: int) -> int:
         """How tall the text is at that width. The air below its last line is always the same."""
@@ -217,20 +196,19 @@ def sideways(page: QTextEdit, event: QWheelEvent) -> None:
 
 def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
     """The blocks' HTML, items of one list between one pair of tags."""
-    tags = [block.list_tag if isinstance(block, Prose) else "" for block in blocks]
     parts: list[str] = []
-    for (before, tag, after), html in zip(_around(tags), htmls, strict=True):
-        opens = tag and not _goes_on(before, tag)
-        closes = tag and not _goes_on(tag, after)
-        parts.append((tag if opens else "") + html + (f"</{tag[1:3]}>" if closes else ""))
-    return "".join(parts)
+    before = ""
+    for block, html in zip(blocks, htmls, strict=True):
+        tag = block.list_tag if isinstance(block, Prose) else ""
+        if not _goes_on(before, tag):
+            parts += [_closing(before), tag]
+        parts.append(html)
+        before = tag
+    return "".join([*parts, _closing(before)])
 
 
-def _around(tags: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    padded = ["", *tags, ""]
-    return (
-        (before, tag, after) for (before, tag), (_, after) in zip(pairwise(padded), pairwise(padded[1:]), strict=False)
-    )
+def _closing(tag: str) -> str:
+    return f"</{tag[1:3]}>" if tag else ""
 
 
 def _goes_on(before: str, after: str) -> bool:

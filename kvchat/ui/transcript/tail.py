@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
-from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
-from kvchat.ui.base.building import STRETCH, button, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.layouts import height_for_width
 
 _SIZE, _FROM_BELOW = 32, 14  # pixels
 JUMP_ROOM = _SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
-
-
-class PendingLine(QLabel):
-    """What happens before the first token, where the reply will stand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setProperty("kind", "muted")
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setWordWrap(True)
-
-    def set_words(self, words: str) -> None:
-        """Say `words`; empty hides the line."""
-        self.setText(words)
-        self.setAccessibleName(words)
-        self.setVisible(bool(words))
-
-
-class UnansweredLine(QWidget):
-    """Offers to answer a message that was left without a reply."""
-
-    retry_requested = Signal()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.button = button("Try again", self.retry_requested, "link", name="Answer the last message")
-        row(label("This message has no reply yet.", "small"), self.button, STRETCH, on=self, margins=0)
 
 
 class FailureCard(Card):
@@ -82,19 +56,23 @@ class TranscriptTail(QWidget):
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
-        self.pending = PendingLine()
+        self.pending = label(kind="muted", wraps=True)  # what happens before the first token, where the reply will be
         self.first = button("Answer this chat first", self.first_requested, "link")
         self.failure = FailureCard()
-        self.unanswered = UnansweredLine()
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(22)
+        self.unanswered = QWidget()  # a message was left without a reply
+        self.answer = button("Try again", self.retry_requested, "link", name="Answer the last message")
+        row(label("This message has no reply yet.", "small"), self.answer, STRETCH, on=self.unanswered, margins=0)
+        first = self.first, 0, Qt.AlignmentFlag.AlignLeft
+        self._column = column(self.pending, first, self.failure, self.unanswered, on=self, spacing=22, margins=0)
         for widget in (self.pending, self.first, self.failure, self.unanswered):
             widget.hide()
-            self._column.addWidget(widget)
-        self._column.setAlignment(self.first, Qt.AlignmentFlag.AlignLeft)
         self.failure.retry_requested.connect(self.retry_requested)
-        self.unanswered.retry_requested.connect(self.retry_requested)
+
+    def say_pending(self, words: str) -> None:
+        """Say what happens before the first token; empty hides the line."""
+        self.pending.setText(words)
+        self.pending.setAccessibleName(words)
+        self.pending.setVisible(bool(words))
 
     def event(self, event: QEvent) -> bool:
         """Notice that what it says takes another height."""
@@ -107,9 +85,7 @@ class TranscriptTail(QWidget):
         """How tall it is at that width."""
         if all(widget.isHidden() for widget in (self.pending, self.failure, self.unanswered)):
             return 0
-        if self._column.hasHeightForWidth():
-            return self._column.totalHeightForWidth(width)
-        return self._column.totalSizeHint().height()
+        return height_for_width(self._column, width)
 
 
 class JumpButton(QPushButton):
@@ -118,10 +94,9 @@ class JumpButton(QPushButton):
     def __init__(self, page: QWidget, colour: str) -> None:
         super().__init__(page)
         self._page = page
-        self.setProperty("kind", "jump")
+        styled(self, "jump").setAccessibleName("Go to the newest message")
         self.setFixedSize(_SIZE, _SIZE)
         self.setIconSize(QSize(18, 18))
-        self.setAccessibleName("Go to the newest message")
         self.set_colour(colour)
         self.hide()
 

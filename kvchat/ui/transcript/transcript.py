@@ -98,7 +98,7 @@ class Transcript(MessageColumn):
 
     def show_pending(self, words: str, *, waits: bool = False) -> None:
         """What happens before the first token; empty hides it. `waits`: for another chat, which may be put off."""
-        self.tail.pending.set_words(words)
+        self.tail.say_pending(words)
         self.tail.first.setVisible(waits and bool(words))
         self._fit_tail()
 

@@ -91,6 +91,11 @@ class FlowLayout(QLayout):
         return y - self.spacing() - rect.y() + margins.bottom()
 
 
+def height_for_width(layout: QLayout, width: int) -> int:
+    """How tall a layout is at that width, in pixels, whether its height depends on the width or not."""
+    return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
+
+
 class ScrollGround(QWidget):
     """A page for a QScrollArea that grows to the area's width.
 

@@ -320,7 +320,7 @@ async def test_an_interrupted_reply_offers_to_try_again(furnished: FakeRuntime, 
 async def test_a_message_without_reply_offers_to_answer_it(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.chat.write("thesis", Role.USER, "And?")
     await until(lambda: window.transcript.tail.unanswered.isVisible())
-    window.transcript.tail.unanswered.button.click()
+    window.transcript.tail.answer.click()
     assert ("retry", "thesis") in furnished.chat.calls
     assert not window.transcript.tail.unanswered.isVisible()
 
@@ -337,7 +337,7 @@ async def test_one_card_where_engine_and_turn_fail_alike(
     assert window.engine_card.isVisible()
     assert not window.transcript.tail.failure.isVisible()
     await until(window.transcript.tail.unanswered.isVisible)
-    qtbot.mouseClick(window.transcript.tail.unanswered.button, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(window.transcript.tail.answer, Qt.MouseButton.LeftButton)
     await until(lambda: ("retry", "thesis") in furnished.chat.calls)
 
 
