@@ -273,7 +273,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     database = await worker.run(Database, paths.database)
     try:
         await worker.run(database.check)
-        await worker.run(database.mark_interrupted)
+        await worker.run(database.interrupt_abandoned)
         await worker.run(purge_left_behind, database, settings.keep_deleted_s)
     except BaseException:
         await worker.run(database.close)

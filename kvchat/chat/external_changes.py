@@ -63,7 +63,7 @@ class ExternalChanges:
         """Whether another process has changed the list, and this chat."""
         if any(not is_alive(writer) for writer in self._writers):
             self._writers.clear()
-            self._database.mark_interrupted()
+            self._database.interrupt_abandoned()
             return False, True
         with self._database.reading() as db:
             before, self._version = self._version, db.execute("PRAGMA data_version").fetchone()[0]

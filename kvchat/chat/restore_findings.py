@@ -57,7 +57,8 @@ class Findings:
     async def forget(self, subject: Subject) -> None:
         """Try it out again when an engine comes up next."""
         with suppress(StorageFailed):
-            await self._worker.run(_forget, self._database, subject)
+            statement = "DELETE FROM restore_findings WHERE fingerprint = ? AND build = ?"
+            await self._worker.run(self._database.write, statement, subject.key)
 
     async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
         """Keep a finding. The user is told when restoring turns out not to work, or less well than it seemed."""
@@ -89,13 +90,8 @@ def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
 
 def forget_model(file: Path, model: str) -> None:
     """Forget every finding for a model, by its identity. Raises StorageFailed."""
-    with closing(Database(file)) as database, database.transaction() as db:
-        db.execute("DELETE FROM restore_findings WHERE fingerprint ->> '$.model' = ?", (model,))
-
-
-def _forget(database: Database, subject: Subject) -> None:
-    with database.transaction() as db:
-        db.execute("DELETE FROM restore_findings WHERE fingerprint = ? AND build = ?", subject.key)
+    with closing(Database(file)) as database:
+        database.write("DELETE FROM restore_findings WHERE fingerprint ->> '$.model' = ?", (model,))
 
 
 def _load(database: Database, subject: Subject, oldest: float) -> Finding | None:
@@ -104,16 +100,14 @@ def _load(database: Database, subject: Subject, oldest: float) -> Finding | None
         "SELECT strategy, proved, reason, hollow FROM restore_findings"
         " WHERE fingerprint = ? AND build = ? AND (strategy <> ? OR found_at >= ?)"
     )
-    with database.reading() as db:
-        row = db.execute(query, (*subject.key, Strategy.NONE.value, oldest)).fetchone()
-    return _finding(tuple(row)) if row else None
+    found = database.rows(query, (*subject.key, Strategy.NONE.value, oldest))
+    return _finding(tuple(found[0])) if found else None
 
 
 def store_finding(database: Database, subject: Subject, finding: Finding, found_at: float) -> None:
     """Keep a finding in place of an older one; `found_at` in seconds since 1970. Raises StorageFailed."""
     values = (finding.strategy.value, finding.proved, finding.reason, finding.hollow, found_at)
-    with database.transaction() as db:
-        db.execute("INSERT OR REPLACE INTO restore_findings VALUES (?, ?, ?, ?, ?, ?, ?)", (*subject.key, *values))
+    database.write("INSERT OR REPLACE INTO restore_findings VALUES (?, ?, ?, ?, ?, ?, ?)", (*subject.key, *values))
 
 
 def _finding(row: tuple[str, int, str, int]) -> Finding:

@@ -14,8 +14,7 @@ from kvchat.chat.deletion.permanent import PermanentDeletion
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.external_changes import ExternalChanges
-from kvchat.chat.options.models import relocate_model, remember_model
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options.presets import Preset, remember_model
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import Drafts
@@ -145,7 +144,7 @@ class ChatService:
 
     async def relocate_model(self, old: str, new: str) -> None:
         """A model is in another place now, for every conversation that used it."""
-        await self._worker.run(relocate_model, self._database, old, new)
+        await self._worker.run(self._database.write, "UPDATE conversations SET model = ? WHERE model = ?", (new, old))
         self.events.publish(ConversationsChanged())
 
     async def delete(self, conversation_id: str) -> None:

@@ -11,7 +11,7 @@ from typing import IO, Any
 from kvchat.chat.input.pictures import CannotAttach, picture_of
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role
-from kvchat.chat.record.rows import attachment_of, receipt_of, role_of, state_of, text_of
+from kvchat.chat.record.rows import attachment_of, insert_rows, receipt_of, role_of, state_of, text_of
 from kvchat.session.proof import Source
 
 Row = dict[str, Any]
@@ -77,14 +77,14 @@ def store_rows(database: Database, conversation: Row) -> bool:
             if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
                 return False
             db.execute("PRAGMA defer_foreign_keys = ON")  # a message may stand before the one it answers
-            _insert(db, "conversations", [checked])
-            _insert(db, "messages", [message | {"conversation_id": checked["id"]} for message in messages])
+            insert_rows(db, "conversations", [checked])
+            insert_rows(db, "messages", [message | {"conversation_id": checked["id"]} for message in messages])
             attachments = [
                 attachment | {"message_id": message["id"], "position": position}
                 for message in messages
                 for position, attachment in enumerate(message["attachments"])
             ]
-            _insert(db, "attachments", attachments)
+            insert_rows(db, "attachments", attachments)
     except sqlite3.IntegrityError as error:
         raise BadConversation("some of its messages are in another chat here already") from error
     return True
@@ -92,11 +92,9 @@ def store_rows(database: Database, conversation: Row) -> bool:
 
 def take_back(database: Database, conversation_id: str) -> None:
     """Undo `store_rows`, unless something was said in the conversation since. Raises StorageFailed."""
-    with database.reading() as db:
-        said_here = "SELECT 1 FROM messages WHERE conversation_id = ? AND writer IS NOT NULL"
-        if db.execute(said_here, (conversation_id,)).fetchone():
-            return
-    database.delete(conversation_id)
+    said_here = "SELECT 1 FROM messages WHERE conversation_id = ? AND writer IS NOT NULL LIMIT 1"
+    if not database.rows(said_here, (conversation_id,)):
+        database.delete(conversation_id)
 
 
 def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
@@ -228,15 +226,6 @@ def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
             path.add(at)
             at = parents[at]
         rooted |= path
-
-
-def _insert(db: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
-    """Insert what the table has columns for; what a newer kvchat added is left out."""
-    known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
-    for row in rows:
-        columns = [name for name in known if name in row]
-        places = ", ".join("?" * len(columns))
-        db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])
 
 
 FORMAT = "kvchat-conversations"

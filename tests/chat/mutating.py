@@ -6,6 +6,7 @@ Only documented errors may come out, nothing may hang, what is not touched stays
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -20,10 +21,10 @@ from pathlib import Path
 
 from kvchat.chat.deletion.recently_deleted import entries
 from kvchat.chat.options.options import ChatOptions
-from kvchat.chat.options.presets import default_preset, manner_of, presets, store_options
+from kvchat.chat.options.presets import manner_of, presets, store_options
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import _load, _load_attached
+from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
 from kvchat.chat.record.prompt import prompt_messages
 from kvchat.chat.recovery.automatic_backups import back_up
@@ -32,6 +33,7 @@ from kvchat.chat.turn import opening
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
+from kvchat.system.background import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.repair import repair
@@ -150,9 +152,12 @@ def use(paths: Paths) -> set[str]:
     whole: set[str] = set()
     with suppress(KvchatError), closing(Database(paths.database)) as database:
         _try(database.check)
-        _try(database.mark_interrupted)
-        for read in (entries, tree.removed_messages, presets, default_preset, _load, _load_attached):
+        _try(database.interrupt_abandoned)
+        for read in (entries, tree.removed_messages, presets):
             _try(lambda read=read: read(database, 0.0) if read is entries else read(database))  # type: ignore[misc]
+        drafts = Drafts(database, Worker("database"))
+        _try(lambda: asyncio.run(drafts.all()))
+        _try(lambda: asyncio.run(drafts.attached()))
         _try(lambda: [index_some(database) for _ in range(20)])
         _try(lambda: find(database, "notes lakes"))
         for conversation in _try(database.conversations) or []:

@@ -25,10 +25,10 @@ from kvchat.chat.input.pictures import TOKENS_GUESSED
 from kvchat.chat.options.options import Manner
 from kvchat.chat.options.presets import manner_of
 from kvchat.chat.record.attachments import pictures_of, prompt_content
-from kvchat.chat.record.branching import branch_of_copies, words_of_nobody_yet
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Message, Role
+from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompt import needs_vision, prompt_messages
+from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
@@ -199,8 +199,8 @@ class ContextService:
                 await session.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
                 raise NoSummary
-            asked = words_of_nobody_yet(case.branch[0], Role.USER, SUMMARY_REQUEST)
-            await self._branch_off(split, (asked, words_of_nobody_yet(case.branch[0], Role.ASSISTANT, summary)))
+            both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
+            await self._branch_off(split, [new_message(conversation_id, *said) for said in both])
             return len(split.middle)
 
     async def tokens_needed(self, model: str | None) -> int:
@@ -293,6 +293,4 @@ def _used_last(database: Database, model: str | None) -> list[list[Message]]:
         "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
         " ORDER BY updated_at DESC LIMIT ?2"
     )
-    with database.reading() as db:
-        ids = [row["id"] for row in db.execute(query, (model, USED_LAST))]
-    return [database.branch(one) for one in ids]
+    return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]

@@ -8,11 +8,10 @@ from dataclasses import replace
 from kvchat.chat.context.context_service import StillAnswering
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.options import presets
-from kvchat.chat.options.models import remember_model
 from kvchat.chat.options.options import BadOptions, ChatOptions, Manner, check
 from kvchat.chat.options.presets import Preset
-from kvchat.chat.record.branching import branch_of_copies, words_of_nobody_yet
-from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
+from kvchat.chat.record.messages import Conversation, Message, MessageState, Role, new_message
+from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.errors import KvchatError
@@ -73,7 +72,7 @@ class OptionsService:
             return False
         said = branch[1:] if before else branch
         if said:
-            system = [words_of_nobody_yet(said[0], Role.SYSTEM, text)] if text else []
+            system = [new_message(conversation_id, Role.SYSTEM, text)] if text else []
             await parts.worker.run(branch_of_copies, parts.database, None, [*system, *said], said[-1].id)
         else:
             if before:
@@ -115,11 +114,11 @@ class OptionsService:
 
     async def delete_preset(self, preset: Preset) -> None:
         """Delete a preset; chats that began with it keep what they have of it."""
-        await self._parts.worker.run(presets.delete_preset, self._parts.database, preset.id)
+        await self._parts.worker.run(self._parts.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
 
     async def default_preset(self) -> Preset | None:
         """The preset that new chats begin with."""
-        return await self._parts.worker.run(presets.default_preset, self._parts.database)
+        return next((preset for preset in await self.presets() if preset.is_default), None)
 
     async def begin(self, title: str, preset: Preset) -> Conversation:
         """A new conversation that begins with a preset."""
@@ -127,7 +126,7 @@ class OptionsService:
         made = await parts.worker.run(parts.database.create_conversation, title, preset.system or None)
         await parts.worker.run(presets.store_options, parts.database, made.id, preset.options)
         if preset.model:
-            await parts.worker.run(remember_model, parts.database, made.id, preset.model, replace=True)
+            await parts.worker.run(presets.remember_model, parts.database, made.id, preset.model, replace=True)
         return made
 
     async def _branch(self, conversation_id: str) -> list[Message]:

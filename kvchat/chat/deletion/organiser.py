@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus
@@ -48,10 +48,6 @@ class Organiser:
         await self._deleted.restore_chats(ids)
 
     async def _set(self, ids: Sequence[str], column: str, value: str | float | None) -> None:
-        await self._worker.run(_set, self._database, ids, column, value)
+        statement = f"UPDATE conversations SET {column} = ? WHERE id = ?"
+        await self._worker.run(self._database.write, statement, *((value, id) for id in ids))
         self._events.publish(ConversationsChanged())
-
-
-def _set(database: Database, ids: Iterable[str], column: str, value: str | float | None) -> None:
-    with database.transaction() as db:
-        db.executemany(f"UPDATE conversations SET {column} = ? WHERE id = ?", [(value, id) for id in ids])

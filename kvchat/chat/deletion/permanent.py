@@ -88,19 +88,19 @@ class PermanentDeletion:
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(AGAIN_S, lambda: self._spawn(self.left_behind()))
 
-    async def _words(self, ids: Iterable[str]) -> None:
+    async def _words(self, gone: Iterable[str]) -> None:
         """Many chats may go at once, and the index is written anew for all of them together."""
-        self._gone.update(ids)
+        self._gone.update(gone)
         if self._overwriting:
             return  # whoever does it does it once more
         self._overwriting = True
         try:
             while self._gone:
-                gone, self._gone = self._gone, set()
+                ids, self._gone = self._gone, set()
                 await self._finder.forget()
                 await self._worker.run(self._database.write_through)
-                await asyncio.to_thread(scrub, self._database.file, gone)
-                await self._worker.run(_forgotten, self._database, gone)
+                await asyncio.to_thread(scrub, self._database.file, ids)
+                await self._worker.run(self._database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
         finally:
             self._overwriting = False
 
@@ -115,15 +115,14 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
     new = store.unseen(by)
     # Read after that: what another process began and saved in between is known then.
     gone = _deleted(database)
-    with database.reading() as db:
-        for conversation_id, messages in new.messages.items():
-            if db.execute("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)).fetchone() is None:
-                gone.setdefault(conversation_id, set()).add(conversation_id)
-                continue
-            query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
-            missing = messages - {row["id"] for row in db.execute(query, (json.dumps(sorted(messages)),))}
-            if missing:
-                gone.setdefault(conversation_id, set()).update(missing)
+    for conversation_id, messages in new.messages.items():
+        if not database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
+            gone.setdefault(conversation_id, set()).add(conversation_id)
+            continue
+        query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
+        missing = messages - {row["id"] for row in database.rows(query, (json.dumps(sorted(messages)),))}
+        if missing:
+            gone.setdefault(conversation_id, set()).update(missing)
     kept = {row["id"] for removed in removed_messages(database) for row in removed.rows} if gone else set()
     for conversation_id, ids in gone.items():
         if conversation_id in ids:
@@ -136,12 +135,6 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
 def _deleted(database: Database) -> dict[str, set[str]]:
     """Of what something may still be kept: the ids of messages, or the chat's own, by conversation."""
     found: dict[str, set[str]] = {}
-    with database.reading() as db:
-        for row in db.execute("SELECT conversation_id, id FROM deleted"):
-            found.setdefault(row["conversation_id"], set()).add(row["id"])
+    for row in database.rows("SELECT conversation_id, id FROM deleted"):
+        found.setdefault(row["conversation_id"], set()).add(row["id"])
     return found
-
-
-def _forgotten(database: Database, ids: Iterable[str]) -> None:
-    with database.transaction() as db:
-        db.executemany("DELETE FROM deleted WHERE id = ?", [(id,) for id in ids])

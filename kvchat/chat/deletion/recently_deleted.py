@@ -82,7 +82,7 @@ class RecentlyDeleted:
 
     async def restore_chats(self, ids: Sequence[str]) -> None:
         """Have chats back, as far as they are not gone for good."""
-        await self._worker.run(_hide, self._database, ids, None)
+        await self._hide(ids, None)
         self._deleted_here.difference_update(ids)
         self._events.publish(ConversationsChanged())
 
@@ -108,7 +108,7 @@ class RecentlyDeleted:
 
     async def hide_chats(self, ids: Sequence[str]) -> None:
         """These chats are deleted now."""
-        await self._worker.run(_hide, self._database, ids, time.time())
+        await self._hide(ids, time.time())
         self.added(ids)
         self._events.publish(ConversationsChanged())
 
@@ -135,6 +135,10 @@ class RecentlyDeleted:
         if not self._keep_s() and self._deleted_here:
             self._spawn(self._let_go(set(self._deleted_here)))
 
+    async def _hide(self, ids: Sequence[str], at: float | None) -> None:
+        statement = "UPDATE conversations SET deleted_at = ? WHERE id = ?"
+        await self._worker.run(self._database.write, statement, *((at, id) for id in ids))
+
     @property
     def _kept_s(self) -> float:
         return self._keep_s() or UNDO_S
@@ -159,18 +163,10 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
             SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
         ) AS messages FROM conversations WHERE deleted_at IS NOT NULL
     """
-    with database.reading() as db:
-        found = [
-            Deleted(
-                text_of(row["id"]),
-                text_of(row["id"]),
-                text_of(row["title"]),
-                row["messages"],
-                "",
-                *_times(row["deleted_at"], keep_s),
-            )
-            for row in db.execute(chats)
-        ]
+    found = []
+    for row in database.rows(chats):
+        id, times = text_of(row["id"]), _times(row["deleted_at"], keep_s)
+        found.append(Deleted(id, id, text_of(row["title"]), row["messages"], "", *times))
     for removed in tree.removed_messages(database):
         words = beginning(removed.words).text
         times = _times(removed.removed_at, keep_s)
@@ -193,8 +189,3 @@ def _times(deleted_at: object, keep_s: float) -> tuple[datetime, datetime]:
     sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
     at = time_of(deleted_at if sane else now)  # what is damaged is kept, and not taken for old
     return at, at + timedelta(seconds=keep_s)
-
-
-def _hide(database: Database, ids: Sequence[str], at: float | None) -> None:
-    with database.transaction() as db:
-        db.executemany("UPDATE conversations SET deleted_at = ? WHERE id = ?", [(at, id) for id in ids])

@@ -1,6 +1,6 @@
 """How one conversation is answered: its options, its model, the presets it may begin with.
 
-- **Its own model.** A conversation remembers the model it began with (`chat/options/models.py`); its turn asks the
+- **Its own model.** A conversation remembers the model it began with (`remember_model`); its turn asks the
   room for it, which changes engines between turns. Looking at a conversation loads nothing. A model that is gone
   leaves choices (`ModelMissing`, `ui/controllers/model.py`).
 - **Its own options.** `chat/options/options.py` has each conversation's sampling and template options,

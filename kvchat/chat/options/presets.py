@@ -1,4 +1,4 @@
-"""Presets: a named system prompt with options and a model, from which chats begin. And each chat's own options."""
+"""Presets: a named system prompt with options and a model, from which chats begin. And each chat's own of these."""
 
 from __future__ import annotations
 
@@ -32,16 +32,7 @@ class PresetExists(KvchatError):
 
 def presets(database: Database) -> list[Preset]:
     """All presets, by name. Raises StorageFailed."""
-    with database.reading() as db:
-        rows = db.execute("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name").fetchall()
-    return [_preset(row) for row in rows]
-
-
-def default_preset(database: Database) -> Preset | None:
-    """The preset that new chats begin with, if there is one. Raises StorageFailed."""
-    with database.reading() as db:
-        row = db.execute("SELECT * FROM presets WHERE is_default").fetchone()
-    return _preset(row) if row else None
+    return [_preset(row) for row in database.rows("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name")]
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:
@@ -63,12 +54,6 @@ def store_preset(database: Database, preset: Preset) -> Preset:
     return kept
 
 
-def delete_preset(database: Database, preset_id: str) -> None:
-    """Delete a preset; chats that began with it keep what they have of it. Raises StorageFailed."""
-    with database.transaction() as db:
-        db.execute("DELETE FROM presets WHERE id = ?", (preset_id,))
-
-
 def copy_name(name: str, taken: set[str]) -> str:
     """A name for a duplicate: “Name copy”, “Name copy 2”, …"""
     base = f"{name} copy"
@@ -77,19 +62,22 @@ def copy_name(name: str, taken: set[str]) -> str:
 
 def manner_of(database: Database, conversation_id: str) -> Manner:
     """How a conversation is answered; as by default if it is gone. Raises StorageFailed."""
-    with database.reading() as db:
-        row = db.execute("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-    return Manner(row["model"], options_from(row["options"])) if row else Manner()
+    for row in database.rows("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)):
+        return Manner(row["model"], options_from(row["options"]))
+    return Manner()
 
 
 def store_options(database: Database, conversation_id: str, options: ChatOptions) -> None:
     """Answer a conversation so from now on. Raises ConversationGone and StorageFailed."""
-    with database.transaction() as db:
-        changed = db.execute(
-            "UPDATE conversations SET options = ? WHERE id = ?", (options_json(options), conversation_id)
-        )
-        if changed.rowcount != 1:
-            raise ConversationGone
+    statement = "UPDATE conversations SET options = ? WHERE id = ?"
+    if not database.write(statement, (options_json(options), conversation_id)):
+        raise ConversationGone
+
+
+def remember_model(database: Database, conversation_id: str, model: str, *, replace: bool) -> None:
+    """Have `model` answer in a conversation; without `replace` only if it has none yet. Raises StorageFailed."""
+    statement = "UPDATE conversations SET model = ? WHERE id = ? AND (? OR model IS NULL)"
+    database.write(statement, (model, conversation_id, replace))
 
 
 def _preset(row: sqlite3.Row) -> Preset:

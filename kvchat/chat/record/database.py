@@ -6,6 +6,7 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import psutil
 
 from kvchat.chat.record.attachments import insert_attachments, with_attachments
 from kvchat.chat.record.database_file import DatabaseFile, doubted
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role, new_message
 from kvchat.chat.record.rows import conversation_of, message_of, receipt_json
 from kvchat.errors import KvchatError
 
@@ -37,20 +38,14 @@ class Database(DatabaseFile):
 
     def conversations(self) -> list[Conversation]:
         """All conversations, the newest first. Read again, only what has changed is made anew: most of the work."""
-        with self.reading() as db:
-            rows = db.execute(
-                "SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY updated_at DESC, rowid DESC"
-            )
-            self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
-            return list(self._listed.values())
+        rows = self.rows("SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY updated_at DESC, rowid DESC")
+        self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
+        return list(self._listed.values())
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation, or None if there is none of that id."""
-        with self.reading() as db:
-            row = db.execute(
-                "SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)
-            ).fetchone()
-            return conversation_of(row) if row else None
+        found = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
+        return conversation_of(found[0]) if found else None
 
     def create_conversation(self, title: str, system: str | None = None) -> Conversation:
         """A new conversation, with a system message if given."""
@@ -61,7 +56,7 @@ class Database(DatabaseFile):
                 (conversation_id, title, now, now),
             )
             if system:
-                _insert(db, conversation_id, None, Role.SYSTEM, system, MessageState.COMPLETE)
+                insert_message(db, new_message(conversation_id, Role.SYSTEM, system))
         made = self.conversation(conversation_id)
         assert made is not None
         return made
@@ -71,12 +66,11 @@ class Database(DatabaseFile):
 
         An automatic one is a first guess: the model may find a better one, see kvchat.chat.turn.titles.
         """
-        with self.transaction() as db:
-            db.execute(
-                "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
-                " WHERE id = ? AND (? OR NOT title_by_user)",
-                (title, by_user, not by_user, conversation_id, by_user),
-            )
+        self.write(
+            "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
+            " WHERE id = ? AND (? OR NOT title_by_user)",
+            (title, by_user, not by_user, conversation_id, by_user),
+        )
 
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation and its messages."""
@@ -126,30 +120,30 @@ class Database(DatabaseFile):
         """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
         with self.transaction() as db:
             _checked_leaf(db, conversation_id)
-            return _insert(db, conversation_id, parent_id, role, content, state, attachments)
+            new = new_message(conversation_id, role, content, parent_id=parent_id, state=state, attachments=attachments)
+            return insert_message(db, new)
 
     def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
         """Add a user's message under the conversation's leaf, whoever wrote that. Raises ConversationGone."""
         with self.transaction() as db:
             leaf = _checked_leaf(db, conversation_id)
             try:
-                return _insert(db, conversation_id, leaf, Role.USER, content, MessageState.COMPLETE, attachments)
+                new = new_message(conversation_id, Role.USER, content, parent_id=leaf, attachments=attachments)
+                return insert_message(db, new)
             except sqlite3.IntegrityError as error:  # both were found a moment ago: an index says otherwise
                 raise doubted(self.file, str(error)) from error
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:
         """Make one of the conversation's messages the end of its current branch."""
-        with self.transaction() as db:
-            db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
+        self.write("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
 
     def update_reply(self, message: Message) -> None:
         """Write a reply's text, thinking, state and receipt as they are now."""
         receipt = receipt_json(message.receipt) if message.receipt else None
-        with self.transaction() as db:
-            db.execute(
-                "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
-                (message.content, message.thinking, message.state.value, receipt, message.id),
-            )
+        self.write(
+            "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
+            (message.content, message.thinking, message.state.value, receipt, message.id),
+        )
 
     def reopen(self, message: Message) -> None:
         """A reply that had ended is being written again, by this process, and is the conversation's leaf."""
@@ -178,10 +172,9 @@ class Database(DatabaseFile):
 
     def disown(self, question_id: str) -> None:
         """No process is going to answer this question."""
-        with self.transaction() as db:
-            db.execute("UPDATE messages SET writer = '' WHERE id = ?", (question_id,))
+        self.write("UPDATE messages SET writer = '' WHERE id = ?", (question_id,))
 
-    def mark_interrupted(self) -> int:
+    def interrupt_abandoned(self) -> int:
         """Replies whose writer died while streaming become interrupted ones; returns how many.
 
         Replies another living process is writing are left alone: the app and `ask` share the file.
@@ -202,8 +195,7 @@ class Database(DatabaseFile):
                 WHERE system.role = 'system' AND system.content = ? AND reply.id != ?
             )
         """
-        with self.reading() as db:
-            return bool(db.execute(query, (text, reply_id)).fetchone()[0])
+        return bool(self.rows(query, (text, reply_id))[0][0])
 
     def seconds_saved(self) -> dict[str, float]:
         """The time spared by what was remembered, by conversation: the sum of what its replies' receipts say."""
@@ -211,8 +203,7 @@ class Database(DatabaseFile):
             SELECT conversation_id, sum(CASE WHEN json_valid(receipt) THEN receipt ->> '$.saved_ms' END) / 1000
             FROM messages WHERE receipt IS NOT NULL GROUP BY conversation_id
         """
-        with self.reading() as db:
-            return {row[0]: float(row[1]) for row in db.execute(query) if row[1]}
+        return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
     def prefill_ms_per_token(self, model: str) -> float | None:
         """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
@@ -223,9 +214,8 @@ class Database(DatabaseFile):
                 THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
             ORDER BY created_at DESC LIMIT 1
         """
-        with self.reading() as db:
-            row = db.execute(query, (model,)).fetchone()
-            return float(row[0]) if row else None
+        found = self.rows(query, (model,))
+        return float(found[0][0]) if found else None
 
 
 def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
@@ -244,37 +234,24 @@ def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
     return leaf_of(db, conversation_id)
 
 
-def _insert(
-    db: sqlite3.Connection,
-    conversation_id: str,
-    parent_id: str | None,
-    role: Role,
-    content: str,
-    state: MessageState,
-    attachments: Sequence[Attachment] = (),
-) -> Message:
-    message = Message(
-        id=uuid.uuid4().hex,
-        conversation_id=conversation_id,
-        parent_id=parent_id,
-        role=role,
-        content=content,
-        thinking="",
-        state=state,
-        created_at=datetime.now(UTC),
-        attachments=tuple(attachments),
-    )
-    created = message.created_at.timestamp()
+def insert_message(db: sqlite3.Connection, new: Message, *, by_this_process: bool = True) -> Message:
+    """Store a message, its receipt left out, and make it its conversation's leaf, in the caller's transaction.
+
+    `by_this_process`: who reads it may take it that this process sees to it.
+    """
+    stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
+    created, writer = stored.created_at.timestamp(), this_process() if by_this_process else None
+    where = stored.id, stored.conversation_id, stored.parent_id
+    said = stored.role.value, stored.content, stored.thinking, stored.state.value
     db.execute(
-        "INSERT INTO messages (id, conversation_id, parent_id, role, content, state, created_at, writer)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (message.id, conversation_id, parent_id, role.value, content, state.value, created, this_process()),
+        "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, writer)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*where, *said, created, writer),
     )
-    insert_attachments(db, message.id, attachments)
-    db.execute(
-        "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?", (message.id, created, conversation_id)
-    )
-    return message
+    insert_attachments(db, stored.id, stored.attachments)
+    query = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
+    db.execute(query, (stored.id, created, stored.conversation_id))
+    return stored
 
 
 def this_process() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +14,6 @@ from kvchat.errors import KvchatError
 from kvchat.system.files import name_beside
 
 LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
-
-
 BACKUPS = "backups"  # the folder's name, beside the file, see kvchat.chat.recovery.automatic_backups
 SMALL = 64_000_000  # bytes: a file of that size is looked through in a fraction of a second
 
@@ -85,6 +83,16 @@ class DatabaseFile:
         """Nothing stays in the log beside the file, as far as no other process is in the way."""
         with _in_words(self.file):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        """What a query finds."""
+        with self.reading() as db:
+            return db.execute(query, values).fetchall()
+
+    def write(self, statement: str, *values: Sequence[object]) -> int:
+        """Execute a statement with each of these values, all or nothing; how many rows it changed."""
+        with self.transaction() as db:
+            return db.executemany(statement, values).rowcount
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

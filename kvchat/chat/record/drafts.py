@@ -21,11 +21,16 @@ class Drafts:
 
     async def all(self) -> dict[str, str]:
         """Every draft there is."""
-        return await self._worker.run(_load, self._database)
+        rows = await self._worker.run(self._database.rows, "SELECT * FROM drafts")
+        return {text_of(row["conversation_id"]): text_of(row["text"]) for row in rows}
 
     async def attached(self) -> dict[str, tuple[Attachment, ...]]:
         """What waits with them."""
-        return await self._worker.run(_load_attached, self._database)
+        found: dict[str, tuple[Attachment, ...]] = {}
+        for row in await self._worker.run(self._database.rows, "SELECT * FROM draft_attachments ORDER BY position"):
+            id = text_of(row["conversation_id"])
+            found[id] = (*found.get(id, ()), attachment_of(row))
+        return found
 
     async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
         """Put these drafts on disk, and what waits with some of them.
@@ -33,20 +38,6 @@ class Drafts:
         Empty ones are forgotten, and those of conversations that are gone.
         """
         await self._worker.run(_store, self._database, dict(drafts), dict(attached))
-
-
-def _load(database: Database) -> dict[str, str]:
-    with database.reading() as db:
-        return {text_of(row["conversation_id"]): text_of(row["text"]) for row in db.execute("SELECT * FROM drafts")}
-
-
-def _load_attached(database: Database) -> dict[str, tuple[Attachment, ...]]:
-    found: dict[str, tuple[Attachment, ...]] = {}
-    with database.reading() as db:
-        for row in db.execute("SELECT * FROM draft_attachments ORDER BY position"):
-            id = text_of(row["conversation_id"])
-            found[id] = (*found.get(id, ()), attachment_of(row))
-    return found
 
 
 def _store(database: Database, drafts: dict[str, str], attached: dict[str, tuple[Attachment, ...]]) -> None:

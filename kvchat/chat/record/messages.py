@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 
 from kvchat.session.proof import Source
@@ -55,9 +56,7 @@ class Receipt:
     engine_wait_ms: float = 0.0
     queue_wait_ms: float = 0.0
     model: str = ""  # identity of the weights: a rate measured with one model says nothing of another
-    thinking_ms: float | None = (
-        None  # from the first token of the thinking to the first of the reply; None: no thinking
-    )
+    thinking_ms: float | None = None  # from the thinking's first token to the reply's first; None: no thinking
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
 
@@ -87,6 +86,20 @@ class Message:
     receipt: Receipt | None = None
     siblings: tuple[str, ...] = ()  # where it is one of several branches: the ids of all of them, the oldest first
     attachments: tuple[Attachment, ...] = ()
+
+
+def new_message(
+    conversation_id: str,
+    role: Role,
+    content: str,
+    *,
+    parent_id: str | None = None,
+    state: MessageState = MessageState.COMPLETE,
+    attachments: Sequence[Attachment] = (),
+) -> Message:
+    """A message that is not stored yet."""
+    now = datetime.now(UTC)
+    return Message("", conversation_id, parent_id, role, content, "", state, now, attachments=tuple(attachments))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,6 +107,15 @@ def time_of(value: Any) -> datetime:
     """A column that should hold seconds since 1970."""
     fits = isinstance(value, int | float) and 0 <= value <= _LATEST_S
     return datetime.fromtimestamp(value if fits else 0, UTC)
+
+
+def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Insert what the table has columns for; what a newer kvchat added is left out."""
+    known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
+    for row in rows:
+        columns = [name for name in known if name in row]
+        places = ", ".join("?" * len(columns))
+        db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The conversation as a tree: branches beside each other, going from one to another, deleting and putting back."""
+"""The conversation as a tree: branches beside each other, made, gone to, deleted and put back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvchat.chat.record.database import ConversationGone, Database
+from kvchat.chat.record.database import ConversationGone, Database, insert_message
 from kvchat.chat.record.messages import Message, Role
 from kvchat.chat.record.prompt import NEW_TITLE, title_from
-from kvchat.chat.record.rows import attachment_of, text_of
+from kvchat.chat.record.rows import attachment_of, insert_rows, text_of
 from kvchat.chat.record.title_words import words_said
 from kvchat.errors import KvchatError
 
@@ -25,6 +25,10 @@ _BELOW = """
     )
 """
 
+_REMOVED = (
+    "SELECT removed.*, conversations.title AS title_now FROM removed"
+    " JOIN conversations ON conversations.id = conversation_id"
+)
 _FIRST_QUESTION = (
     "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY created_at, rowid LIMIT 1"
 )
@@ -35,6 +39,14 @@ class BelongsToDeleted(KvchatError):
 
     def __init__(self) -> None:
         super().__init__("The message before it is deleted, too", "", "Put that one back first.")
+
+
+class WentOn(KvchatError):
+    """The conversation has another end than the one a branch was made for."""
+
+    def __init__(self) -> None:
+        advice = "Try again if it is still full."
+        super().__init__("The chat has gone on meanwhile", "Nothing was left out of it.", advice)
 
 
 @dataclass(frozen=True)
@@ -69,8 +81,7 @@ def current_branch(database: Database, conversation_id: str) -> list[Message]:
     branch = database.branch(conversation_id)
     query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
     children: defaultdict[str | None, list[str]] = defaultdict(list)
-    with database.reading() as db:
-        rows = db.execute(query, (conversation_id,)).fetchall()
+    rows = database.rows(query, (conversation_id,))
     systems = {row["id"] for row in rows if row["role"] == Role.SYSTEM.value and row["parent_id"] is None}
     for row in rows:
         if row["id"] not in systems:
@@ -90,6 +101,24 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
         if not db.execute("SELECT 1 FROM messages WHERE id = ?", (message_id,)).fetchone():
             raise ConversationGone
         _set_leaf(db, conversation_id, _newest_end(db, message_id))
+
+
+def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
+    """Put copies of the messages, one after the other, under `parent_id` and make the last one the leaf.
+
+    The originals stay where they are. A copy has no receipt: it cost nothing. `leaf_id` is the end of the branch they
+    were taken from: what was said after it must not vanish from the page. Raises WentOn, ConversationGone and
+    StorageFailed.
+    """
+    with database.transaction() as db:
+        query = "SELECT leaf_id FROM conversations WHERE id = ?"
+        row = db.execute(query, (messages[0].conversation_id,)).fetchone()
+        if row is None:
+            raise ConversationGone
+        if row["leaf_id"] != leaf_id:
+            raise WentOn
+        for message in messages:
+            parent_id = insert_message(db, replace(message, parent_id=parent_id), by_this_process=False).id
 
 
 def remove(database: Database, message: Message) -> Removed:
@@ -128,12 +157,7 @@ def remove(database: Database, message: Message) -> Removed:
 
 def removed_messages(database: Database) -> list[Removed]:
     """All that `remove` took and nobody put back or let go."""
-    query = (
-        "SELECT removed.*, conversations.title AS title_now FROM removed"
-        " JOIN conversations ON conversations.id = conversation_id"
-    )
-    with database.reading() as db:
-        return [removed for row in db.execute(query) if (removed := _removed(row))]
+    return [removed for row in database.rows(_REMOVED) if (removed := _removed(row))]
 
 
 def put_back(database: Database, first_id: str) -> None:
@@ -142,11 +166,7 @@ def put_back(database: Database, first_id: str) -> None:
     Raises ConversationGone if they are gone for good, BelongsToDeleted if what they follow is deleted, too.
     """
     with database.transaction() as db:
-        query = (
-            "SELECT removed.*, conversations.title AS title_now FROM removed"
-            " JOIN conversations ON conversations.id = conversation_id WHERE removed.id = ?"
-        )
-        row = db.execute(query, (first_id,)).fetchone()
+        row = db.execute(f"{_REMOVED} WHERE removed.id = ?", (first_id,)).fetchone()
         removed = _removed(row) if row else None
         if removed is None:
             raise ConversationGone
@@ -155,8 +175,8 @@ def put_back(database: Database, first_id: str) -> None:
         if parent and not circle and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
             raise BelongsToDeleted
         db.execute("PRAGMA defer_foreign_keys = ON")
-        _insert(db, "messages", removed.rows)
-        _insert(db, "attachments", removed.attachments)
+        insert_rows(db, "messages", removed.rows)
+        insert_rows(db, "attachments", removed.attachments)
         db.execute("DELETE FROM removed WHERE id = ?", (first_id,))
         db.execute("UPDATE conversations SET deleted_at = NULL WHERE id = ?", (removed.conversation_id,))
         _set_leaf(db, removed.conversation_id, removed.leaf_id)
@@ -216,12 +236,6 @@ def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Mes
     )
     rows = db.execute(query, (message.conversation_id,))
     return words_said(" ".join(said), (text_of(row[0]) for row in rows)) != said
-
-
-def _insert(db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
-    for row in rows:
-        places = ", ".join("?" * len(row))
-        db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
 
 
 def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:

@@ -4,7 +4,7 @@
   the last selection counts, and a message in another chat ends it, in the middle of staging too.
 - **Going on.** An unfinished reply goes on in place: it is the last message of the prompt, which llama-server
   leaves open. Where states cannot be cut it has a save point at its very end as well. What an older build repeats
-  of it is taken out (`continuation.py`).
+  of it is taken out (`reply.Echo`).
 - **Begin anew.** An engine lost before the first word costs no message, be it gone or no longer able to compute (a
   GPU lost in the computer's sleep leaves `/health` well): the next one answers, once.
 - **Words first.** The user's message is on disk before anything else happens; a partial reply is flushed twice a

@@ -191,15 +191,13 @@ class Titles:
 
 def is_due(database: Database, conversation_id: str) -> bool:
     """Whether the model may find this chat a title. Raises StorageFailed."""
-    with database.reading() as db:
-        query = "SELECT 1 FROM conversations WHERE id = ? AND title_due AND deleted_at IS NULL"
-        return db.execute(query, (conversation_id,)).fetchone() is not None
+    query = "SELECT 1 FROM conversations WHERE id = ? AND title_due AND deleted_at IS NULL"
+    return bool(database.rows(query, (conversation_id,)))
 
 
 def make_due(database: Database, conversation_id: str) -> None:
     """Have the model find this chat a title, whoever gave it the one it has. Raises StorageFailed."""
-    with database.transaction() as db:
-        db.execute("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
+    database.write("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 
 def settle(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
@@ -208,10 +206,9 @@ def settle(database: Database, conversation_id: str, title: str | None, end: str
     What the user called it in the meantime stays. A title that may be about a message deleted since (`end`, the last
     one it was made of) is none. Raises StorageFailed.
     """
-    with database.transaction() as db:
-        query = (
-            "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
-            " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"
-            " AND (?1 IS NULL OR EXISTS (SELECT 1 FROM messages WHERE id = ?3))"
-        )
-        return db.execute(query, (title, conversation_id, end)).rowcount > 0 and title is not None
+    statement = (
+        "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
+        " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"
+        " AND (?1 IS NULL OR EXISTS (SELECT 1 FROM messages WHERE id = ?3))"
+    )
+    return database.write(statement, (title, conversation_id, end)) > 0 and title is not None

@@ -13,9 +13,8 @@ from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt, Role
 from kvchat.chat.record.prompt import ends_with_reply, prompt_messages
-from kvchat.chat.turn.continuation import Echo
 from kvchat.chat.turn.opening import Beginning
-from kvchat.chat.turn.reply import ReplyWriter
+from kvchat.chat.turn.reply import Echo, ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling

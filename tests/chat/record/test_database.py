@@ -157,13 +157,13 @@ def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(d
     assert writer.stdout is not None
     try:
         chat = writer.stdout.readline().strip()
-        assert database.mark_interrupted() == 0
+        assert database.interrupt_abandoned() == 0
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
         writer.stdout.close()
     assert [m.content for m in database.branch(chat)] == ["are you there?", ""]
-    assert database.mark_interrupted() == 1
+    assert database.interrupt_abandoned() == 1
     assert database.branch(chat)[1].state is MessageState.INTERRUPTED
 
 
