@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.chat.record.messages import Attachment, Receipt
 from kvchat.engine.speaking.status import EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.session import events as session
+from kvchat.session.events import Asked, SessionEvent, Tell
 from kvchat.session.proof import Verdict
+
+
+@dataclass(frozen=True)
+class _OfChat:
+    """It is about a chat."""
+
+    conversation_id: str
 
 
 @dataclass(frozen=True)
@@ -31,89 +38,35 @@ class ConversationsChanged:
 
 
 @dataclass(frozen=True)
-class MessagesChanged:
+class MessagesChanged(_OfChat):
     """The messages on a conversation's current branch changed other than by a ReplyDelta."""
 
-    conversation_id: str
-
 
 @dataclass(frozen=True)
-class _OfAChat:
-    """What a session tells of its owner, told of a chat: `conversation_id` comes first, then what the session says."""
-
-    conversation_id: str
-
-
-@dataclass(frozen=True)
-class WaitingForEngine(session.WaitingForEngine, _OfAChat):
-    """A turn waits until the engine is ready."""
-
-
-@dataclass(frozen=True)
-class MakingRoom(session.MakingRoom, _OfAChat):
-    """The engine is started again with a larger context, which this conversation needs."""
-
-
-@dataclass(frozen=True)
-class Restoring(session.Restoring, _OfAChat):
-    """A save point is being verified and loaded into the slot."""
-
-
-@dataclass(frozen=True)
-class Restored(session.Restored, _OfAChat):
-    """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
-
-
-@dataclass(frozen=True)
-class RestoreFailed(session.RestoreFailed, _OfAChat):
-    """The save point could not be used; the turn goes on as an ordinary prefill."""
-
-
-@dataclass(frozen=True)
-class Saving(session.Saving, _OfAChat):
-    """The turn boundary is being settled and the slot saved."""
-
-
-@dataclass(frozen=True)
-class Saved(session.Saved, _OfAChat):
-    """A save point was kept."""
-
-
-@dataclass(frozen=True)
-class SaveSkipped(session.SaveSkipped, _OfAChat):
-    """No save point was kept, and why."""
-
-
-@dataclass(frozen=True)
-class WaitingForWriter:
+class WaitingForWriter(_OfChat):
     """Another kvchat answers in this chat: the turn waits until that is over."""
 
-    conversation_id: str
-
 
 @dataclass(frozen=True)
-class WaitingForChat:
+class WaitingForChat(_OfChat):
     """Another conversation is answered: the turn waits until that is over."""
 
-    conversation_id: str
     other: str
 
 
 @dataclass(frozen=True)
-class Prefilling:
+class Prefilling(_OfChat):
     """The engine reads the prompt."""
 
-    conversation_id: str
     done: int  # tokens, cached ones included
     total: int
     cached: int
 
 
 @dataclass(frozen=True)
-class FirstToken:
+class FirstToken(_OfChat):
     """The reply has begun; the token counts are the engine's own, so a high `cached_tokens` proves a restore."""
 
-    conversation_id: str
     ttft_ms: float
     cached_tokens: int
     prompt_tokens: int
@@ -121,10 +74,9 @@ class FirstToken:
 
 
 @dataclass(frozen=True)
-class ReplyDelta:
+class ReplyDelta(_OfChat):
     """More of the reply's text."""
 
-    conversation_id: str
     message_id: str
     text: str
     thinking: str
@@ -132,44 +84,39 @@ class ReplyDelta:
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(_OfChat):
     """How fast the reply is coming, and how full the context is."""
 
-    conversation_id: str
     tokens_per_second: float
     context_used: int  # tokens
 
 
 @dataclass(frozen=True)
-class Silent:
+class Silent(_OfChat):
     """The engine has said nothing for so long; 0 when it goes on."""
 
-    conversation_id: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class ReplyFinished:
+class ReplyFinished(_OfChat):
     """The reply is whole (or was stopped) and on disk."""
 
-    conversation_id: str
     message_id: str
     receipt: Receipt | None
 
 
 @dataclass(frozen=True)
-class TurnFailed:
+class TurnFailed(_OfChat):
     """The turn ended without a whole reply. The user's message, and whatever came of the reply, are on disk."""
 
-    conversation_id: str
     error: KvchatError
 
 
 @dataclass(frozen=True)
-class QuestionNotStored:
+class QuestionNotStored(_OfChat):
     """The user's words could not be put on disk, so nothing was sent: whoever took them must give them back."""
 
-    conversation_id: str
     text: str
     error: KvchatError
     attachments: tuple[Attachment, ...] = ()
@@ -193,22 +140,15 @@ class Notice:
 
 
 TurnEvent = (
-    WaitingForEngine
+    SessionEvent
     | WaitingForWriter
     | WaitingForChat
-    | MakingRoom
-    | Restoring
-    | Restored
-    | RestoreFailed
     | Prefilling
     | FirstToken
     | ReplyDelta
     | Speed
     | Silent
     | ReplyFinished
-    | Saving
-    | Saved
-    | SaveSkipped
     | TurnFailed
 )
 Event = (
@@ -222,9 +162,6 @@ Event = (
     | TurnEvent
 )
 Listener = Callable[[Event], None]
-
-_TOLD = WaitingForEngine, MakingRoom, Restoring, Restored, RestoreFailed, Saving, Saved, SaveSkipped
-_OF_A_CHAT: dict[type, Callable[..., TurnEvent]] = {kind.__mro__[1]: kind for kind in _TOLD}
 
 
 class EventBus:
@@ -249,12 +186,12 @@ class EventBus:
             except Exception as error:
                 _report(error, event)
 
-    def of_chat(self, conversation_id: str) -> session.Tell:
+    def of_chat(self, conversation_id: str) -> Tell:
         """What hears a session whose owner is this conversation."""
 
-        def tell(event: session.SessionEvent) -> None:
-            if kind := _OF_A_CHAT.get(type(event)):
-                self.publish(kind(conversation_id, **vars(event)))
+        def tell(event: SessionEvent) -> None:
+            if not isinstance(event, Asked):  # that is between the session and the reply
+                self.publish(replace(event, conversation_id=conversation_id))
 
         return tell
 

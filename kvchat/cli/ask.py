@@ -14,9 +14,6 @@ from kvchat.chat.events import (
     QuestionNotStored,
     ReplyDelta,
     ReplyFinished,
-    RestoreFailed,
-    Saved,
-    SaveSkipped,
     TurnFailed,
     WaitingForWriter,
 )
@@ -29,6 +26,7 @@ from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStat
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.events import RestoreFailed, Saved, SaveSkipped
 from kvchat.system.paths import resolve_paths
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words

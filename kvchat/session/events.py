@@ -1,4 +1,4 @@
-"""What a session tells its owner, besides the answer itself. Plain values; whose they are, the listener knows."""
+"""What a session tells its owner, besides the answer itself. Plain values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from kvchat.session.proof import Loaded
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a session has told; a listener whose session is a chat's adds whose."""
+
+    conversation_id: str = ""
+
+
 @dataclass(frozen=True)
-class WaitingForEngine:
+class WaitingForEngine(Told):
     """The request waits until the engine is ready."""
 
 
 @dataclass(frozen=True)
-class MakingRoom:
+class MakingRoom(Told):
     """The engine is started again with a larger context, which the request needs."""
 
     tokens: int  # there is to be room for
@@ -22,7 +29,7 @@ class MakingRoom:
 
 
 @dataclass(frozen=True)
-class Restoring:
+class Restoring(Told):
     """A save point is being verified and loaded into the slot."""
 
     bytes: int
@@ -30,7 +37,7 @@ class Restoring:
 
 
 @dataclass(frozen=True)
-class Restored:
+class Restored(Told):
     """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
 
     bytes: int
@@ -39,7 +46,7 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class RestoreFailed:
+class RestoreFailed(Told):
     """The save point could not be used; the request goes on as an ordinary prefill."""
 
     reason: str
@@ -47,19 +54,19 @@ class RestoreFailed:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Told):
     """The request goes out to the engine, the slot as ready for it as can be."""
 
     loaded: Loaded
 
 
 @dataclass(frozen=True)
-class Saving:
+class Saving(Told):
     """The turn boundary is being settled and the slot saved."""
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(Told):
     """A save point was kept."""
 
     bytes: int
@@ -68,7 +75,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class SaveSkipped:
+class SaveSkipped(Told):
     """No save point was kept, and why."""
 
     reason: str

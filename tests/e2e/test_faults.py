@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import Event, Prefilling, ReplyDelta, Saved, SaveSkipped, Saving, TurnFailed
+from kvchat.chat.events import Event, Prefilling, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.events import Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths

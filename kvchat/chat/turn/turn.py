@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, SaveSkipped, TurnFailed
+from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, TurnFailed
 from kvchat.chat.options.options import FormatRefused, Manner
 from kvchat.chat.options.presets import manner_of
 from kvchat.chat.record.database import ConversationGone
@@ -19,7 +19,7 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
-from kvchat.session.events import Asked, SessionEvent
+from kvchat.session.events import Asked, SaveSkipped, SessionEvent
 from kvchat.session.proof import Loaded, Verdict
 from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
@@ -223,7 +223,7 @@ class Turn:
             if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
                 await parts.slots.discard_messages(self.conversation_id, [reply.id])
         except KvchatError as error:
-            parts.events.publish(SaveSkipped(self.conversation_id, str(error)))
+            parts.events.publish(SaveSkipped(str(error), conversation_id=self.conversation_id))
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.chat.events import Event, QuestionNotStored, Saved, TurnFailed
+from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
 from kvchat.cli.command_runtime import chosen_settings
 from kvchat.cli.grammar.options import BenchOptions
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.events import Saved
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths, resolve_paths
 

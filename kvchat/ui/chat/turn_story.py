@@ -6,25 +6,27 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import (
     FirstToken,
-    MakingRoom,
     Prefilling,
     ReplyDelta,
     ReplyFinished,
+    Silent,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+    WaitingForChat,
+    WaitingForWriter,
+)
+from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
+from kvchat.session.events import (
+    MakingRoom,
     Restored,
     RestoreFailed,
     Restoring,
     Saved,
     SaveSkipped,
     Saving,
-    Silent,
-    Speed,
-    TurnEvent,
-    TurnFailed,
-    WaitingForChat,
     WaitingForEngine,
-    WaitingForWriter,
 )
-from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, per_second, several, size
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults

@@ -18,8 +18,6 @@ from kvchat.chat.events import (
     QuestionNotStored,
     ReplyDelta,
     ReplyFinished,
-    Restored,
-    Saved,
     SettingsChanged,
     TurnEvent,
 )
@@ -27,6 +25,7 @@ from kvchat.chat.record.drafts import NOT_BEGUN
 from kvchat.chat.record.messages import Attachment, Message
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.session.events import Restored, Saved
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.drafts import DraftController

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import TurnFailed, WaitingForEngine
+from kvchat.chat.events import TurnFailed
 from kvchat.engine_host.choice import ModelMissing
+from kvchat.session.events import WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.settings import load_settings
 from tests.chat.stage import Stage

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import SaveSkipped
 from kvchat.chat.record.messages import MessageState
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.index.index import Index, IndexFailed
+from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import FirstToken, ReplyFinished, RestoreFailed
+from kvchat.chat.events import FirstToken, ReplyFinished
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_line
+from kvchat.session.events import RestoreFailed
 from kvchat.ui.chat.turn_story import TurnStory
 from tests.chat.stage import QUESTION, Stage
 from tests.kept import spoil

@@ -20,12 +20,6 @@ from kvchat.chat.events import (
     QuestionNotStored,
     ReplyDelta,
     ReplyFinished,
-    Restored,
-    RestoreFailed,
-    Restoring,
-    Saved,
-    SaveSkipped,
-    Saving,
     Silent,
     TurnFailed,
     WaitingForChat,
@@ -36,6 +30,7 @@ from kvchat.chat.turn import turns
 from kvchat.engine.speaking.status import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
+from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling, Saved, SaveSkipped, Saving, WaitingForEngine
+from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.status import EngineState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.session import system_prompt
+from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
 from tests.chat.stage import QUESTION, Stage

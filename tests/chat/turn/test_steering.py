@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.events import ReplyDelta, Restored
+from kvchat.chat.events import ReplyDelta
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.chat.service import StillAnswering
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.session.events import Restored
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 

@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.events import (
-    FirstToken,
-    Prefilling,
-    QuestionNotStored,
-    ReplyDelta,
-    Restored,
-    RestoreFailed,
-    Saved,
-    SaveSkipped,
-    Saving,
-)
+from kvchat.chat.events import FirstToken, Prefilling, QuestionNotStored, ReplyDelta
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.layout.recipe import Earlier
+from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.lease import NOT_WORTH_IT
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage

@@ -23,11 +23,12 @@ from PySide6.QtWidgets import (
 )
 
 import kvchat
-from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished, Restored, Restoring, Saved, SaveSkipped, Saving
+from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
 from kvchat.chat.options.presets import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.bar import COMPUTER, MemoryBar
+from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source, Verdict
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy
@@ -153,14 +154,14 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
     await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
     told: list[str] = []
     for event in (
-        Restoring("thesis", 136_000_000, 5906),
-        Restored("thesis", 136_000_000, 5906, 21.0),
+        Restoring(136_000_000, 5906, conversation_id="thesis"),
+        Restored(136_000_000, 5906, 21.0, conversation_id="thesis"),
         Prefilling("thesis", 5910, 5918, 5906),
         FirstToken("thesis", 310.0, 5906, 5918, Verdict(Source.DISK, hollow=False, miss_reason=None)),
         ReplyFinished("thesis", "m", a_receipt()),
-        Saving("thesis"),
-        Saved("thesis", 137_000_000, 6100, 310.0),
-        SaveSkipped("thesis", "the disk is nearly full"),
+        Saving(conversation_id="thesis"),
+        Saved(137_000_000, 6100, 310.0, conversation_id="thesis"),
+        SaveSkipped("the disk is nearly full", conversation_id="thesis"),
     ):
         furnished.events.publish(event)
         told += texts(window)

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.events import (
-    FirstToken,
+from kvchat.chat.events import FirstToken, Prefilling, ReplyDelta, ReplyFinished, Silent, Speed, TurnEvent, TurnFailed
+from kvchat.chat.turn.receipts import receipt_line
+from kvchat.errors import KvchatError
+from kvchat.session.events import (
     MakingRoom,
-    Prefilling,
-    ReplyDelta,
-    ReplyFinished,
     Restored,
     RestoreFailed,
     Restoring,
     Saved,
     SaveSkipped,
     Saving,
-    Silent,
-    Speed,
-    TurnEvent,
-    TurnFailed,
     WaitingForEngine,
 )
-from kvchat.chat.turn.receipts import receipt_line
-from kvchat.errors import KvchatError
 from kvchat.session.proof import NOTHING_TO_MISS, Source, Verdict
 from kvchat.ui.chat.turn_story import Piece, TurnStory
 from tests.ui.fake_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
 HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason="hollow restore")
-A_RESTORE = (Restoring("c", 136_000_000, 5906), Restored("c", 136_000_000, 5906, 21.4))
+A_RESTORE = (Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 21.4))
 
 
 def told(*events: TurnEvent) -> TurnStory:
@@ -47,17 +40,17 @@ def words(story: TurnStory) -> list[str]:
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (WaitingForEngine("c"), Piece("waiting for the engine", "live")),
-        (Restoring("c", 136_000_000, 5906), Piece("loading 136 MB…", "live", 2)),
-        (Restored("c", 136_000_000, 5906, 21.4), Piece("loaded 136 MB in 21 ms", "", 2)),
-        (RestoreFailed("c", "the hash differs"), Piece("not loaded: the hash differs", "warn")),
+        (WaitingForEngine(), Piece("waiting for the engine", "live")),
+        (Restoring(136_000_000, 5906), Piece("loading 136 MB…", "live", 2)),
+        (Restored(136_000_000, 5906, 21.4), Piece("loaded 136 MB in 21 ms", "", 2)),
+        (RestoreFailed("the hash differs"), Piece("not loaded: the hash differs", "warn")),
         (Prefilling("c", 1480, 5918, 0), Piece("reading 25 % of 5,918 tokens", "live")),
         (FirstToken("c", 34_600, 0, 5918), Piece("first word after 34.6 s")),
         (Speed("c", 41.3, 6000), Piece("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Piece("4.3 tokens/s", "live", 0)),
-        (Saving("c"), Piece("keeping…", "live", 1)),
-        (Saved("c", 137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s", "", 1)),
-        (SaveSkipped("c", "the disk is nearly full"), Piece("not kept: the disk is nearly full", "warn")),
+        (Saving(), Piece("keeping…", "live", 1)),
+        (Saved(137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s", "", 1)),
+        (SaveSkipped("the disk is nearly full"), Piece("not kept: the disk is nearly full", "warn")),
         (TurnFailed("c", KvchatError("No")), Piece("failed", "bad")),
     ],
 )
@@ -93,7 +86,7 @@ def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
 
 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
-    hollow = RestoreFailed("c", "hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
+    hollow = RestoreFailed("hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
     story = told(*A_RESTORE, hollow)
     assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
     story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
@@ -111,7 +104,7 @@ def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
         HOLLOW,
     ],
 )
-@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed("c", "its file was damaged"),)])
+@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed("its file was damaged"),)])
 def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     before: tuple[TurnEvent, ...], verdict: Verdict, cached: int
 ) -> None:
@@ -149,8 +142,8 @@ def test_a_whole_turn_and_then_the_next() -> None:
         ReplyDelta("c", "m", "x", ""),
         Speed("c", 41.3, 6000),
         ReplyFinished("c", "m", None),
-        Saving("c"),
-        Saved("c", 137_000_000, 6100, 310),
+        Saving(),
+        Saved(137_000_000, 6100, 310),
     )
     assert words(story) == [
         "remembered: 136 MB in 21 ms",
@@ -171,16 +164,16 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
 
 
 def test_send_forgets_the_turn_before() -> None:
-    story = told(Saved("c", 137_000_000, 6100, 310))
+    story = told(Saved(137_000_000, 6100, 310))
     story.begin()
     assert words(story) == []
 
 
 def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
-    story = told(MakingRoom("c", 20_000))
+    story = told(MakingRoom(20_000))
     assert words(story) == ["making room for a longer chat"]
     assert story.pending == "Making room for a longer chat…"
-    story.tell(MakingRoom("c", 20_000, done=True))
+    story.tell(MakingRoom(20_000, done=True))
     assert words(story) == []
 
 
