@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
     """`ready` is called when all is imported and the work begins."""
-    from kvchat.cli.grammar.arguments import build_parser
+    from kvchat.cli.arguments import build_parser
     from kvchat.errors import KvchatError
 
     options = build_parser().parse_args(arguments)
@@ -61,7 +61,7 @@ def _child(arguments: list[str]) -> int | None:
 
 def _command(options: argparse.Namespace) -> Callable[[], int]:
     """Import the command that was asked for, and only that one."""
-    from kvchat.cli.grammar import arguments
+    from kvchat.cli import arguments
 
     match options.command:
         case "ask":
@@ -100,7 +100,7 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
 def _transfer(options: argparse.Namespace) -> Callable[[], int]:
     from kvchat.cli import transfer
-    from kvchat.cli.grammar.arguments import export_options
+    from kvchat.cli.arguments import export_options
 
     match options.command:
         case "export":

@@ -21,7 +21,7 @@ from kvchat.chat.input.documents import read_attachment
 from kvchat.chat.record.messages import Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
-from kvchat.cli.grammar.options import AskOptions
+from kvchat.cli.options import AskOptions
 from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvchat.cli.command_runtime import run_until_interrupted
-from kvchat.cli.grammar.options import EnginesOptions
+from kvchat.cli.options import EnginesOptions
 from kvchat.engine.finding.discovery import EngineLocation, find_engine
 from kvchat.engine.finding.graphics import find_graphics, install_advice
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine

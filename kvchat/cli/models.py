@@ -12,7 +12,7 @@ from typing import Any
 
 from kvchat.cli.columns import columns
 from kvchat.cli.command_runtime import run_until_interrupted
-from kvchat.cli.grammar.options import ModelsAction, ModelsOptions
+from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.engine_host.capacity import look_at_capacity, model_judge
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts

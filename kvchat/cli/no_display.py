@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.cli.grammar.options import AskOptions
+from kvchat.cli.options import AskOptions
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64

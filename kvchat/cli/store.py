@@ -12,7 +12,7 @@ from typing import Any
 
 from kvchat.chat.record.database import Database
 from kvchat.cli.columns import columns
-from kvchat.cli.grammar.options import StoreAction, StoreOptions
+from kvchat.cli.options import StoreAction, StoreOptions
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation, PrunePlan, StoreUsage, VerifyReport

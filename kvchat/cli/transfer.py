@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
-from kvchat.cli.grammar.options import ExportOptions
+from kvchat.cli.options import ExportOptions
 from kvchat.errors import KvchatError
 from kvchat.system.paths import resolve_paths
 from kvchat.transfer.backup import make_backup, write_backup

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.grammar.arguments import ask_options, bench_options, build_parser
-from kvchat.cli.grammar.options import AskOptions, BenchOptions
-from kvchat.cli.grammar.values import NoQuestion
+from kvchat.cli.arguments import NoQuestion, ask_options, bench_options, build_parser
+from kvchat.cli.options import AskOptions, BenchOptions
 
 
 def parse_ask(*arguments: str) -> AskOptions:

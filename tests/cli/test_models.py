@@ -14,9 +14,9 @@ import keyring
 import pytest
 from keyring.backends import fail
 
-from kvchat.cli.grammar.arguments import build_parser, models_options
-from kvchat.cli.grammar.options import ModelsAction, ModelsOptions
+from kvchat.cli.arguments import build_parser, models_options
 from kvchat.cli.models import NoSuchFile, chosen_file, run
+from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.library.remote.curated import SUGGESTIONS, tier_for
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.cli.grammar.arguments import build_parser, store_options
-from kvchat.cli.grammar.options import StoreAction, StoreOptions
+from kvchat.cli.arguments import build_parser, store_options
+from kvchat.cli.options import StoreAction, StoreOptions
 from kvchat.cli.store import plan_lines, run
 from kvchat.kvstore.files.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan

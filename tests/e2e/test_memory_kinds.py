@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvchat.chat.record.messages import Message
-from kvchat.cli.bench import after_restart
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
@@ -20,6 +20,7 @@ from tests.models import tiny_model as make_tiny_model
 
 pytestmark = pytest.mark.e2e
 
+FEW_WORDS = Sampling(max_tokens=12, temperature=0.0, seed=1)
 SLIDING = ("gemma3", "gpt-oss", "cohere2", "olmo2", "gemma2", "exaone4")
 OTHERS = ("qwen35", "qwen3next", "lfm2", "mamba", "deepseek2")  # hybrids, recurrent, latent attention
 TELLING = ("gemma3", "cohere2", "gemma2", "exaone4")
@@ -46,9 +47,7 @@ async def test_equal_replies_say_something(tmp_path: Path, architecture: str) ->
     app = App(tmp_path / "home", make_tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
     chats = [await app.new(SYSTEM), await app.new("Answer from these notes alone.\n" + notes(60, start=500))]
     replies = [
-        await app.once(
-            lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", after_restart.GREEDY, keep=False)
-        )
+        await app.once(lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", FEW_WORDS, keep=False))
         for chat in chats
     ]
     assert replies[0].content != replies[1].content

@@ -8,13 +8,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, bench_home, say
-from kvchat.cli.grammar.options import BenchOptions
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.cli.bench.home import PEOPLE, THINGS, BenchHome, bench_home, say
+from kvchat.cli.options import BenchOptions
 from kvchat.words.wording import size
 from tests.growth.plot import Line, Panel, draw
 
-SHORT = Sampling(max_tokens=24, temperature=0.0, seed=1)
+REPLY_TOKENS = 24
 STORE_COLOUR, WHOLE_COLOUR, LAST_COLOUR = "#1f9683", "#d07a1f", "#8a7fd0"
 
 
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 async def _grow(options: BenchOptions, turns: int) -> Growth:
-    async with bench_home(options) as home:
+    async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
         return await _measure(home, options.tokens, turns)
 
 
@@ -57,9 +56,8 @@ async def _measure(home: BenchHome, system_tokens: int, turns: int) -> Growth:
     written: list[int] = []
     for turn in range(1, turns + 1):
         say(f"Turn {turn} of {turns} …")
-        await home.ask(chat.id, _question(turn), SHORT)
-        if len(home.saved) != turn:
-            raise BenchFailed("A turn could not be saved", "", "See `kvchat doctor` for the free disk space.")
+        await home.ask(chat.id, _question(turn))
+        home.check_saved(turn)
         usage = await home.runtime.save_points.usage()
         disk.append(usage.physical_bytes)
         written.append(usage.bytes_written)

@@ -1,18 +1,29 @@
-"""`kvchat bench`: the measurement that was asked for, or `speed`."""
+"""`kvchat bench`: the measurement that was asked for, or `speed`; its figures as JSON or for a reader."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from typing import Any
+
 from kvchat.cli.bench import after_restart, shared_prompt, size, speed
 from kvchat.cli.command_runtime import run_until_interrupted
-from kvchat.cli.grammar.options import BenchOptions
+from kvchat.cli.options import BenchOptions
 
 
 def run(options: BenchOptions) -> int:
     """Measure and print; progress goes to standard error. Returns the exit code. Raises KvchatError."""
+    return run_until_interrupted(_run(options))
+
+
+async def _run(options: BenchOptions) -> int:
+    bench: Any = speed
     if options.chats:
-        return run_until_interrupted(shared_prompt.run(options))
-    if options.size:
-        return run_until_interrupted(size.run(options))
-    if options.after_restart:
-        return run_until_interrupted(after_restart.run(options))
-    return run_until_interrupted(speed.run(options))
+        bench = shared_prompt
+    elif options.size:
+        bench = size
+    elif options.after_restart:
+        bench = after_restart
+    figures = await bench.measure(options)
+    print(json.dumps(dataclasses.asdict(figures)) if options.as_json else "\n".join(bench.lines(figures)))
+    return 0

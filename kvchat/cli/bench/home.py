@@ -6,15 +6,16 @@ import asyncio
 import dataclasses
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
 from kvchat.cli.command_runtime import chosen_settings
-from kvchat.cli.grammar.options import BenchOptions
+from kvchat.cli.options import BenchOptions
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime
@@ -25,6 +26,7 @@ from kvchat.system.paths import Paths, resolve_paths
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
 THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
 SAMPLE = 40  # notes whose tokens are counted
+REPLY_TOKENS = 32
 
 
 class BenchFailed(KvchatError):
@@ -40,28 +42,33 @@ class Reply:
 
 
 class BenchHome:
-    """A running kvchat that can be restarted. Made by `bench_home`."""
+    """A running kvchat that can be restarted, whose replies are greedy. Made by `bench_home`."""
 
-    def __init__(self, paths: Paths, settings: Settings, runtime: Runtime) -> None:
-        self._paths = paths
-        self._settings = settings
+    def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
+        self._paths, self._settings = paths, settings
+        self._greedy = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
         self.runtime = self._heard(runtime)
         self.saved: list[Saved] = []  # by every turn so far
 
-    async def ask(self, chat_id: str, text: str | None, sampling: Sampling, *, keep: bool = True) -> Reply:
+    async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
         """Send a message, or the last one again; wait until what came of it is saved and absorbed.
 
         Raises what went wrong.
         """
         chat = self.runtime.chat
         if text is None:
-            return await self._reply(chat.retry(chat_id, sampling, keep=keep))
-        return await self._reply(chat.send(chat_id, text, sampling, keep=keep))
+            return await self._reply(chat.retry(chat_id, self._greedy, keep=keep))
+        return await self._reply(chat.send(chat_id, text, self._greedy, keep=keep))
 
-    async def edit(self, question: Message, text: str, sampling: Sampling) -> Reply:
+    async def edit(self, question: Message, text: str) -> Reply:
         """Ask something else in a question's place, and wait as `ask` does."""
-        return await self._reply(self.runtime.chat.edit(question, text, sampling))
+        return await self._reply(self.runtime.chat.edit(question, text, self._greedy))
+
+    def check_saved(self, times: int) -> None:
+        """Raises BenchFailed unless so many turns were saved."""
+        if len(self.saved) != times:
+            raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
     async def _reply(self, answering: asyncio.Future[Message | None]) -> Reply:
         message = await answering
@@ -100,7 +107,9 @@ class BenchHome:
 
 
 @asynccontextmanager
-async def bench_home(options: BenchOptions, context_size: int | None = None) -> AsyncIterator[BenchHome]:
+async def bench_home(
+    options: BenchOptions, context_size: int | None = None, reply_tokens: int = REPLY_TOKENS
+) -> AsyncIterator[BenchHome]:
     """A kvchat on the disk the real save points are on; nothing of it is left afterwards. Raises KvchatError.
 
     `context_size`: in tokens; None: as the settings say.
@@ -112,11 +121,22 @@ async def bench_home(options: BenchOptions, context_size: int | None = None) -> 
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))
-        home = BenchHome(own, settings, await open_runtime(own, settings))
+        home = BenchHome(own, settings, await open_runtime(own, settings), reply_tokens)
         try:
             yield home
         finally:
             await home.runtime.close()
+
+
+def ttft(replies: Sequence[Reply]) -> float:
+    """Their median time to the first token, in ms."""
+    return median(reply.receipt.ttft_ms for reply in replies)
+
+
+def ttft_ratio(replies: Sequence[Reply], hot: Sequence[Reply]) -> float:
+    """The median of the rounds' own ratios."""
+    pairs = zip(replies, hot, strict=True)
+    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
 
 
 def say(text: str) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from statistics import mean, median
 
 from kvchat.chat.record.messages import Role
-from kvchat.cli.bench.home import PEOPLE, THINGS, BenchFailed, BenchHome, Reply, bench_home, say
-from kvchat.cli.grammar.options import BenchOptions
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.cli.bench.home import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, say, ttft, ttft_ratio
+from kvchat.cli.columns import columns
+from kvchat.cli.options import BenchOptions
+from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.words.wording import duration, size
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
-REPLY_TOKENS = 32
 ROUNDS = 5  # of one new chat after a restart and one while the prompt is hot, in turn
-GREEDY = Sampling(max_tokens=REPLY_TOKENS, temperature=0.0, seed=1)
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,11 @@ class SharedPrompt:
     cached_tokens: int  # after the restart, the least of all rounds
 
 
-async def run(options: BenchOptions) -> int:
-    """Measure and print. Returns the exit code. Raises KvchatError."""
+async def measure(options: BenchOptions) -> SharedPrompt:
+    """Many chats, then a new one after a restart, hot and cold. Raises KvchatError."""
     assert options.chats is not None
     async with bench_home(options) as home:
-        result = await _measure(home, options.tokens, options.chats)
-    print(json.dumps(dataclasses.asdict(result)) if options.as_json else table(result))
-    return 0
+        return await _measure(home, options.tokens, options.chats)
 
 
 async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
@@ -59,8 +54,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         say(f"Chat {number} of {chats} …")
         text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
         await _new_chat(home, system, f"{number}. {text}", keep=True)
-        if len(home.saved) != number:
-            raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
+        home.check_saved(number)
     usage = await home.runtime.save_points.usage()
 
     hot, restored, ahead = [], [], []
@@ -89,22 +83,16 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         unique_rows_bytes=unique,
         disk_ratio=usage.physical_bytes / max(1, unique),
         whole_files_bytes=sum(saved.bytes for saved in home.saved),
-        hot_ttft_ms=median(reply.receipt.ttft_ms for reply in hot),
-        restored_ttft_ms=median(reply.receipt.ttft_ms for reply in restored),
-        restored_ratio=_ratio(restored, hot),
+        hot_ttft_ms=ttft(hot),
+        restored_ttft_ms=ttft(restored),
+        restored_ratio=ttft_ratio(restored, hot),
         restore_ms=median(reply.receipt.restore_ms for reply in restored),
-        ahead_ttft_ms=median(reply.receipt.ttft_ms for reply in ahead),
-        ahead_ratio=_ratio(ahead, hot),
+        ahead_ttft_ms=ttft(ahead),
+        ahead_ratio=ttft_ratio(ahead, hot),
         cold_ttft_ms=cold.receipt.ttft_ms,
         prompt_tokens=restored[0].receipt.prompt_tokens,
         cached_tokens=min(reply.receipt.cached_tokens for reply in (*restored, *ahead)),
     )
-
-
-def _ratio(replies: list[Reply], hot: list[Reply]) -> float:
-    """The median of the rounds' ratios."""
-    pairs = zip(replies, hot, strict=True)
-    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
 
 
 async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look: bool = False) -> Reply:
@@ -113,7 +101,7 @@ async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look
     if look:
         home.runtime.chat.select(chat.id)
         await home.runtime.chat.idle()
-    return await home.ask(chat.id, text, GREEDY, keep=keep)
+    return await home.ask(chat.id, text, keep=keep)
 
 
 async def _shared_tokens(home: BenchHome, system: str) -> int:
@@ -131,7 +119,7 @@ def _question(number: int) -> str:
     return f"{PEOPLE[number % len(PEOPLE)]} and the {THINGS[number % len(THINGS)]}: on which day was that?"
 
 
-def table(result: SharedPrompt) -> str:
+def lines(result: SharedPrompt) -> list[str]:
     """The figures for a reader."""
     first = (
         f"{result.chats:,} chats on one system prompt of {result.system_tokens:,} tokens,"
@@ -147,5 +135,4 @@ def table(result: SharedPrompt) -> str:
         ("  cold", duration(result.cold_ttft_ms)),
         ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([first, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+    return [first, *columns(rows)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from statistics import median
 from kvchat.cli.bench.home import BenchFailed, BenchHome, bench_home, say
 from kvchat.cli.bench.made_files import write_kv_model
 from kvchat.cli.bench.size_store import StoreAlone, store_alone
+from kvchat.cli.columns import columns
 from kvchat.cli.command_runtime import chosen_settings
-from kvchat.cli.grammar.options import BenchOptions
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.cli.options import BenchOptions
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.session.proof import Source
@@ -29,7 +28,7 @@ from kvchat.words.wording import duration, size
 
 MADE_BYTES = 2_150_000_000
 ROUNDS = 3
-REPLY = Sampling(max_tokens=8, temperature=0.0, seed=1)
+REPLY_TOKENS = 8
 QUESTION = "Which of these notes was the first?"
 
 
@@ -44,13 +43,16 @@ class WithEngine:
     restore_ratio: float  # the first by the second
 
 
-async def run(options: BenchOptions) -> int:
-    """Measure and print. Returns the exit code."""
+@dataclass(frozen=True)
+class Size(StoreAlone, WithEngine):
+    """Both parts. `--json` prints these names as keys."""
+
+
+async def measure(options: BenchOptions) -> Size:
+    """Both parts, one after the other. Raises KvchatError and OSError."""
     engine = await _with_the_engine(options)
     store = await asyncio.to_thread(store_alone, options.made_bytes or MADE_BYTES)
-    figures = dataclasses.asdict(engine) | dataclasses.asdict(store)  # these names are the keys of `--json`
-    print(json.dumps(figures) if options.as_json else table(engine, store))
-    return 0
+    return Size(**vars(engine), **vars(store))
 
 
 async def _with_the_engine(options: BenchOptions) -> WithEngine:
@@ -66,22 +68,21 @@ async def _with_the_engine(options: BenchOptions) -> WithEngine:
             model = Path(folder) / "kv.gguf"
             await asyncio.to_thread(write_kv_model, Path(chosen), model)
         wanted = dataclasses.replace(options, model=model)
-        async with bench_home(wanted, context_size=options.tokens + 2048) as home:
+        async with bench_home(wanted, options.tokens + 2048, REPLY_TOKENS) as home:
             return await _restored(home, options.tokens)
 
 
 async def _restored(home: BenchHome, tokens: int) -> WithEngine:
     say(f"Reading a chat of {tokens:,} tokens, as long as that takes …")
     chat_id = (await home.runtime.chat.new_conversation()).id
-    await home.ask(chat_id, await home.notes(tokens), REPLY)
-    if not home.saved:
-        raise BenchFailed("The chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
+    await home.ask(chat_id, await home.notes(tokens))
+    home.check_saved(1)
     times: list[float] = []
     own: list[float] = []
     for number in range(ROUNDS):
         say(f"From disk after a restart, round {number + 1} of {ROUNDS} …")
         await home.restart()
-        receipt = (await home.ask(chat_id, QUESTION if not number else None, REPLY, keep=False)).receipt
+        receipt = (await home.ask(chat_id, QUESTION if not number else None, keep=False)).receipt
         if receipt.source is not Source.DISK:
             raise BenchFailed("The chat did not come from disk", receipt.miss_reason or "", "Try it once more.")
         times.append(receipt.restore_ms)
@@ -116,24 +117,15 @@ async def _engine_alone(home: BenchHome) -> float:
         in_memory.unlink(missing_ok=True)
 
 
-def table(engine: WithEngine, result: StoreAlone) -> str:
+def lines(result: Size) -> list[str]:
     """The figures for a reader."""
-    made = size(result.made_bytes)
+    own = f"({result.restore_ratio:.2f} times the engine's own part)"
     rows = [
-        (
-            f"Restore of {size(engine.file_bytes)} from disk",
-            f"{duration(engine.restore_ms)}   ({engine.restore_ratio:.2f} times the engine's own part)",
-        ),
-        (f"First save of {made}", f"{duration(result.absorb_ms)}   (at {result.absorb_ratio:.2f} of the speed of cp)"),
-        (
-            "Put together, page cache warm",
-            f"{duration(result.rebuild_ms)}   (at {result.rebuild_ratio:.2f} of the speed of cp)",
-        ),
+        (f"Restore of {size(result.file_bytes)} from disk", f"{duration(result.restore_ms)}   {own}"),
+        (f"First save of {size(result.made_bytes)}", _beside_cp(result.absorb_ms, result.absorb_ratio)),
+        ("Put together, page cache warm", _beside_cp(result.rebuild_ms, result.rebuild_ratio)),
         ("  after a start", duration(result.first_rebuild_ms)),
-        (
-            "Put together, page cache cold",
-            f"{duration(result.cold_rebuild_ms)}   (at {result.cold_rebuild_ratio:.2f} of the speed of cp)",
-        ),
+        ("Put together, page cache cold", _beside_cp(result.cold_rebuild_ms, result.cold_rebuild_ratio)),
         ("Ready for the engine, just saved", duration(result.warm_before_engine_ms)),
         ("CPU of the next turn, by a first save", f"{result.next_turn_cpu_ratio:.2f}"),
         ("Written by it", size(result.next_turn_bytes_written)),
@@ -141,5 +133,8 @@ def table(engine: WithEngine, result: StoreAlone) -> str:
     ]
     if result.peak_memory_growth_bytes is not None:
         rows.append(("Most memory taken besides", size(result.peak_memory_growth_bytes)))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return columns(rows)
+
+
+def _beside_cp(ms: float, ratio: float) -> str:
+    return f"{duration(ms)}   (at {ratio:.2f} of the speed of cp)"

@@ -7,21 +7,17 @@ restarted, from disk (restored). The last one is answered once more after the sa
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from kvchat.cli.bench.home import BenchFailed, BenchHome, Reply, bench_home, say
-from kvchat.cli.grammar.options import BenchOptions
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.cli.bench.home import REPLY_TOKENS, BenchHome, Reply, bench_home, say, ttft, ttft_ratio
+from kvchat.cli.columns import columns
+from kvchat.cli.options import BenchOptions
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.session.proof import Source
 from kvchat.words.wording import duration, size
 
-REPLY_TOKENS = 32
-GREEDY = Sampling(max_tokens=REPLY_TOKENS, temperature=0.0, seed=1)
 QUESTIONS = (  # one for each round
     "Which of these notes was the first? Answer in one sentence.",
     "Which of these notes was the last? Answer in one sentence.",
@@ -74,29 +70,28 @@ class _Round:
         return self.hot.text == self.warm.text == self.restored.text
 
 
-async def run(options: BenchOptions) -> int:
-    """Measure and print. Returns the exit code."""
+async def measure(options: BenchOptions) -> BenchResult:
+    """Build the conversation, then answer short questions hot, warm and restored, and the last one cold as well.
+
+    Raises KvchatError.
+    """
     async with bench_home(options) as home:
-        result = await _measure(home, options.tokens)
-    print(json.dumps(dataclasses.asdict(result)) if options.as_json else table(result))
-    return 0
+        return await _measure(home, options.tokens)
 
 
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:
-    """Build the conversation, then answer short questions hot, warm and restored, and the last one cold as well."""
     say(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
-    await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS), GREEDY)
+    await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
     rounds = [await _round(home, chat_id, number) for number in range(len(QUESTIONS))]
-    if len(home.saved) != 1 + len(QUESTIONS):
-        raise BenchFailed("The chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
+    home.check_saved(1 + len(QUESTIONS))
 
     rebuild = await home.runtime.save_points.measure_rebuild()
 
     say("Cold: after a restart, without save points …")
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
-    cold = await home.ask(chat_id, None, GREEDY, keep=False)
+    cold = await home.ask(chat_id, None, keep=False)
     row = (await home.runtime.host.ready()).kv_bytes_per_token
     return _result(home, rounds, cold, row, rebuild.ratio if rebuild else None)
 
@@ -104,27 +99,28 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
 async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
     """Ask one question three times. The slot holds the turn boundary before it at first, the one after it at last."""
     say(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
-    hot = await home.ask(chat_id, QUESTIONS[number], GREEDY, keep=False)
+    hot = await home.ask(chat_id, QUESTIONS[number], keep=False)
     await home.restart_engine()
-    warm = await home.ask(chat_id, None, GREEDY, keep=False)
+    warm = await home.ask(chat_id, None, keep=False)
     await home.restart()
     before = await home.runtime.save_points.usage()
-    restored = await home.ask(chat_id, None, GREEDY)
+    restored = await home.ask(chat_id, None)
     return _Round(hot, warm, restored, before, await home.runtime.save_points.usage())
 
 
 def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebuild_ratio: float | None) -> BenchResult:
     last = rounds[-1]
-    stays_warm = all(one.warm.receipt.source is Source.WARM for one in rounds)
+    hot, warm, restored = [[getattr(one, name) for one in rounds] for name in ("hot", "warm", "restored")]
+    stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
     new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saved)]
     return BenchResult(
         cold_ttft_ms=cold.receipt.ttft_ms,
-        hot_ttft_ms=_ttft([one.hot for one in rounds]),
-        warm_ttft_ms=_ttft([one.warm for one in rounds]) if stays_warm else None,
-        warm_ratio=_ratio([(one.warm, one.hot) for one in rounds]) if stays_warm else None,
-        restored_ttft_ms=_ttft([one.restored for one in rounds]),
-        restored_ratio=_ratio([(one.restored, one.hot) for one in rounds]),
-        restore_ms=median(one.restored.receipt.restore_ms for one in rounds),
+        hot_ttft_ms=ttft(hot),
+        warm_ttft_ms=ttft(warm) if stays_warm else None,
+        warm_ratio=ttft_ratio(warm, hot) if stays_warm else None,
+        restored_ttft_ms=ttft(restored),
+        restored_ratio=ttft_ratio(restored, hot),
+        restore_ms=median(reply.receipt.restore_ms for reply in restored),
         save_ms=median(saved.ms for saved in home.saved[1:]),
         prompt_tokens=last.restored.receipt.prompt_tokens,
         cached_tokens=last.restored.receipt.cached_tokens,
@@ -139,15 +135,7 @@ def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebu
     )
 
 
-def _ttft(replies: list[Reply]) -> float:
-    return median(reply.receipt.ttft_ms for reply in replies)
-
-
-def _ratio(pairs: list[tuple[Reply, Reply]]) -> float:
-    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
-
-
-def table(result: BenchResult) -> str:
+def lines(result: BenchResult) -> list[str]:
     """The figures for a reader."""
     times_faster = result.cold_ttft_ms / result.restored_ttft_ms
     restored = (
@@ -174,5 +162,4 @@ def table(result: BenchResult) -> str:
         ("Same greedy reply restored as hot", "yes" if result.outputs_agree else "NO"),
         ("Same greedy reply cold as hot", "yes" if result.cold_output_agrees else "no (the engine rounds otherwise)"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return columns(rows)

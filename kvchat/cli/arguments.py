@@ -1,14 +1,21 @@
-"""The command line's grammar, and its translation into options."""
+"""The command line: its commands and options, the values they take, and what was asked for. Does none of it.
+
+What the functions that read a value raise, argparse makes a usage message of.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat import __version__
-from kvchat.cli.grammar.options import (
+from kvchat.cli.options import (
     AskOptions,
     BenchOptions,
     EnginesOptions,
@@ -18,18 +25,27 @@ from kvchat.cli.grammar.options import (
     StoreAction,
     StoreOptions,
 )
-from kvchat.cli.grammar.values import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
+from kvchat.errors import KvchatError
+from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
 from kvchat.transfer.exporting import ExportForm
+from kvchat.words.wording import size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
 SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
+MOST_QUESTION = 64_000_000  # bytes, as of a file that is attached
+_UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 _CODES = (
     "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
     " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
 )
+
+
+class NoQuestion(KvchatError):
+    """There is nothing that could be asked."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,10 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_CODES,
     )
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
-    parser.add_argument(
-        "--starter", action="store_true", help="without a model, fetch the starter model (98 MB) unasked"
-    )
-    parser.add_argument("--hidden", action="store_true", help="start in the tray, without opening the window")
+    _flag(parser, "--starter", "without a model, fetch the starter model (98 MB) unasked")
+    _flag(parser, "--hidden", "start in the tray, without opening the window")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
     _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
@@ -51,16 +65,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
     _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
     search = commands.add_parser("search", help="find words in all chats and what is attached to them")
-    search.add_argument(
-        "words", metavar="WORDS", nargs="+", type=text, help='all of them, or beginnings; "in quotes" as they are'
-    )
+    _value(search, "words", "WORDS", 'all of them, or beginnings; "in quotes" as they are', nargs="+")
     _add_json(search)
     _add_transfer(commands)
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     _add_json(doctor)
-    doctor.add_argument(
-        "--retest", action="store_true", help="have the next start try out again whether restoring works here"
-    )
+    _flag(doctor, "--retest", "have the next start try out again whether restoring works here")
     return parser
 
 
@@ -114,58 +124,96 @@ def _filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> 
     return kind(**told | instead)
 
 
+def positive(digits: str) -> int:
+    """A whole number above zero, and none that nobody could wait for."""
+    number = int(digits)  # argparse makes a usage message of its ValueError
+    if not 1 <= number <= MOST_CONTEXT:
+        raise argparse.ArgumentTypeError(f"{digits} is not from 1 to {MOST_CONTEXT:,}")
+    return number
+
+
+def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
+    """A number within the bounds that the setting `name` has."""
+
+    def number(digits: str) -> float:
+        value = read(digits)
+        if why := why_not(name, value):
+            raise argparse.ArgumentTypeError(f"{digits}: {why}")
+        return value
+
+    return number
+
+
+def text(words: str) -> str:
+    """Words that a locale could not read are read as UTF-8; bytes that are none are shown as such."""
+    if not _UNREAD.search(words):
+        return words
+    return os.fsencode(words).decode("utf-8", "replace")
+
+
+def named_path(name: str) -> Path:
+    """A path that can be written down: what answers a chat is remembered by it."""
+    if text(name) != name:
+        raise argparse.ArgumentTypeError(f"the name {text(name)!r} is not in UTF-8: rename it")
+    return Path(name)
+
+
+def standard_input() -> str:
+    """All of standard input as text. Raises NoQuestion for what nobody can ask."""
+    given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
+    if len(given) > MOST_QUESTION:
+        raise NoQuestion(
+            "The question is too long", f"It is larger than {size(MOST_QUESTION)}.", "Attach a part of it."
+        )
+    return given.decode("utf-8-sig", "replace").replace("\0", "")
+
+
+def byte_count(words: str) -> int:
+    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{words!r} is not a size; write it as 500MB or 2GB")
+    size_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if size_bytes > MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{words!r} is more than any disk has")
+    return round(size_bytes)
+
+
+def _flag(parser: argparse._ActionsContainer, name: str, words: str, **more: Any) -> None:
+    parser.add_argument(name, action="store_true", help=words, **more)
+
+
+def _value(parser: argparse._ActionsContainer, name: str, metavar: str, words: str, **more: Any) -> None:
+    parser.add_argument(name, metavar=metavar, help=words, **{"type": text} | more)
+
+
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--new", action="store_true", help="begin a new chat")
-    which.add_argument(
-        "--chat", dest="chat_id", metavar="ID", type=text, help="go on with this chat (default: the newest)"
-    )
+    _flag(which, "--new", "begin a new chat")
+    _value(which, "--chat", "ID", "go on with this chat (default: the newest)", dest="chat_id")
     _add_engine(parser)
-    parser.add_argument("--system", metavar="TEXT", type=text, help="system prompt of a new chat")
-    parser.add_argument(
-        "--attach",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="attach text, code, a PDF or a picture; repeatable",
-    )
-    parser.add_argument(
-        "--max-tokens", metavar="N", type=setting("max_tokens", int), help="stop the reply after N tokens"
-    )
-    parser.add_argument(
-        "--temperature", metavar="T", type=setting("temperature", float), help="0 always takes the likeliest token"
-    )
-    parser.add_argument("--seed", metavar="N", type=setting("seed", int), help="seed of the sampling")
+    _value(parser, "--system", "TEXT", "system prompt of a new chat")
+    attached = "attach text, code, a PDF or a picture; repeatable"
+    _value(parser, "--attach", "FILE", attached, type=Path, action="append", default=[])
+    _value(parser, "--max-tokens", "N", "stop the reply after N tokens", type=setting("max_tokens", int))
+    likeliest = "0 always takes the likeliest token"
+    _value(parser, "--temperature", "T", likeliest, type=setting("temperature", float))
+    _value(parser, "--seed", "N", "seed of the sampling", type=setting("seed", int))
     # SUPPRESS: without it the subcommand's default would overrule a --starter given before `ask`.
-    parser.add_argument(
-        "--starter", action="store_true", default=argparse.SUPPRESS, help="without a model, fetch the starter model"
-    )
+    _flag(parser, "--starter", "without a model, fetch the starter model", default=argparse.SUPPRESS)
     _add_json(parser)
-    parser.add_argument("prompt", metavar="PROMPT", type=text, help="the question; - reads standard input")
+    _value(parser, "prompt", "PROMPT", "the question; - reads standard input")
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_engine(parser)
-    parser.add_argument("--tokens", metavar="N", type=positive, help="length of the chat")
+    _value(parser, "--tokens", "N", "length of the chat", type=positive)
     other = parser.add_mutually_exclusive_group()
-    other.add_argument(
-        "--chats", metavar="N", type=positive, help="measure N chats on one system prompt of that length instead"
-    )
-    other.add_argument(
-        "--after-restart",
-        action="store_true",
-        help="measure what comes back after a restart instead: for the next turn, regenerate, edit and branch",
-    )
-    other.add_argument(
-        "--size",
-        dest="made_bytes",
-        metavar="BYTES",
-        type=byte_count,
-        nargs="?",
-        const=0,
-        help="measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)",
-    )
+    _value(other, "--chats", "N", "measure N chats on one system prompt of that length instead", type=positive)
+    steps = "measure what comes back after a restart instead: for the next turn, regenerate, edit and branch"
+    _flag(other, "--after-restart", steps)
+    large = "measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)"
+    _value(other, "--size", "BYTES", large, dest="made_bytes", type=byte_count, nargs="?", const=0)
     _add_json(parser)
 
 
@@ -173,15 +221,9 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, the store is shown)")
     prune = actions.add_parser("prune", help="delete the least valuable save points until the rest fits a size")
-    prune.add_argument(
-        "--to",
-        dest="target_bytes",
-        metavar="BYTES",
-        type=byte_count,
-        required=True,
-        help="what may remain: 500MB, 2GB or bytes",
-    )
-    prune.add_argument("--dry-run", action="store_true", help="only tell what would be deleted")
+    left = "what may remain: 500MB, 2GB or bytes"
+    _value(prune, "--to", "BYTES", left, dest="target_bytes", type=byte_count, required=True)
+    _flag(prune, "--dry-run", "only tell what would be deleted")
     verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
     _add_json(prune, verify, default=argparse.SUPPRESS)  # see --starter
 
@@ -190,64 +232,49 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
     test = actions.add_parser("test", help="start one with a small model; save and restore")
-    test.add_argument("path", metavar="PATH", nargs="?", help='a llama-server, or "embedded" (default: the one in use)')
+    _value(test, "path", "PATH", 'a llama-server, or "embedded" (default: the one in use)', type=str, nargs="?")
     _add_json(test, default=argparse.SUPPRESS)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
-    parser.add_argument(
-        "--folder", dest="folders", metavar="DIR", type=Path, action="append", help="look here as well; may be repeated"
-    )
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", title="actions (without one, the models on this machine are listed)"
-    )
+    folders = "look here as well; may be repeated"
+    _value(parser, "--folder", "DIR", folders, dest="folders", type=Path, action="append")
+    title = "actions (without one, the models on this machine are listed)"
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=title)
     suggest = actions.add_parser("suggest", help="name a few models for this machine; nothing is asked of the network")
     search = actions.add_parser("search", help="search Hugging Face")
-    search.add_argument("words", metavar="WORDS", nargs="+", type=text, help="what the name must contain")
+    _value(search, "words", "WORDS", "what the name must contain", nargs="+")
     files = actions.add_parser("files", help="list the models in a repository, with sizes and whether they fit")
     get = actions.add_parser("get", help="fetch a model; Ctrl+C pauses, the same command goes on")
-    get.add_argument("--use", action="store_true", help="make it the model to chat with")
+    _flag(get, "--use", "make it the model to chat with")
     for action in (files, get):
-        action.add_argument(
-            "repository", metavar="OWNER/NAME[:QUANT]", type=text, help="such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
-        )
+        _value(action, "repository", "OWNER/NAME[:QUANT]", "such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M")
     token = actions.add_parser("token", help="keep an access token for gated models, read from standard input")
-    token.add_argument("--forget", action="store_true", help="forget it")
+    _flag(token, "--forget", "forget it")
     _add_json(suggest, search, files, default=argparse.SUPPRESS)
 
 
 def _add_json(*parsers: argparse.ArgumentParser, default: object = False) -> None:
     for parser in parsers:
-        parser.add_argument(
-            "--json", dest="as_json", action="store_true", default=default, help="print one JSON object instead"
-        )
+        _flag(parser, "--json", "print one JSON object instead", dest="as_json", default=default)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", metavar="PATH", type=named_path, help="a GGUF file (default: the one in the settings)"
-    )
-    parser.add_argument(
-        "--engine", metavar="PATH", type=named_path, help="a llama-server (default: the one kvchat finds)"
-    )
+    _value(parser, "--model", "PATH", "a GGUF file (default: the one in the settings)", type=named_path)
+    _value(parser, "--engine", "PATH", "a llama-server (default: the one kvchat finds)", type=named_path)
 
 
 def _add_transfer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     export = commands.add_parser("export", help="write chats to a file")
-    export.add_argument(
-        "target", type=Path, metavar="FILE", help="where to; its ending says in which form; - is standard output"
-    )
-    export.add_argument("--chat", dest="chat_id", metavar="ID", type=text, help="only this chat")
-    export.add_argument(
-        "--form",
-        choices=[form.value for form in ExportForm],
-        help="json: complete, can be imported again; md: Markdown, several as a zip; html: one page",
-    )
+    _value(export, "target", "FILE", "where to; its ending says in which form; - is standard output", type=Path)
+    _value(export, "--chat", "ID", "only this chat", dest="chat_id")
+    forms = "json: complete, can be imported again; md: Markdown, several as a zip; html: one page"
+    export.add_argument("--form", choices=[form.value for form in ExportForm], help=forms)
     take = commands.add_parser("import", help="take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
-    take.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON files, zips or folders")
+    _value(take, "files", "FILE", "JSON files, zips or folders", type=Path, nargs="+")
     backup = commands.add_parser("backup", help="write chats and settings into one zip")
-    backup.add_argument("target", type=Path, metavar="FILE", help="- is standard output")
+    _value(backup, "target", "FILE", "- is standard output", type=Path)
     restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")
     restore.add_argument("source", type=Path, metavar="FILE")
     words = "where the chats' file is damaged: keep all that can be read, and what the newest automatic backup has"
