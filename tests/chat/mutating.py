@@ -33,7 +33,7 @@ from kvchat.chat.turn import opening
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
-from kvchat.system.background import Worker
+from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.repair import repair
