@@ -24,6 +24,7 @@ from kvchat.kvstore.savepoint import Bounds, StoreRefused
 
 DELETED_MEANWHILE = "its memory was deleted meanwhile"
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
+BRIEF_S = 0.5  # how long somebody who waits for an answer waits for others to write
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept for a look, how much of the quota they take
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
@@ -72,6 +73,15 @@ class BadFiles:
         return freed
 
 
+@dataclass(frozen=True)
+class Damage:
+    """What a restore has found: bad blocks, or, if `bad` is empty, a recipe that is wrong."""
+
+    point_id: str
+    reason: str
+    bad: tuple[BadBlock, ...]
+
+
 @dataclass
 class Parts:
     """The parts, and what several of them do together."""
@@ -86,6 +96,7 @@ class Parts:
     read_row_map: Callable[[Path], RowMap]
     bounds: Bounds
     used: dict[int, datetime] = field(default_factory=dict)  # restored when, and the index has not heard of it
+    damaged: list[Damage] = field(default_factory=list)  # found, and not set aside yet
     strays: int = 0  # bytes of block files the index does not know, left by others
 
     def today(self) -> str:
@@ -106,25 +117,26 @@ class Parts:
         return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
 
     def tidy(self) -> None:
-        """What nobody should wait for: count the restores, and sweep what an index that was lost has left."""
+        """What nobody should wait for: count the restores, set aside what they found bad, sweep what a lost index left."""
         used, self.used = self.used, {}
         if used:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
                 for point_id, at in used.items():
                     index_points.mark_used(db, point_id, at)
+        self.set_damaged_aside()
         if self.index.fresh:
             self.index.fresh = False
             self.sweep(everything=True)
 
-    def collect(self) -> int:
-        """Delete the blocks no save point uses; returns the bytes freed.
+    def collect(self, patience_s: float | None = None) -> int:
+        """Delete the blocks no save point uses; returns the bytes freed. `patience_s`: as in `Index.write`.
 
         A block is unlinked while its transaction keeps every other process from beginning to use it: an absorb looks
         in its own transaction whether all its blocks are still there.
         """
         freed = 0
         while True:
-            with self.index.write() as db:
+            with self.index.write(patience_s) as db:
                 unused = index_recipes.unused_blocks(db, _AT_A_TIME)
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
@@ -169,10 +181,23 @@ class Parts:
                     self.blocks.new.pop(name, None)
         return freed
 
-    def put_aside(self, bad: Sequence[BadBlock]) -> None:
+    def set_damaged_aside(self, patience_s: float | None = None) -> None:
+        """Take out of use what restores have found bad. Raises IndexFailed where others write for longer: it stays."""
+        while self.damaged:
+            one = self.damaged.pop()
+            try:
+                if one.bad:
+                    self.put_aside(one.bad, patience_s)
+                else:
+                    self.lose(one.point_id, one.reason, tell=True, patience_s=patience_s)
+            except IndexFailed:
+                self.damaged.append(one)
+                raise
+
+    def put_aside(self, bad: Sequence[BadBlock], patience_s: float | None = None) -> None:
         """Take bad blocks out of use, and with them every save point that needs one."""
         for one in bad:
-            with self.index.write() as db:
+            with self.index.write(patience_s) as db:
                 reason = self.blocks.fault(one.block, one.size)
                 if reason is None:  # written anew meanwhile
                     continue
@@ -182,16 +207,15 @@ class Parts:
                 db.execute("DELETE FROM blocks WHERE name = ?", (one.block,))
                 self.bad_files.take(self.blocks.path(one.block))
         self.bad_files.trim(self.bounds.quota)
-        self.collect()
+        self.collect(patience_s)
 
-    def lose(self, point_id: str, reason: str, *, tell: bool) -> str:
-        """Take one save point out of use; returns the reason as the user reads it."""
+    def lose(self, point_id: str, reason: str, *, tell: bool, patience_s: float | None = None) -> None:
+        """Take one save point out of use; the user reads the reason."""
         words = f"its memory was set aside: {reason}"
-        with self.index.write() as db:
+        with self.index.write(patience_s) as db:
             index_points.lose(db, [int(point_id)], words, self.clock(), tell=tell, block=None)
         self.staging.drop(point_id)
-        self.collect()
-        return words
+        self.collect(patience_s)
 
 
 @contextmanager

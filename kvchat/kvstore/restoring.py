@@ -19,7 +19,7 @@ from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.layout.plan import CannotCompose, size_of, whole
 from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
-from kvchat.kvstore.parts import DELETED_MEANWHILE, Parts, in_words
+from kvchat.kvstore.parts import BRIEF_S, DELETED_MEANWHILE, Damage, Parts, in_words
 from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
@@ -75,8 +75,8 @@ class Restoring:
         A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
         back: StagedFile.n_tokens says how many tokens it holds. `older_window_rows`: how many rows older than a
         sliding window to add where the store has them; such an engine refuses the file as it was saved.
-        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises Cancelled, soon
-        after `cancelled` turns true and without leaving a file.
+        A bad block is set aside with every save point that needs it, now or when no other process writes any more, and
+        answered with a Miss. Raises Cancelled, soon after `cancelled` turns true and without leaving a file.
         """
         target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
@@ -213,6 +213,7 @@ class Restoring:
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> str:
         """Why the plan came to nothing; what is bad is set aside."""
+        point_id = plan.save_point.id
         try:
             if isinstance(error, OSError):
                 return f"its file could not be put into the engine's folder ({error.strerror})"
@@ -221,22 +222,19 @@ class Restoring:
             if isinstance(error, IndexFailed):
                 return f"what is kept could not be read ({error})"
             with self._parts.index.read() as db:
-                there = index_points.load(db, int(plan.save_point.id)) is not None
-                reason = index_points.loss_of(db, int(plan.save_point.id))
+                there = index_points.load(db, int(point_id)) is not None
+                reason = index_points.loss_of(db, int(point_id))
             if not there or isinstance(error, _Gone):
                 return reason or DELETED_MEANWHILE
-            return self._put_aside(plan.save_point, error)
+            bad = error.bad if isinstance(error, Unusable) else ()
+            self._parts.damaged.append(Damage(point_id, str(error), bad))
+            with contextlib.suppress(IndexFailed):  # while others write it waits for `tidy`
+                self._parts.set_damaged_aside(BRIEF_S)
+            with self._parts.index.read() as db:
+                reason = index_points.loss_of(db, int(point_id))
+            return reason or f"a part of its memory was damaged ({error})"
         except (IndexLost, IndexFailed) as second:
             return f"what is kept could not be read ({second})"
-
-    def _put_aside(self, point: SavePoint, error: Exception) -> str:
-        """Take the bad blocks of a save point out of use, or the save point itself where its recipe is wrong."""
-        if isinstance(error, Unusable) and error.bad:
-            self._parts.put_aside(error.bad)
-            with self._parts.index.read() as db:
-                reason = index_points.loss_of(db, int(point.id))
-            return reason or f"a part of its memory was damaged ({error}) and has been written anew"
-        return self._parts.lose(point.id, str(error), tell=True)
 
 
 def _older(db: sqlite3.Connection, point: SavePoint) -> list[Earlier]:

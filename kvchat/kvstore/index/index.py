@@ -125,16 +125,28 @@ class Index:
                 one.connection.close()
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction no other process can write during. Undone as a whole when it raises."""
-        with self._writing:
+    def write(self, patience_s: float | None = None) -> Iterator[sqlite3.Connection]:
+        """A transaction no other process can write during. Undone as a whole when it raises.
+
+        `patience_s`: how long it waits for another thread's, and for another process's; else as long as they may take.
+        """
+        with self._turn(patience_s):
             if self._writer.file != self._file():  # another process has set it aside, or the folder was emptied
                 self._writer.connection.close()
                 with self._in_words():
                     self._writer = self._connect()
-            self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * self.patience_s)}")
+            self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * (patience_s or self.patience_s))}")
             with self._transaction(self._writer, "BEGIN IMMEDIATE") as connection:
                 yield connection
+
+    @contextmanager
+    def _turn(self, patience_s: float | None) -> Iterator[None]:
+        if not self._writing.acquire(timeout=-1 if patience_s is None else patience_s):
+            raise IndexFailed("it is being written")
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     def check(self) -> None:
         """Look the whole file over. Raises IndexLost if it is damaged."""

@@ -6,7 +6,7 @@ import os
 import random
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -101,6 +101,38 @@ def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> N
     (usage,) = bench.store.usage().conversations
     assert usage.last_used_at <= before, "and yet it was noted when it was used"
     assert usage.last_used_at > plan.save_point.last_used_at
+
+
+@pytest.mark.parametrize("damage", ["block", "recipe"])
+@pytest.mark.parametrize("by_a_thread", [False, True])
+def test_who_meets_damage_on_the_way_to_an_answer_waits_for_nobody_who_writes(
+    tmp_path: Path, damage: str, by_a_thread: bool
+) -> None:
+    """What is bad is set aside when nobody is in the way; until then the chat is read again."""
+    bench = Bench(tmp_path / "store")
+    point = bench.save("thesis", tuple(range(1, 300)))
+    bench.reopen()
+    index = bench.store._parts.index
+    index.patience_s = 2.0
+    if damage == "block":
+        for block in bench.block_files():
+            block.write_bytes(b"x" * block.stat().st_size)
+    else:
+        with index.write() as db:
+            db.execute("UPDATE links SET skip = skip + 1")
+    plan = bench.find(tuple(range(1, 320)))
+    assert isinstance(plan, RestorePlan)
+    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with index._writing if by_a_thread else nullcontext(), ThreadPoolExecutor() as pool:
+            missed = pool.submit(bench.store.stage, plan, bench.slots).result()
+            assert isinstance(missed, Miss)
+            assert "damaged" in missed.reason or "recipe" in missed.reason
+        assert list(bench.slots.iterdir()) == []
+    bench.store.absorb_pending()
+    assert [loss.conversation_id for loss in bench.store.losses()] == [point.conversation_id]
+    assert isinstance(bench.find(tuple(range(1, 320))), Miss)
+    assert bench.store.verify().clean
 
 
 def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path) -> None:
