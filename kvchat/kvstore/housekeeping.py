@@ -14,7 +14,7 @@ from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.layout.recipe import RecipeError
-from kvchat.kvstore.parts import Parts, in_words
+from kvchat.kvstore.parts import BRIEF_S, Parts, in_words
 from kvchat.kvstore.savepoint import Bounds, Loss, PrunePlan, StoreUsage, Unseen, VerifyReport
 
 PRUNED = "its memory was deleted to stay within the limit on the disk"
@@ -213,8 +213,11 @@ class Housekeeping:
 
     @in_words()
     def seen(self, by: str, what: Unseen) -> None:
-        """All of that has been looked at."""
-        with self._parts.index.write() as db:
+        """All of that has been looked at. While another process writes it is not noted: it is looked at again then."""
+        with self._parts.index.read() as db:
+            if index_points.unseen(db, by) == Unseen({}, what.upto):
+                return
+        with self._parts.index.write(BRIEF_S) as db:
             index_points.seen(db, by, what)
 
     def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:

@@ -117,7 +117,7 @@ class Parts:
         return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
 
     def tidy(self) -> None:
-        """What nobody should wait for: count the restores, set aside what they found bad, sweep what a lost index left."""
+        """What nobody should wait for: count the restores, set aside what they found bad, sweep after a loss."""
         used, self.used = self.used, {}
         if used:
             with contextlib.suppress(IndexFailed), self.index.write() as db:

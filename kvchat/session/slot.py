@@ -85,6 +85,12 @@ class Slots:
 
         Another process may be writing there, and whoever waits for an answer waits for the slot: it goes on by itself.
         """
+        written = self.in_order(work)
+        await asyncio.wait({written}, timeout=SOON_S)
+        return written.result() if written.done() else None
+
+    def in_order(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Have something written into the store's list, after what is being written."""
         before = self._written
 
         async def in_order() -> R:
@@ -93,8 +99,7 @@ class Slots:
             return await work
 
         self._written = written = asyncio.ensure_future(in_order())
-        await asyncio.wait({written}, timeout=SOON_S)
-        return written.result() if written.done() else None
+        return written
 
     async def written(self) -> None:
         """Once nothing is being written any more."""
@@ -109,14 +114,12 @@ class Slots:
         losses = await asyncio.to_thread(self.store.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
-    async def discard(self, owner: str) -> None:
-        """The owner is gone: nothing of it stays in the store. Under the slot's lock."""
-        await self.written()
-        await asyncio.to_thread(self.store.delete_conversation, owner)
+    def discard(self, owner: str) -> asyncio.Task[int]:
+        """The owner is gone: nothing of it stays in the store. Begun under the slot's lock, awaited without it."""
         if self.slot.holds() == owner:
             self.slot.forget()
+        return self.in_order(asyncio.to_thread(self.store.delete_conversation, owner))
 
-    async def discard_messages(self, owner: str, labels: Collection[str]) -> None:
-        """What was saved under these labels goes, of an owner that stays. Under the slot's lock."""
-        await self.written()
-        await asyncio.to_thread(self.store.delete_messages, owner, labels)
+    def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Task[int]:
+        """What was saved under these labels goes, of an owner that stays. As `discard`."""
+        return self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.messages import Source
 from tests.chat.stage import Stage
 
@@ -54,3 +56,20 @@ async def test_a_message_is_answered_while_another_process_writes(stage: Stage) 
     assert len(stage.kept().save_points()) == 4
     after = await stage.answered(here, "And then?")
     assert after.source is not Source.COLD
+
+
+async def test_a_message_is_answered_while_a_deletion_waits_for_another_process(stage: Stage) -> None:
+    here, gone = await stage.chat(), await stage.chat()
+    for chat in (gone, here):
+        await stage.ask(chat)
+    stage.events.clear()
+    with held(stage.kept().folder / "index.db"):
+        deleting = asyncio.ensure_future(stage.runtime.chat.delete(gone))
+        await stage.until(lambda: stage.of(ConversationsChanged))
+        reply = await stage.ask_while_busy(here, "And the garden?")
+        assert reply is not None
+        assert not deleting.done()
+        assert len(stage.save_points()) == 2, "what was waited for came before the answer"
+    await deleting
+    await stage.runtime.chat.idle()
+    assert {point.conversation_id for point in stage.save_points()} == {here}

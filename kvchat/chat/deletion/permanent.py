@@ -68,11 +68,11 @@ class PermanentDeletion:
     async def _forget(self, deleted: Mapping[str, set[str]]) -> None:
         with self._in_words():
             async with self._slots.slot.lock:
-                for conversation_id, ids in deleted.items():
-                    if conversation_id in ids:
-                        await self._slots.discard(conversation_id)
-                    else:
-                        await self._slots.discard_messages(conversation_id, ids)
+                begun = [
+                    self._slots.discard(chat) if chat in ids else self._slots.discard_messages(chat, ids)
+                    for chat, ids in deleted.items()
+                ]
+            await asyncio.gather(*begun)  # another process may be writing: whoever asks meanwhile has the slot
             await self._words(set().union(*deleted.values()))
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from io import FileIO
 from pathlib import Path
 
@@ -127,6 +128,12 @@ def can_link(folder: Path) -> bool:
     return True
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    """Its madvise, for mmap's own keeps all other threads waiting."""
+    return ctypes.CDLL(None)
+
+
 class Mapped:
     """The bytes of a private file, mapped, and the file, open; as long as one of them is used.
 
@@ -139,13 +146,12 @@ class Mapped:
         self.file = FileIO(os.dup(file.fileno()), "r+")
         self.bytes = mmap.mmap(file.fileno(), size)
         self._start = ctypes.c_char.from_buffer(self.bytes)
-        self._advise = ctypes.CDLL(None).madvise  # mmap's own keeps all other threads waiting
 
     def have_ready(self, offset: int, length: int) -> None:
         """Have these pages at hand, as far as the system can."""
         first = offset - offset % mmap.PAGESIZE
         place = ctypes.c_void_p(ctypes.addressof(self._start) + first)
-        self._advise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
+        _libc().madvise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
 
 
 _mapped: dict[Path, Mapped] = {}  # what was written over last in this process, or is to be next

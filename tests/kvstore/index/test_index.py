@@ -135,6 +135,18 @@ def test_who_meets_damage_on_the_way_to_an_answer_waits_for_nobody_who_writes(
     assert bench.store.verify().clean
 
 
+def test_a_start_with_nothing_new_waits_for_nobody_who_writes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", tuple(range(1, 300)))
+    bench.store.seen("it", bench.store.unseen("it"))
+    bench.store._parts.index.patience_s = 0.2
+    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        bench.store.seen("it", bench.store.unseen("it"))
+        with pytest.raises(StoreRefused):
+            bench.store.seen("another", bench.store.unseen("another"))
+
+
 def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     nothing = bench.find(tuple(range(1, 300)))
