@@ -49,11 +49,11 @@ def _child(arguments: list[str]) -> int | None:
     """Be the engine or its guard, if that is what a frozen kvchat was started for. Nothing else is imported then."""
     flag, rest = arguments[:1], arguments[1:]
     if flag == ["--parent-guard"]:
-        from kvchat.engine.child import parent_guard
+        from kvchat.engine import parent_guard
 
         return parent_guard.main(rest)
     if flag == ["--embedded-engine"]:
-        from kvchat.engine.child import embedded
+        from kvchat.engine import embedded
 
         return embedded.main(rest)
     return None

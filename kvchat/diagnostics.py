@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat import __version__
-from kvchat.engine.speaking.status import EngineStatus
+from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings

@@ -18,7 +18,7 @@ from kvchat.chat.service import ChatService
 from kvchat.diagnostics import Facts, report
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.managed import ManagedHost

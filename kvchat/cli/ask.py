@@ -22,7 +22,8 @@ from kvchat.chat.record.messages import Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.options import AskOptions
-from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineFailure
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime

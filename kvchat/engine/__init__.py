@@ -15,8 +15,8 @@ compute, and asks at once when words were coming and stopped; `failure.py` says 
 there goes, known by its names. It works in the last free slot, and tries nothing out in one that another program may be
 using. Everything it was started with is then part of the fingerprint.
 
-`child`: what runs in a process of its own and imports nothing of kvchat. `parent_guard.py` makes the engine die with
-the app, even by SIGKILL: on Linux by `PR_SET_PDEATHSIG`, elsewhere by a pipe.
+`embedded.py` and `parent_guard.py` are run in processes of their own and import nothing of kvchat. The guard makes the
+engine die with the app, even by SIGKILL: on Linux by `PR_SET_PDEATHSIG`, elsewhere by a pipe.
 
 `speaking`: what a turn needs of an engine is `client.py`, over `transport.py`, the only place
 that speaks HTTP. What a prompt shares with one before is tokenised once (`tokenizing.py`). A streamed reply is read in

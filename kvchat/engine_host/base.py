@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.restore_findings import Findings, Subject
-from kvchat.engine.speaking.connection import EngineConnection, EngineFailed
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineError, EngineFailed
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.finding.probe import build_identity, usable_engine
-from kvchat.engine.running.failure import WorkerGone
-from kvchat.engine.speaking import error_patterns
+from kvchat.engine.speaking.errors import EngineFailed, worker_gone
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.library.gguf.facts import GgufFacts
@@ -87,7 +86,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
     """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
 
     What is `staged` in the computer's can be had, as far as it is disposable.
-    Raises EngineNotFound, and where it is with its workers that the engine does not run WorkerGone or BadWorkers.
+    Raises EngineNotFound, and where it is with its workers that the engine does not run EngineFailed or BadWorkers.
     """
     if location.path is None:  # the embedded engine is built for the processor alone
         return _memory(staged)
@@ -96,8 +95,8 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
     except EngineNotFound as error:
         if not workers:
             raise
-        if reason := error_patterns.worker_gone(error.detail):
-            raise WorkerGone(reason) from error
+        if reason := worker_gone(error.detail):
+            raise EngineFailed(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
     return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])

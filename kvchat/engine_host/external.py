@@ -13,9 +13,8 @@ from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
 from kvchat.engine.running.external import ExternalServer, ServerAddress, parse_address
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.status import DOWN, EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, EngineRefused, FailureKind
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.base import BaseHost

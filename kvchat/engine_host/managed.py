@@ -12,9 +12,8 @@ from kvchat.engine.finding import extra_arguments
 from kvchat.engine.running import failure
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.errors import EngineError, EngineGone
-from kvchat.engine.speaking.status import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine_host.base import BaseHost, tell_bug
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.engine_host.memory import EngineMemory

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvchat.chat.record.messages import Conversation
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError

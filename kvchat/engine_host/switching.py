@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from kvchat.engine.speaking.connection import DOWN, EngineStatus
 from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.status import DOWN, EngineStatus
 from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import EngineChoice, ModelMissing
 from kvchat.engine_host.external import ExternalHost

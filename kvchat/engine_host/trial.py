@@ -16,8 +16,7 @@ from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.errors import EngineError, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, Timings
 from kvchat.engine_host.choice import options_to_leave_out, promised_strategy
 from kvchat.errors import KvchatError

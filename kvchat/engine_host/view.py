@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity, model_judge
 from kvchat.engine_host.switching import SwitchingHost

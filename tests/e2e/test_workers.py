@@ -17,7 +17,7 @@ import pytest
 
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.engine.running.plan import free_port
-from kvchat.engine.speaking.status import FailureKind
+from kvchat.engine.speaking.errors import FailureKind
 from kvchat.session.proof import Source
 from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -16,14 +17,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kvchat.engine.child import embedded
+from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, engine_version, list_devices
 from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.status import EngineState, FailureKind
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineFailed, EngineRefused, FailureKind
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from tests.engine.waiting import is_alive, until
 
@@ -99,7 +99,7 @@ async def test_a_turn_its_tokens_and_its_slot_file(
     assert warm[-1].timings.cache_n == len(tokens) - 1
     assert "".join(chunk.text for chunk in warm) == "".join(chunk.text for chunk in cold)
 
-    async with LlamaServerClient(engine.base_url, "wrong") as stranger:
+    async with contextlib.aclosing(LlamaServerClient(engine.base_url, "wrong")) as stranger:
         with pytest.raises(EngineRefused) as refusal:
             await stranger.facts()
         assert refusal.value.status == 401
@@ -231,7 +231,7 @@ def test_the_embedded_child_does_not_read_the_current_folder(
     (tmp_path / "json.py").write_text("raise SystemExit(98)")
     assert embedded_engine.path is None
     parameters = replace(plan, model=tmp_path / "nothing.gguf", port=0)
-    command = embedded.command(embedded_parameters(parameters).to_json())
+    command = embedded.command(json.dumps(embedded_parameters(parameters)))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == embedded.EXIT_LOAD_FAILED
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
-from kvchat.engine.running.failure import WorkerGone
+from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import capacity
 from kvchat.engine_host.capacity import Capacity, look_at_capacity, memory_for, model_judge
 from kvchat.library.gguf.identity import model_identity
@@ -51,5 +51,5 @@ def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
         raise EngineNotFound("The engine cannot be run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
 
     monkeypatch.setattr(capacity, "list_devices", no_devices)
-    with pytest.raises(WorkerGone, match=r"No rpc-server answers at den:50052\."):
+    with pytest.raises(EngineFailed, match=r"No rpc-server answers at den:50052\."):
         memory_for(EngineLocation(EngineKind.LLAMA_SERVER, tmp_path), ["den:50052"])

@@ -16,7 +16,7 @@ from kvchat.chat.events import Event, TurnFailed
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.speaking.client import Health, LlamaServerClient
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState
 from kvchat.engine_host.external import slot_for_us
 from kvchat.engine_host.setup import server_key
@@ -104,7 +104,7 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
     tmp_path: Path, fake: FakeEngine
 ) -> None:
     with serving(fake) as theirs:
-        async with LlamaServerClient(theirs.address.url, KEY) as somebody_else:
+        async with contextlib.aclosing(LlamaServerClient(theirs.address.url, KEY)) as somebody_else:
             await until(theirs.listens)
             while await somebody_else.health() is not Health.READY:
                 pass

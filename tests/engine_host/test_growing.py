@@ -11,7 +11,7 @@ import pytest
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.record.attachments import Attachment
 from kvchat.chat.record.messages import MessageState
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.context_size import CHEAP
 from kvchat.session.events import MakingRoom, Restored

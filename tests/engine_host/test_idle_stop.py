@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source

@@ -12,7 +12,8 @@ import pytest
 
 from kvchat.chat.events import Notice
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.errors import FailureKind
 from kvchat.library.memory.bar import MemoryBar
 from kvchat.runtime import Runtime
 from tests.engine_fixtures import FakeEngine

@@ -81,7 +81,7 @@ def chunk(text: str = "", *, cached: int = 0, read: int = 44) -> ChatChunk:
 
 
 def progress(done: int) -> ChatChunk:
-    return ChatChunk(progress=PromptProgress(44, 0, done, 1.0))
+    return ChatChunk(progress=PromptProgress(44, 0, done))
 
 
 class Cast:

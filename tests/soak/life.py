@@ -20,7 +20,7 @@ from typing import Any
 from kvchat import app
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix

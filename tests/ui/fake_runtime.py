@@ -34,7 +34,7 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn.titles import Titles
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.probe import EngineEntry
-from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_host.capacity import Capacity, ModelJudge, model_judge

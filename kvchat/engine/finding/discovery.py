@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.engine.child import embedded, parent_guard
+from kvchat.engine import embedded, parent_guard
 from kvchat.errors import KvchatError
 from kvchat.system.files import in_time
 from kvchat.system.paths import expanded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from dataclasses import dataclass
@@ -157,18 +158,17 @@ class EngineEntry:
 
 def take_inventory(settings_path: str | None) -> tuple[EngineEntry, ...]:
     """Every engine found, the one in the settings first. Raises nothing: what is wrong stands in the entry."""
-    locations = installed_engines()
-    try:
-        named = find_engine(settings_path) if settings_path else None
-    except KvchatError:
-        named = None  # whoever starts it is told
-    if named is not None:
-        locations = [named, *(location for location in locations if not _same(location, named))]
+    found = installed_engines()
+    with contextlib.suppress(KvchatError):  # whoever starts it is told
+        found = [find_engine(settings_path), *found] if settings_path else found
+    programs: dict[Path | None, EngineLocation] = {}  # by what they really are: one may be there under two names
+    for location in found:
+        programs.setdefault(location.path and location.path.resolve(), location)
     try:
         chosen = usable_engine(settings_path)[0]
     except KvchatError:
         chosen = None
-    return tuple(_look_at(location, location == chosen) for location in locations)
+    return tuple(_look_at(location, location == chosen) for location in programs.values())
 
 
 def _look_at(location: EngineLocation, chosen: bool) -> EngineEntry:
@@ -178,10 +178,3 @@ def _look_at(location: EngineLocation, chosen: bool) -> EngineEntry:
         return EngineEntry(location, chosen, asked.version, asked.build, list_devices(location))
     except KvchatError as error:
         return EngineEntry(location, chosen, problem=error)
-
-
-def _same(one: EngineLocation, other: EngineLocation) -> bool:
-    """Whether both are one program; it may be there under two names."""
-    if one.path is None or other.path is None:
-        return one.path is other.path
-    return one.path.resolve() == other.path.resolve()

@@ -12,9 +12,8 @@ import httpx2
 
 from kvchat.engine.finding.probe import MINIMUM_BUILD, build_number
 from kvchat.engine.speaking.client import Health, LlamaServerClient
-from kvchat.engine.speaking.connection import EngineConnection
-from kvchat.engine.speaking.errors import EngineGone, EngineRefused, NotOurEngine
-from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, NotOurEngine
 from kvchat.errors import KvchatError
 
 _ADVICE = "Check the server's address and key in the settings, and whether it runs."
@@ -106,7 +105,7 @@ class ExternalServer(EngineConnection):
                 self._client, lost = None, _gone(address.url)
         finally:
             self._client = None
-            await client.close()
+            await client.aclose()
 
     async def _find(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
         """Wait until it can be used (None), or until it is clear that it cannot (the reason)."""

@@ -1,4 +1,4 @@
-"""Says in words why an engine died: by how it ended and by its last words (`error_patterns.py`). Pure."""
+"""Says in words why an engine died: by how it ended and by its last words (`errors.py`). Pure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
-from kvchat.engine.child import embedded, parent_guard
+from kvchat.engine import embedded, parent_guard
 from kvchat.engine.finding.discovery import EngineNotFound
 from kvchat.engine.finding.extra_arguments import BadArguments, BadWorkers
 from kvchat.engine.finding.probe import EngineTooOld
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Outcome
-from kvchat.engine.speaking import error_patterns
-from kvchat.engine.speaking.error_patterns import (
+from kvchat.engine.speaking import errors
+from kvchat.engine.speaking.errors import (
     LOG_ADVICE,
     MEMORY_ADVICE,
+    EngineBroken,
+    EngineError,
+    EngineFailed,
+    EngineFailure,
+    EngineSilent,
+    FailureKind,
     last_error,
     missing_library,
     out_of_memory,
     said_last,
 )
-from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineSilent
-from kvchat.engine.speaking.status import EngineFailure, FailureKind
 from kvchat.errors import KvchatError
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
@@ -141,7 +145,7 @@ def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> Engine
     """It said why."""
     if outcome.signal in _FROM_OUTSIDE:
         return None  # it had no time to say anything; what stands in the log is about something else
-    return error_patterns.why(lines, was_ready=was_ready)
+    return errors.why(lines, was_ready=was_ready)
 
 
 def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
@@ -188,21 +192,15 @@ NOT_PREPARED = EngineFailure(
 )
 
 
-class WorkerGone(KvchatError):
-    """A computer that shares the work does not answer."""
-
-    def __init__(self, failure: EngineFailure) -> None:
-        super().__init__(failure.title, failure.detail, failure.advice)
-
-
 def not_started(error: KvchatError) -> EngineFailure:
     """What kept the engine from being chosen, as a failure."""
+    if isinstance(error, EngineFailed):
+        return error.failure
     kinds = {
         EngineNotFound: FailureKind.NOT_FOUND,
         EngineTooOld: FailureKind.INCOMPATIBLE,
         BadArguments: FailureKind.INCOMPATIBLE,
         BadWorkers: FailureKind.INCOMPATIBLE,
-        WorkerGone: FailureKind.WORKER_LOST,
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), FailureKind.BAD_MODEL)
     return EngineFailure(kind, error.title, error.detail, error.advice)

@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvchat.engine.child import embedded
+from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 
 # Options that serve kvchat and that a build may lack without harm: it then has no such feature to turn off.
@@ -50,28 +50,12 @@ class LaunchPlan:
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
     batch_size: int = 512  # tokens; small, because a dropped connection stops a prefill only between batches
-    cache_ram_mib: int = 0  # the engine's own RAM cache of evicted prompts; the save-point store does that job
-    threads: int | None = None  # None: the engine's default
     gpu_layers: int | None = None  # the output counted as one more; None: there is no GPU
     cpu_experts: int = 0  # of the first so many layers a mixture's experts stay in the computer's memory
     projector: Path | None = None  # makes pictures into what the model reads
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
     extra: tuple[str, ...] = ()  # the user's own arguments, checked
     left_out: frozenset[str] = frozenset()  # of OPTIONAL, what this build does not know
-
-
-@dataclass(frozen=True)
-class EmbeddedParameters:
-    """A launch plan as the embedded engine takes it: dotted fields of xllamacpp's CommonParams, and their values.
-
-    KV types are given by llama.cpp's names ("f16", "q8_0"); the child looks the enum value up.
-    """
-
-    fields: tuple[tuple[str, ParameterValue], ...]
-
-    def to_json(self) -> str:
-        """The parameters as one JSON object, for the child's command line."""
-        return json.dumps(dict(self.fields))
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
@@ -82,7 +66,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     """
     optional = [
         ("--kv-unified",),  # one KV stream: slot files stay valid whatever --parallel is
-        ("--cache-ram", str(plan.cache_ram_mib)),
+        ("--cache-ram", "0"),  # its own cache of evicted prompts: the save-point store does that job
         ("--metrics",),
         ("--jinja",),  # the default today; older builds render another prompt without it
         ("--no-webui",),
@@ -111,41 +95,39 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         arguments += ["--mmproj", str(plan.projector)]
     if plan.rpc_workers:
         arguments += ["--rpc", ",".join(plan.rpc_workers)]
-    if plan.threads is not None:
-        arguments += ["--threads", str(plan.threads)]
     return [*arguments, *plan.extra]
 
 
-def embedded_parameters(plan: LaunchPlan) -> EmbeddedParameters:
-    """The plan as the embedded engine's parameters: the same engine as `llama_server_arguments` describes."""
-    fields: list[tuple[str, ParameterValue]] = [
-        ("model.path", str(plan.model)),
-        ("hostnames", (plan.host,)),
-        ("port", plan.port),
-        ("n_ctx", plan.context_size),
-        ("n_batch", plan.batch_size),
+def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
+    """The same plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and their values.
+
+    KV types are given by llama.cpp's names ("f16", "q8_0"); the child looks the enum value up.
+    """
+    fields: dict[str, ParameterValue] = {
+        "model.path": str(plan.model),
+        "hostnames": (plan.host,),
+        "port": plan.port,
+        "n_ctx": plan.context_size,
+        "n_batch": plan.batch_size,
         # The engine joins folder and file name as they are, so the separator has to be there.
-        ("slot_save_path", str(plan.slot_path / "_")[:-1]),
-        ("n_parallel", 1),
-        ("kv_unified", True),
-        ("cache_type_k", plan.kv_type_k),
-        ("cache_type_v", plan.kv_type_v),
-        ("cache_ram_mib", plan.cache_ram_mib),
-        ("endpoint_slots", True),
-        ("endpoint_metrics", True),
-        ("use_jinja", True),
-        ("ui", False),
-        ("cors_origins", NO_ORIGIN),
-        ("fit_params", False),
-        ("verbosity", TRACE),
-        ("n_ctx_checkpoints", CONTEXT_CHECKPOINTS),
-    ]
+        "slot_save_path": str(plan.slot_path / "_")[:-1],
+        "n_parallel": 1,
+        "kv_unified": True,
+        "cache_type_k": plan.kv_type_k,
+        "cache_type_v": plan.kv_type_v,
+        "cache_ram_mib": 0,
+        "endpoint_slots": True,
+        "endpoint_metrics": True,
+        "use_jinja": True,
+        "ui": False,
+        "cors_origins": NO_ORIGIN,
+        "fit_params": False,
+        "verbosity": TRACE,
+        "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
+    }
     if plan.projector is not None:
-        fields.append(("mmproj.path", str(plan.projector)))
-    if plan.threads is not None:
-        # The batch threads do not follow by themselves here, as they do on llama-server's command line.
-        fields += [("cpuparams.n_threads", plan.threads), ("cpuparams_batch.n_threads", plan.threads)]
-    return EmbeddedParameters(tuple(fields))
+        fields["mmproj.path"] = str(plan.projector)
+    return fields
 
 
 _LLAMA_SERVER_KEY = "LLAMA_API_KEY"  # common/arg.cpp, --api-key
@@ -172,7 +154,7 @@ def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
     key = secrets.token_urlsafe(32)
     environment = dict(os.environ)
     if location.kind is EngineKind.EMBEDDED:
-        command = embedded.command(embedded_parameters(plan).to_json())
+        command = embedded.command(json.dumps(embedded_parameters(plan)))
         environment[embedded.KEY_VARIABLE] = key
     else:
         command = [str(location.path or Path("llama-server")), *llama_server_arguments(plan)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.engine.child import parent_guard
+from kvchat.engine import parent_guard
 from kvchat.engine.running.log import EngineLog
 
 

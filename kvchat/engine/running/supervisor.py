@@ -18,9 +18,8 @@ from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare
 from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
 from kvchat.engine.running.watch import Watch, WatchPolicy
 from kvchat.engine.speaking.client import Health, LlamaServerClient
-from kvchat.engine.speaking.connection import EngineConnection
-from kvchat.engine.speaking.errors import EngineError, EngineGone, NotOurEngine
-from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineFailure, EngineGone, FailureKind, NotOurEngine
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
@@ -87,7 +86,6 @@ class EngineSupervisor(EngineConnection):
         """`clock` and `sleep` stand for time in the back-off, so that tests need not wait."""
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
-        self.location: EngineLocation | None = None
         self.plan: LaunchPlan | None = None  # once launched, with the port really used
         self._policy = policy or RestartPolicy()
         self._step_down: StepDown | None = None
@@ -112,7 +110,7 @@ class EngineSupervisor(EngineConnection):
         """
         async with self._serial:
             await self._end()
-            self.location, self.plan, self._step_down = location, plan, step_down
+            self.plan, self._step_down = plan, step_down
             self._publish(EngineStatus(EngineState.STARTING))
             self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
             self._task.add_done_callback(self._run_ended)
@@ -121,12 +119,6 @@ class EngineSupervisor(EngineConnection):
         """Stop the engine and wait until it is gone. Without one this does nothing."""
         async with self._serial:
             await self._end()
-
-    async def restart(self) -> None:
-        """Stop, then start with the same location and plan. Raises EngineError when nothing was ever started."""
-        if self.location is None or self.plan is None:
-            raise EngineError("There is no engine to restart", "", "Choose a model first.")
-        await self.start(self.location, dataclasses.replace(self.plan, port=0), self._step_down)
 
     async def close(self) -> None:
         """Stop for good and close the log."""
@@ -216,7 +208,7 @@ class EngineSupervisor(EngineConnection):
             try:
                 self._rung = (await process.stop(self._ladder)).rung
             finally:
-                await client.close()
+                await client.aclose()
 
     async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
         """Wait until a ready engine ends by itself, or has to be ended; the reason."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError, EngineGone
-from kvchat.engine.speaking.status import EngineFailure
+from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import copy
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from enum import Enum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 
@@ -67,10 +66,7 @@ class SlotRows:
 
 
 class LlamaServerClient:
-    """A ready llama-server, over HTTP. Every method raises EngineGone or EngineRefused.
-
-    Close it with `close`, or use it as an async context manager.
-    """
+    """A ready llama-server, over HTTP. Every method raises EngineGone or EngineRefused. Close it with `aclose`."""
 
     def __init__(
         self,
@@ -97,17 +93,7 @@ class LlamaServerClient:
         self._prompts = PromptTokens(self._tokens)
         self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
 
-    async def __aenter__(self) -> Self:
-        """The client itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        await self.close()
-
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Drop all connections, once what a dead engine has said is read to its end."""
         await self._http.close()
 

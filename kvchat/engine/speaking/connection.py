@@ -1,21 +1,40 @@
-"""What there is to know of an engine while it comes and goes, for those who wait for it and those who watch."""
+"""What an engine is doing while it comes and goes, for those who wait for it and those who watch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.status import EngineFailure, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure
 
 
-class EngineFailed(EngineError):
-    """The engine is not running and is not going to: the failure's words."""
+class EngineState(Enum):
+    """The life of an engine process."""
 
-    def __init__(self, reason: EngineFailure) -> None:
-        super().__init__(reason.title, reason.detail, reason.advice)
-        self.failure = reason
+    STOPPED = "stopped"
+    RESTING = "resting"  # none runs, to save memory; the next message starts one
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # none runs, nor will by itself
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A snapshot of the engine, for the strip and the tray."""
+
+    state: EngineState
+    failure: EngineFailure | None = None  # set when FAILED, and while restarting after a death
+    restart_attempt: int = 0  # 0 when the engine was started on purpose; n for the n-th automatic restart
+    checking: bool = False  # while LOADING: the engine answers, and whether restoring works with it is being tried out
+    stop_rung: str | None = None  # after a stop: which rung of the ladder did it ("asked", "terminated", "killed")
 
 
 class EngineConnection:

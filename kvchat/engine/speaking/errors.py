@@ -1,9 +1,42 @@
-"""How speaking to an engine can fail."""
+"""How an engine can fail, and what its own words say of why it ended or will not answer again. Pure."""
 
 from __future__ import annotations
 
-from kvchat.engine.speaking.status import EngineFailure
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
 from kvchat.errors import KvchatError
+
+
+class FailureKind(Enum):
+    """Why an engine died or did not come up."""
+
+    OUT_OF_MEMORY = "out of memory"
+    BAD_MODEL = "bad model"
+    PORT_TAKEN = "port taken"
+    MISSING_LIBRARY = "missing library"
+    NOT_FOUND = "not found"
+    INCOMPATIBLE = "incompatible"  # the engine does not know an option kvchat needs
+    UNSUPPORTED_CPU = "unsupported cpu"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+    HANGS = "hangs"  # it was ready and answers no more
+    GPU_LOST = "gpu lost"
+    WORKER_LOST = "worker lost"  # a computer that shares the work
+    EXITED = "exited"
+
+
+@dataclass(frozen=True)
+class EngineFailure:
+    """An engine's failure in words: one title line, what happened, what to do next."""
+
+    kind: FailureKind
+    title: str
+    detail: str
+    advice: str
 
 
 class EngineError(KvchatError):
@@ -18,14 +51,6 @@ class EngineSilent(EngineGone):
     """The engine took a request and then said nothing for too long."""
 
 
-class EngineBroken(EngineGone):
-    """The engine answers, and says what only another process can heal: it is as good as gone."""
-
-    def __init__(self, failure: EngineFailure) -> None:
-        super().__init__(failure.title, failure.detail, failure.advice)
-        self.failure = failure
-
-
 class EngineRefused(EngineError):
     """The engine answered with an error status."""
 
@@ -38,3 +63,164 @@ class EngineRefused(EngineError):
 
 class NotOurEngine(EngineError):
     """The server that answers is not the one we started."""
+
+
+class EngineFailed(EngineError):
+    """The engine is not running and is not going to: the failure's words."""
+
+    def __init__(self, reason: EngineFailure) -> None:
+        super().__init__(reason.title, reason.detail, reason.advice)
+        self.failure = reason
+
+
+class EngineBroken(EngineFailed, EngineGone):
+    """The engine answers, and says what only another process can heal: it is as good as gone."""
+
+
+MEMORY_ADVICE = "Choose a smaller context or a smaller model, or close other programs that use much memory."
+LOG_ADVICE = "The engine's log says more. If it happens again, try another model or another llama-server version."
+
+# llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function's name.
+_PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
+_MISSING_LIBRARY = re.compile(r"error while loading shared libraries|Library not loaded|cannot open shared object file")
+# llama-server goes on after this, and no request will succeed again (tools/server/server-context.cpp).
+_CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
+_WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)|Remote RPC server)", re.IGNORECASE)
+
+
+class _Rule:
+    """What a line means in which some words stand."""
+
+    def __init__(self, words: str, kind: FailureKind, title: str, advice: str) -> None:
+        self.pattern = re.compile(words, re.IGNORECASE)
+        self._kind, self._title, self._advice = kind, title, advice
+
+    def failure(self, line: str) -> EngineFailure:
+        if self._kind is FailureKind.WORKER_LOST and (match := _WORKER_GONE.search(line)):
+            worker = match["worker"]
+            line = (
+                f"No rpc-server answers at {worker}." if worker else "The rpc-server of another computer has stopped."
+            )
+        return EngineFailure(self._kind, self._title, line, self._advice)
+
+
+_OUT_OF_MEMORY = _Rule(
+    r"failed to allocate|unable to allocate|cudaMalloc failed|std::bad_alloc|out of (device )?memory"
+    r"|ErrorOutOf(Device|Host)Memory|Insufficient Memory|Cannot allocate memory|alloc_tensor_range: failed",
+    FailureKind.OUT_OF_MEMORY,
+    "The engine ran out of memory",
+    MEMORY_ADVICE,
+)
+_GPU_LOST = _Rule(  # what the backends say when the driver was reset or the card is gone: ggml-cuda, -vulkan, …
+    r"(CUDA|ROCm|MUSA|HIP) error|DeviceLost|device lost|GPU is lost|fallen off the bus|unspecified launch failure"
+    r"|command buffer \d+ failed|SYCL error",
+    FailureKind.GPU_LOST,
+    "The graphics card stopped working for the engine",
+    "This happens when its driver is reset or updated, or after sleep. If it goes on, restart the computer.",
+)
+_WORKER_LOST = _Rule(
+    _WORKER_GONE.pattern,
+    FailureKind.WORKER_LOST,
+    "Another computer does not answer",
+    "Start rpc-server there and check the network, or take that computer out of the list in the settings.",
+)
+_DYING = (
+    _OUT_OF_MEMORY,
+    _GPU_LOST,
+    _WORKER_LOST,
+    # ggml_abort begins with the place in its source; the backtrace below it names ggml_abort, and no reason.
+    _Rule(
+        r"GGML_ASSERT|\.(c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: |terminate called",
+        FailureKind.CRASHED,
+        "The engine crashed",
+        LOG_ADVICE,
+    ),
+)
+_STARTING = (
+    _Rule(
+        r"couldn't bind HTTP server socket|Address already in use",
+        FailureKind.PORT_TAKEN,
+        "The engine's port was taken",
+        "Start the engine again: another port is chosen each time.",
+    ),
+    _Rule(
+        r"invalid argument:|unknown argument|error while handling argument",
+        FailureKind.INCOMPATIBLE,
+        "This engine does not fit kvchat",
+        'Install a newer llama-server, or set the engine path in the settings to "embedded" to use kvchat\'s own.',
+    ),
+    _Rule(
+        r"V cache.* requires flash[_ ]att",  # src/llama-context.cpp
+        FailureKind.INCOMPATIBLE,
+        "This precision does not work here",
+        "The model is fine. Set the precision in the settings to exact (f16), or use an engine with flash attention.",
+    ),
+    _Rule(
+        r"unknown model architecture",
+        FailureKind.BAD_MODEL,
+        "The model cannot be loaded",
+        "This engine does not know this kind of model yet: update the engine, or choose another model.",
+    ),
+    _Rule(
+        r"invalid magic|missing tensor|error loading model|failed to load model|corrupted or incomplete"
+        r"|gguf_init_from_\w+: failed",
+        FailureKind.BAD_MODEL,
+        "The model cannot be loaded",
+        "Choose another model, or download this one again: the file may be damaged or incomplete.",
+    ),
+)
+
+
+def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
+    """Why it ended, if it said so. The order counts: a model that finds no memory also "failed to load"."""
+    for rule in _DYING if was_ready else _DYING + _STARTING:
+        if (line := _find(rule.pattern, lines)) is not None:
+            return rule.failure(line)
+    return None
+
+
+def worker_gone(text: str) -> EngineFailure | None:
+    """That a computer which shares the work does not answer, if it is this that an engine said; else None."""
+    line = _find(_WORKER_GONE, text.splitlines())
+    return _WORKER_LOST.failure(line) if line else None
+
+
+def broken(status: int, message: str) -> EngineFailure | None:
+    """Why an engine that answers with this error will not answer otherwise again; None for an ordinary refusal."""
+    if _GPU_LOST.pattern.search(message):
+        return _GPU_LOST.failure(message)
+    if status == 500 and _CANNOT_COMPUTE.search(message):
+        return EngineFailure(FailureKind.CRASHED, "The engine can no longer compute", f"It said: {message}", LOG_ADVICE)
+    return None
+
+
+def missing_library(lines: Sequence[str]) -> str | None:
+    """The line that names a library it lacks."""
+    return _find(_MISSING_LIBRARY, lines)
+
+
+def out_of_memory(line: str) -> EngineFailure:
+    """Memory ran out, which `line` says."""
+    return _OUT_OF_MEMORY.failure(line)
+
+
+def _find(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+    """The first line that fits: later ones repeat it in vaguer words."""
+    return next((_clean(line) for line in lines if pattern.search(line)), None)
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The last line of level E, or simply the last line."""
+    errors = [line for line in lines if re.match(r"^(\d+\.)+\d+ E ", line) or "error" in line.lower()]
+    meant = errors or [line for line in lines if line.strip()]
+    return _clean(meant[-1]) if meant else ""
+
+
+def _clean(line: str) -> str:
+    return _PREFIX.sub("", line).strip()
+
+
+def said_last(sentence: str, lines: Sequence[str]) -> str:
+    """The sentence, and what was said last."""
+    line = last_error(lines)
+    return f"{sentence} It said last: {line}" if line else sentence

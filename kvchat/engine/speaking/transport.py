@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from kvchat.engine.speaking import error_patterns, wire
+from kvchat.engine.speaking import errors, wire
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.speaking.wire import ChatChunk
 
@@ -194,7 +194,7 @@ def _known_authorities() -> ssl.SSLContext:
 
 
 def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
-    reason = error_patterns.broken(error.status, error.message)
+    reason = errors.broken(error.status, error.message)
     return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
 
 

@@ -20,7 +20,6 @@ class PromptProgress:
     total: int
     cache: int
     processed: int
-    time_ms: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ class SlotSave:
 
     n_saved: int  # tokens
     n_written: int  # bytes
-    save_ms: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ class SlotRestore:
 
     n_restored: int  # tokens
     n_read: int  # bytes
-    restore_ms: float
 
 
 @dataclass(frozen=True)
@@ -193,9 +190,7 @@ def parse_progress(value: object) -> PromptProgress | None:
     """The `prompt_progress` of an event."""
     if not isinstance(value, dict) or "total" not in value:
         return None
-    return PromptProgress(
-        _int(value, "total"), _int(value, "cache"), _int(value, "processed"), _float(value, "time_ms")
-    )
+    return PromptProgress(_int(value, "total"), _int(value, "cache"), _int(value, "processed"))
 
 
 def parse_timings(value: object) -> Timings | None:
@@ -213,12 +208,12 @@ def parse_timings(value: object) -> Timings | None:
 
 def parse_save(body: dict[str, Any]) -> SlotSave:
     """The answer to `action=save`."""
-    return SlotSave(_int(body, "n_saved"), _int(body, "n_written"), _float(_dict(body, "timings"), "save_ms"))
+    return SlotSave(_int(body, "n_saved"), _int(body, "n_written"))
 
 
 def parse_restore(body: dict[str, Any]) -> SlotRestore:
     """The answer to `action=restore`."""
-    return SlotRestore(_int(body, "n_restored"), _int(body, "n_read"), _float(_dict(body, "timings"), "restore_ms"))
+    return SlotRestore(_int(body, "n_restored"), _int(body, "n_read"))
 
 
 def parse_facts(body: dict[str, Any]) -> ServerFacts:

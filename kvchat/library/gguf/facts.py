@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.header import TENSOR_TYPES, CutShort, GgufFields, GgufHeader, HeaderFault, Value, read_header
-from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_heads_per_layer, kv_layout
+from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.gguf.template_options import TemplateWord, words_in
 from kvchat.system.files import NotAFile
@@ -87,13 +87,11 @@ class GgufFacts:
     embedding_length: int
     inner_length: int  # of a token inside a layer: feed-forward part, the experts used, recurrent part
     heads: int
-    kv_heads: tuple[int, ...]  # one per layer; 0 for a layer without attention
     key_length: int
     value_length: int
     kv: KvLayout
     weights: Weights
     vocabulary_size: int
-    has_chat_template: bool
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
     names_sampling: bool = False  # its author says how replies should be drawn; the engine heeds that
@@ -236,13 +234,11 @@ def _facts(path: Path, headers: Sequence[GgufHeader], parts: tuple[Path, ...]) -
         embedding_length=fields.number("embedding_length"),
         inner_length=max(fields.number("feed_forward_length"), experts) + fields.number("ssm.inner_size"),
         heads=fields.number("attention.head_count"),
-        kv_heads=kv_heads_per_layer(fields, blocks),
         key_length=key_length,
         value_length=value_length,
         kv=kv_layout(fields),
         weights=_weights(headers, blocks),
         vocabulary_size=fields.number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
-        has_chat_template="tokenizer.chat_template" in header.values,
         parts=parts,
         header_size=header.data_offset,
         names_sampling=any(name.startswith("general.sampling.") for name in header.values),

@@ -11,7 +11,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
 from kvchat.chat.events import EngineChanged, Event
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import tray_icon

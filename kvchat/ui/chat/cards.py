@@ -5,7 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 
 from kvchat.chat.context.context import ContextUse
-from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.ui.base.theme import restyle
 from kvchat.ui.widgets.card import Card

@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvchat.chat.record.messages import Conversation
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner

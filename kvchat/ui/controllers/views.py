@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
 from kvchat.chat.record.messages import Conversation, Message, Role
-from kvchat.engine.speaking.status import EngineStatus
+from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.runtime import Runtime

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QProgressBar, QWidget
 
 from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Speed
-from kvchat.engine.speaking.status import EngineState, EngineStatus
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.ui.base.building import STRETCH, column, label, row
 from kvchat.words.wording import per_second, size, tokens_short

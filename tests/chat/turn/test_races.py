@@ -27,7 +27,7 @@ from kvchat.chat.events import (
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn import reply as reply_module
 from kvchat.chat.turn import turns
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.session import system_prompt
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine

@@ -11,7 +11,7 @@ from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.chat.record.title_words import REQUEST
 from kvchat.chat.turn import titles as titles_module
 from kvchat.chat.turn.titles import NoTitle, is_due
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
 

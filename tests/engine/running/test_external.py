@@ -16,9 +16,8 @@ import pytest
 from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
 from kvchat.engine.running.external import BadAddress, ExternalServer, ReachPolicy, ServerAddress, parse_address
 from kvchat.engine.running.plan import free_port
-from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.status import EngineState
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineError, EngineFailed
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.theirs import Theirs

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from kvchat.engine.child import embedded
+from kvchat.engine import embedded
 from kvchat.engine.running import failure
 from kvchat.engine.running.process import Outcome
-from kvchat.engine.speaking import error_patterns
-from kvchat.engine.speaking.status import FailureKind
+from kvchat.engine.speaking import errors
+from kvchat.engine.speaking.errors import FailureKind
 
 NO_MEMORY = """\
 0.00.006.018 I srv    load_model: loading model '/m/SmolLM2.gguf'
@@ -127,8 +127,8 @@ def test_a_worker_that_is_gone_is_named() -> None:
     absent = failure.explain(Outcome(-6, tuple(WORKER_ABSENT.splitlines())))
     assert absent.kind is FailureKind.WORKER_LOST
     assert absent.detail == "No rpc-server answers at den:50052."
-    assert error_patterns.worker_gone(WORKER_ABSENT) == absent
-    assert error_patterns.worker_gone(NOT_A_MODEL) is None
+    assert errors.worker_gone(WORKER_ABSENT) == absent
+    assert errors.worker_gone(NOT_A_MODEL) is None
     lost = failure.explain(Outcome(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "The rpc-server of another computer has stopped.")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.child import embedded
+from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan, prepare
 

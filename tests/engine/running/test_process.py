@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.child import parent_guard
+from kvchat.engine import parent_guard
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
 from tests.engine.waiting import is_alive, until

@@ -16,9 +16,8 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.process import Ladder
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineFailed
-from kvchat.engine.speaking.errors import EngineError, EngineGone
-from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone, FailureKind
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
 
@@ -108,8 +107,6 @@ async def test_stopping_in_the_middle_of_loading(watched: Watched, fake_engine: 
 async def test_stop_and_close_twice_and_without_an_engine(watched: Watched, fake_engine: FakeEngine) -> None:
     await watched.supervisor.stop()
     assert watched.said == []
-    with pytest.raises(EngineError, match="no engine to restart"):
-        await watched.supervisor.restart()
     await watched.supervisor.start(fake_engine.location, fake_engine.plan)
     await asyncio.gather(watched.supervisor.stop(), watched.supervisor.stop())
     await watched.supervisor.close()
@@ -131,7 +128,7 @@ async def test_a_restart_is_a_new_generation_with_a_new_key_and_an_empty_slot(
     await supervisor.start(fake_engine.location, fake_engine.plan)
     first = await supervisor.ready()
     generation = supervisor.generation
-    await supervisor.restart()
+    await supervisor.start(fake_engine.location, fake_engine.plan)
     second = await supervisor.ready()
     assert supervisor.generation == generation + 1
     assert isinstance(first, LlamaServerClient)
@@ -233,7 +230,7 @@ async def test_after_a_failure_it_can_be_started_again(watched: Watched, fake_en
     with pytest.raises(EngineFailed):
         await watched.supervisor.ready()
     fake_engine.set(FAKE_EXIT_AT_START=None)
-    await watched.supervisor.restart()
+    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
     await watched.supervisor.ready()
 
 
@@ -293,7 +290,7 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
     await supervisor.ready()
     hangs = True
     fake_engine.set(FAKE_HANG_DURING="load", FAKE_SLOW_LOAD=None)
-    await supervisor.restart()
+    await supervisor.start(fake_engine.location, fake_engine.plan)
     with pytest.raises(EngineFailed) as failed:
         await supervisor.ready()
     assert failed.value.failure.kind is FailureKind.TIMED_OUT

@@ -19,8 +19,8 @@ from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.running.watch import Watch, WatchPolicy
 from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError, EngineSilent
-from kvchat.engine.speaking.status import EngineState, EngineStatus, FailureKind
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineError, EngineSilent, FailureKind
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatMessage
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine

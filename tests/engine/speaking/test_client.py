@@ -96,7 +96,7 @@ async def test_a_prompt_that_does_not_fit_is_refused(client: LlamaServerClient) 
 
 
 async def test_a_wrong_key_is_refused(client: LlamaServerClient) -> None:
-    async with LlamaServerClient(str(client.base_url), "wrong") as stranger:
+    async with contextlib.aclosing(LlamaServerClient(str(client.base_url), "wrong")) as stranger:
         with pytest.raises(EngineRefused) as refusal:
             await stranger.facts()
         assert refusal.value.status == 401
@@ -169,7 +169,7 @@ async def test_later_words_come_together(
 
 async def test_a_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
-    async with LlamaServerClient(str(client.base_url), client.key, hang_guard_s=0.2) as impatient:
+    async with contextlib.aclosing(LlamaServerClient(str(client.base_url), client.key, hang_guard_s=0.2)) as impatient:
         with pytest.raises(EngineGone, match="does not answer"):
             await all_chunks(impatient)
 
@@ -207,7 +207,7 @@ async def test_no_generator_is_left_to_the_garbage_collector(
 
 
 async def test_nobody_there_is_gone() -> None:
-    async with LlamaServerClient(f"http://127.0.0.1:{free_port('127.0.0.1')}", "key") as client:
+    async with contextlib.aclosing(LlamaServerClient(f"http://127.0.0.1:{free_port('127.0.0.1')}", "key")) as client:
         with pytest.raises(EngineGone):
             await client.health()
 
@@ -215,7 +215,7 @@ async def test_nobody_there_is_gone() -> None:
 async def test_proxies_are_not_for_us(client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setitem(os.environ, name, f"http://127.0.0.1:{free_port('127.0.0.1')}")
-    async with LlamaServerClient(str(client.base_url), client.key) as fresh:
+    async with contextlib.aclosing(LlamaServerClient(str(client.base_url), client.key)) as fresh:
         assert await fresh.health() is Health.READY
 
 
@@ -226,7 +226,9 @@ async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
         seen.append(request)
         return httpx2.Response(200, json={"status": "ok"})
 
-    async with LlamaServerClient("http://stranger", "secret", transport=httpx2.MockTransport(stranger)) as client:
+    async with contextlib.aclosing(
+        LlamaServerClient("http://stranger", "secret", transport=httpx2.MockTransport(stranger))
+    ) as client:
         assert await client.health() is Health.READY
         with pytest.raises(NotOurEngine):
             await client.verify()
@@ -242,7 +244,9 @@ async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
     ],
 )
 async def test_answers_that_are_no_reply(answer: httpx2.Response, error: type[Exception]) -> None:
-    async with LlamaServerClient("http://odd", "key", transport=httpx2.MockTransport(lambda _: answer)) as client:
+    async with contextlib.aclosing(
+        LlamaServerClient("http://odd", "key", transport=httpx2.MockTransport(lambda _: answer))
+    ) as client:
         with pytest.raises(error):
             await all_chunks(client)
 
@@ -288,5 +292,5 @@ async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> 
         await asyncio.wait([asking])
     await until(lambda: not [one for one in psutil.Process().net_connections() if one.raddr and one.raddr.port == port])
     assert answered.is_set()
-    await client.close()
+    await client.aclose()
     server.close()

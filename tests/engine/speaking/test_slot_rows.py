@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import httpx2
 import pytest
 
@@ -23,14 +25,14 @@ def timings(cached: int) -> str:
 
 @pytest.mark.parametrize(("cached", "kept"), [(100, 100), (150, 100), (40, 40), (0, 0)])
 async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, kept: int) -> None:
-    async with answering(timings(cached)) as client:
+    async with contextlib.aclosing(answering(timings(cached))) as client:
         client.rows.count_as_saved(100)
         await client.with_template({"thinking": True}).prefill([1, 2, 3])
         assert client.rows.kept == kept
 
 
 async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
-    async with answering("{}") as client:
+    async with contextlib.aclosing(answering("{}")) as client:
         client.rows.count_as_saved(100)
         with pytest.raises(EngineError):
             await client.prefill([1, 2, 3])
@@ -38,8 +40,8 @@ async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
 
 
 async def test_a_slot_that_was_filled_or_emptied_is_known_only_when_that_is_said() -> None:
-    async with LlamaServerClient(
-        "http://engine", "key", transport=httpx2.MockTransport(lambda _: httpx2.Response(500))
+    async with contextlib.aclosing(
+        LlamaServerClient("http://engine", "key", transport=httpx2.MockTransport(lambda _: httpx2.Response(500)))
     ) as client:
         for change in (client.erase_slot(), client.restore_slot("a.slot")):
             client.rows.count_as_saved(100)
@@ -49,7 +51,7 @@ async def test_a_slot_that_was_filled_or_emptied_is_known_only_when_that_is_said
 
 
 async def test_where_others_ask_too_nothing_is_ever_known() -> None:
-    async with answering(timings(100)) as client:
+    async with contextlib.aclosing(answering(timings(100))) as client:
         client.rows.alone = False
         client.rows.count_as_saved(100)
         assert client.rows.kept == 0

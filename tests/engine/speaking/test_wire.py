@@ -20,7 +20,7 @@ TOKEN = (
 
 def test_progress() -> None:
     chunk = wire.parse_event(PROGRESS)
-    assert chunk == ChatChunk(progress=PromptProgress(total=40, cache=12, processed=40, time_ms=174.0))
+    assert chunk == ChatChunk(progress=PromptProgress(total=40, cache=12, processed=40))
 
 
 def test_a_token_with_timings() -> None:
@@ -89,10 +89,10 @@ def test_facts_of_this_version_and_an_older_one() -> None:
 
 def test_slot_answers() -> None:
     saved = wire.parse_save({"n_saved": 59, "n_written": 1361076, "timings": {"save_ms": 1.25}})
-    assert saved == wire.SlotSave(59, 1361076, 1.25)
+    assert saved == wire.SlotSave(59, 1361076)
     restored = wire.parse_restore({"n_restored": 59, "n_read": 9, "timings": {"restore_ms": 0.5}})
-    assert restored == wire.SlotRestore(59, 9, 0.5)
-    assert wire.parse_save({}) == wire.SlotSave(0, 0, 0.0)
+    assert restored == wire.SlotRestore(59, 9)
+    assert wire.parse_save({}) == wire.SlotSave(0, 0)
 
 
 def test_tokens() -> None:

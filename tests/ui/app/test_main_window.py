@@ -21,8 +21,8 @@ from kvchat.chat.events import (
     WaitingForChat,
 )
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart

@@ -9,7 +9,8 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Prefilling, Speed
 from kvchat.engine.speaking import vitals
-from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineFailure, FailureKind
 from kvchat.engine.speaking.vitals import SlotState, Vitals
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.engine.engine_window import EngineWindow

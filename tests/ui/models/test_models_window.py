@@ -12,7 +12,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
-from kvchat.engine.speaking.status import EngineFailure, EngineState, FailureKind
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineFailure, FailureKind
 from kvchat.library.gguf.facts import NotAModel, read_facts
 from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.local.folders import Source
