@@ -21,7 +21,7 @@ from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import promised_strategy, with_file_stamps
 from kvchat.engine_host.vision import CannotSee
 from kvchat.errors import KvchatError
-from kvchat.kvstore.files import disk, presence
+from kvchat.kvstore.files import disk, process_locks
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity
@@ -188,7 +188,7 @@ def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates
         return None
     disk.remove_stale_for_engine(folder)  # of a kvchat that was killed
     with contextlib.suppress(OSError):
-        presence.hold(folder)  # until this one ends
+        process_locks.hold(folder)  # until this one ends
     try:
         return _read_states(process, folder, facts)
     except KvchatError:  # a model kvchat cannot read is no reason not to chat with it

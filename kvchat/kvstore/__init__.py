@@ -11,12 +11,12 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
 - **Passes** (`positioned.py` counts them). Blocks are moved by several threads, piece by piece while a piece is in
   the cache. A block's name is its BLAKE3; what proves it at a restore is its XXH3, beside the name in the index.
   A file, as it was saved or never saved, is a plan (`layout/plan.py`) that `rebuild.py` carries out. A turn's rows
-  that the engine has kept since the last save, as its `cache_n` says (`engine/speaking/slot_rows.py`), are believed
-  and not read again, but for two blocks (`absorb.py`).
+  that the engine has kept since the last save, as its `cache_n` says (`SlotRows` in `engine/speaking/client.py`),
+  are believed and not read again, but for two blocks (`absorb.py`).
 - **Index** (`index/`, SQLite): save points, their recipes (sealed with a hash; paths in a tree of uses, so that
   what turns share is there once), a tree of token segments for the longest known prefix, what was lost and why,
   bytes written. Every turn boundary is a save point, along all branches, until the budget says otherwise. No
-  lookup, mark or deletion goes through a whole table; readers have connections of their own and wait for no writer;
+  lookup, note or deletion goes through a whole table; readers have connections of their own and wait for no writer;
   that a save point was used is written later. Whatever in it cannot have been put there counts as damage
   (`index/check.py`): it is set aside under a lock, and a new one begun.
 - **Find.** The longest prefix of the prompt, from any conversation of the same fingerprint; in the order of their
@@ -48,5 +48,5 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
 - **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
   bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
   engine only if its header stands for the chat's tokens. Processes hold a lock as long as they live
-  (`presence.py`); what those that died left is swept or adopted, blocks without a recipe too.
+  (`process_locks.py`); what those that died left is swept or adopted, blocks without a recipe too.
 """

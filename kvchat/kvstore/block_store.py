@@ -28,9 +28,9 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, MemoryRoom, Staged
 from kvchat.kvstore.files.staging import Staging
 from kvchat.kvstore.housekeeping import Housekeeping
+from kvchat.kvstore.index import notes as index_notes
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.layout.parser import read_row_map
@@ -98,7 +98,7 @@ class BlockStore(Restoring, Saving, Housekeeping):
         try:
             with self._parts.index.write() as db:
                 if self._parts.index.fresh and any(self._parts.blocks.leftovers((), 0.0)):
-                    index_usage.note_index_loss(db)  # somebody took the file away, but not what it tells of
+                    index_notes.note_index_loss(db)  # somebody took the file away, but not what it tells of
             self._recover()
         except IndexLost:
             self._recover()  # there is a new one now

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
 from kvchat.kvstore.blocks.rebuild import BadBlock
-from kvchat.kvstore.files import presence
+from kvchat.kvstore.files import process_locks
 from kvchat.kvstore.index import eviction, inheritance
+from kvchat.kvstore.index import notes as index_notes
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
@@ -32,16 +33,16 @@ class Housekeeping:
     def _recover(self) -> None:
         """Take over, or give up, what processes that are gone had not absorbed; sweep their folders."""
         parts, staging = self._parts, self._parts.staging
-        died = presence.died(staging.locks)
+        died = process_locks.died(staging.locks)
         with parts.index.read() as db:
-            owners = [one for one in index_points.owners(db) if presence.is_gone(one, staging.locks)]
+            owners = [one for one in index_points.owners(db) if process_locks.is_gone(one, staging.locks)]
         if owners:
             self._take_over(owners)
         parts.tidy()
         if staging.sweep() or died:
             parts.sweep()
             if not parts.strays:
-                presence.forget(died)
+                process_locks.forget(died)
 
     def _take_over(self, owners: Sequence[str]) -> None:
         staging = self._parts.staging
@@ -203,22 +204,22 @@ class Housekeeping:
     def losses(self) -> tuple[Loss, ...]:
         """What turned out bad since this was last asked: tell the user once."""
         with self._parts.index.write() as db:
-            return index_usage.untold_losses(db) + index_usage.untold_index_loss(db)
+            return index_usage.untold_losses(db) + index_notes.untold_index_loss(db)
 
     @in_words()
     def unseen(self, by: str) -> Unseen:
         """What has been kept since `seen` was last told by the same; everything after it was told by another."""
         with self._parts.index.read() as db:
-            return index_points.unseen(db, by)
+            return index_notes.unseen(db, by)
 
     @in_words()
     def seen(self, by: str, what: Unseen) -> None:
         """All of that has been looked at. While another process writes it is not noted: it is looked at again then."""
         with self._parts.index.read() as db:
-            if index_points.unseen(db, by) == Unseen({}, what.upto):
+            if index_notes.unseen(db, by) == Unseen({}, what.upto):
                 return
         with self._parts.index.write(BRIEF_S) as db:
-            index_points.seen(db, by, what)
+            index_notes.seen(db, by, what)
 
     def _set_aside_of(self, db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
         """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""

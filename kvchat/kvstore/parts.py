@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.rebuild import BadBlock
-from kvchat.kvstore.files import disk, presence
+from kvchat.kvstore.files import disk, process_locks
 from kvchat.kvstore.files.staging import Staging
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
@@ -122,7 +122,7 @@ class Parts:
         if used:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
                 for point_id, at in used.items():
-                    index_points.mark_used(db, point_id, at)
+                    index_points.count_use(db, point_id, at)
         self.set_damaged_aside()
         if self.index.fresh:
             self.index.fresh = False
@@ -154,7 +154,7 @@ class Parts:
         self.blocks.sweep_temporary(self.staging.locks)
         with self.index.read() as db:
             known = {name for (name,) in db.execute("SELECT name FROM blocks")}
-        spare = LEFTOVER_AGE_S if not everything and presence.others(self.staging.locks) else 0.0
+        spare = LEFTOVER_AGE_S if not everything and process_locks.others(self.staging.locks) else 0.0
         freed = self.drop_unknown(list(self.blocks.leftovers(known, spare)))
         self.strays = 0
         for name in self.blocks.leftovers(known, 0.0) if spare else ():

@@ -15,7 +15,7 @@ from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.index.usage import INDEX_LOST, index_lost_at
+from kvchat.kvstore.index.notes import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.layout.plan import CannotCompose, size_of, whole
 from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.files import disk, presence
+from kvchat.kvstore.files import disk, process_locks
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
 
@@ -102,9 +102,9 @@ def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
 
 def die() -> None:
     """What this process holds is let go of, as when it is killed, and what it made is another process's from now on."""
-    for lock, _ in presence._held.values():
+    for lock, _ in process_locks._held.values():
         lock.release()
-    presence._begin()
+    process_locks._begin()
 
 
 class Clock:

@@ -16,20 +16,23 @@ from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, Changed, Written, pack_residue
-from kvchat.kvstore.layout.known_rows import RowSpan, known_rows, samples_of, spans_of, unchanged_of
-from kvchat.kvstore.layout.layout import RowMap, Run
+from kvchat.kvstore.layout.layout import RowMap, Run, Span
 from kvchat.kvstore.layout.recipe import (
     RESIDUE,
     BlockUse,
     Earlier,
-    Extent,
     Recipe,
     RecipeError,
+    RowSpan,
     cut_at_blocks,
+    known_rows,
     residue_chunks,
-    residue_extents,
     residue_parts,
+    residue_spans,
     row_parts,
+    samples_of,
+    spans_of,
+    unchanged_of,
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
 
@@ -65,11 +68,11 @@ def take_apart(
     stamp = slot_file.stat()
     size = stamp.st_size
     try:
-        extents = residue_extents(row_map, size)
+        residue = residue_spans(row_map, size)
     except RecipeError:
-        row_map, extents = RowMap(), residue_extents(RowMap(), size)
+        row_map, residue = RowMap(), residue_spans(RowMap(), size)
     with slot_file.open("rb", buffering=0) as file:
-        work = _Work(file, row_map, extents, blocks, cancelled, gives_way)
+        work = _Work(file, row_map, residue, blocks, cancelled, gives_way)
         spans = [
             span
             for number, cache in enumerate(row_map.caches)
@@ -77,7 +80,7 @@ def take_apart(
             for span in spans_of(number, run, known_rows(before, number, cache), unchanged_of(before, number, cache))
         ]
         uses, new = work.reuse(spans)
-        written = work.write(new, list(residue_chunks(extents, row_map.breaks)))
+        written = work.write(new, list(residue_chunks(residue, row_map.breaks)))
     now = slot_file.stat()
     if (now.st_size, now.st_mtime_ns) != (size, stamp.st_mtime_ns):
         raise Changed("the file was changed while it was taken apart")
@@ -92,12 +95,12 @@ class _Work:
         self,
         file: FileIO,
         row_map: RowMap,
-        extents: Sequence[Extent],
+        residue: Sequence[Span],
         blocks: BlockFiles,
         cancelled: CancelCheck,
         gives_way: bool,
     ) -> None:
-        self._file, self._row_map, self._extents = file, row_map, extents
+        self._file, self._row_map, self._residue = file, row_map, residue
         self._blocks, self._cancelled, self._gives_way = blocks, cancelled, gives_way
 
     def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
@@ -171,7 +174,7 @@ class _Work:
             return False
         return True
 
-    def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Extent]) -> list[tuple[BlockUse, int]]:
+    def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Span]) -> list[tuple[BlockUse, int]]:
         """Write what is new; each block's use, and the bytes written for it. They are on disk then."""
         jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
         jobs += [partial(self._write_residue, chunk) for chunk in residue]
@@ -202,20 +205,20 @@ class _Work:
         use = BlockUse(written.block, written.size, number, run.row, run.rows, 0, run.position, written.xxh3)
         return use, written
 
-    def _write_residue(self, chunk: Extent, buffer: memoryview) -> tuple[BlockUse, Written]:
+    def _write_residue(self, chunk: Span, buffer: memoryview) -> tuple[BlockUse, Written]:
         """A chunk of the residue; deflated where that makes it clearly smaller."""
-        parts = list(residue_parts(self._extents, chunk.offset, chunk.length))
+        parts = list(residue_parts(self._residue, chunk.offset, chunk.size))
         raw = b"".join(bytes(piece) for piece in self._pieces(parts, buffer))
         written = self._blocks.write(pack_residue(raw, deflate=self._row_map != RowMap()))
-        use = BlockUse(written.block, written.size, RESIDUE, chunk.offset, chunk.length, 0, 0, written.xxh3)
+        use = BlockUse(written.block, written.size, RESIDUE, chunk.offset, chunk.size, 0, 0, written.xxh3)
         return use, written
 
-    def _pieces(self, parts: Sequence[Extent], buffer: memoryview) -> Iterator[memoryview]:
-        """The bytes of some extents, as much at a time as the buffer holds. Raises Changed if the file is shorter."""
+    def _pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
+        """The bytes of some spans, as much at a time as the buffer holds. Raises Changed if the file is shorter."""
         for part in parts:
             done = 0
-            while done < part.length:
-                piece = buffer[: min(len(buffer), part.length - done)]
+            while done < part.size:
+                piece = buffer[: min(len(buffer), part.size - done)]
                 try:
                     positioned.read_at(self._file, piece, part.offset + done)
                 except EOFError as error:

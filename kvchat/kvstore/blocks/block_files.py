@@ -186,7 +186,7 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
-    """What a block of residue holds: a mark, then the bytes, deflated if that is allowed and worth it."""
+    """What a block of residue holds: the bytes, deflated if that is allowed and worth it, behind one that says so."""
     if deflate and _shrinks(raw):
         return _DEFLATED, zlib.compress(raw, 1)
     return _RAW, raw

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
 from kvchat.kvstore.blocks.rebuild import Unusable, bad_blocks
-from kvchat.kvstore.layout.layout import Layout, UnknownLayout
+from kvchat.kvstore.layout.layout import Layout, Span, UnknownLayout
 from kvchat.kvstore.layout.parser import parse
 from kvchat.kvstore.layout.plan import CannotCompose, OlderSave, Plan, complete_windows, cut, window_reach
-from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Earlier, Extent, Recipe, residue_extents, residue_parts
+from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Earlier, Recipe, residue_parts, residue_spans
 
 
 def prefix_plan(recipe: Recipe, n_tokens: int, blocks: BlockFiles) -> Plan:
@@ -59,12 +59,12 @@ class _Residue:
 
     def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
         self._blocks = blocks
-        extents = residue_extents(recipe.row_map, recipe.file_size)
+        residue = residue_spans(recipe.row_map, recipe.file_size)
         self._places = [
-            (part.offset, part.length, start, use)
+            (part.offset, part.size, start, use)
             for use in recipe.uses
             if use.cache == RESIDUE
-            for part, start in _with_starts(list(residue_parts(extents, use.row, use.rows)))
+            for part, start in _with_starts(list(residue_parts(residue, use.row, use.rows)))
         ]
         self._places.sort(key=lambda place: place[0])
         self._read: tuple[BlockUse, bytes] | None = None
@@ -87,9 +87,9 @@ class _Residue:
         return self._read[1]
 
 
-def _with_starts(parts: Sequence[Extent]) -> Iterator[tuple[Extent, int]]:
+def _with_starts(parts: Sequence[Span]) -> Iterator[tuple[Span, int]]:
     """Each part with where it begins in its block."""
     start = 0
     for part in parts:
         yield part, start
-        start += part.length
+        start += part.size

@@ -27,12 +27,11 @@ from kvchat.kvstore.layout.plan import Copy, Inline, Plan
 from kvchat.kvstore.layout.recipe import (
     RESIDUE,
     BlockUse,
-    Extent,
     Recipe,
     RecipeError,
     check_whole,
-    residue_extents,
     residue_parts,
+    residue_spans,
     row_parts,
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
@@ -75,14 +74,14 @@ def compose(
     after looking at every block, OSError where `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
-    copies: list[list[tuple[Extent, int]]] = [[] for _ in sources]
+    copies: list[list[tuple[Span, int]]] = [[] for _ in sources]
     offset = 0
     with _written_over(target, sum(part.size for part in plan), sources, blocks) as out:
         for part in plan:
             if isinstance(part, Inline):
                 positioned.write_at(out.file, part.data, offset)
             else:
-                copies[part.source].append((Extent(part.span.offset, part.span.size), offset))
+                copies[part.source].append((part.span, offset))
             offset += part.size
         jobs = list(chain.from_iterable(map(_jobs, sources, map(Placement, copies))))
         ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
@@ -95,26 +94,26 @@ def compose(
 class Placement:
     """Where some of a source's bytes go in the new file."""
 
-    def __init__(self, copies: Sequence[tuple[Extent, int]]) -> None:
-        """`copies`: extents of the source, none overlapping another, and the offset each goes to."""
+    def __init__(self, copies: Sequence[tuple[Span, int]]) -> None:
+        """`copies`: spans of the source, none overlapping another, and the offset each goes to."""
         self._copies = sorted(copies, key=lambda copy: copy[0].offset)
-        self._starts = [extent.offset for extent, _ in self._copies]
-        self.size = sum(extent.length for extent, _ in self._copies)
+        self._starts = [span.offset for span, _ in self._copies]
+        self.size = sum(span.size for span, _ in self._copies)
 
-    def targets(self, part: Extent) -> Iterator[tuple[int | None, int]]:
+    def targets(self, part: Span) -> Iterator[tuple[int | None, int]]:
         """The part from beginning to end: where to, None for nowhere, and how many bytes."""
-        at, end = part.offset, part.offset + part.length
+        at, end = part.offset, part.end
         index = max(0, bisect_right(self._starts, at) - 1)
         while at < end and index < len(self._copies):
-            extent, target = self._copies[index]
-            first, last = max(at, extent.offset), min(end, extent.offset + extent.length)
+            span, target = self._copies[index]
+            first, last = max(at, span.offset), min(end, span.end)
             if first < last:
                 if first > at:
                     yield None, first - at
-                yield target + first - extent.offset, last - first
+                yield target + first - span.offset, last - first
                 at = last
             index += 1
-            if extent.offset >= end:
+            if span.offset >= end:
                 break
         if at < end:
             yield None, end - at
@@ -131,12 +130,12 @@ class _Job:
 def _jobs(recipe: Recipe, placement: Placement) -> Iterator[_Job]:
     """What is to be done with a recipe's blocks. Those of which nothing is wanted stay closed. Raises RecipeError."""
     check_whole(recipe)
-    extents = residue_extents(recipe.row_map, recipe.file_size)
+    residue = residue_spans(recipe.row_map, recipe.file_size)
     written = 0
     for use in recipe.uses:
         goals: _Goals = []
         if use.cache == RESIDUE:
-            for part in residue_parts(extents, use.row, use.rows):
+            for part in residue_parts(residue, use.row, use.rows):
                 goals += placement.targets(part)
         else:
             cache = recipe.row_map.caches[use.cache]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.kvstore.files import presence
+from kvchat.kvstore.files import process_locks
 
 _CHUNK = 1 << 20
 
@@ -84,8 +84,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def temporary_name() -> str:
-    """A fresh name that says which process it belongs to, see `presence`."""
-    return f"{presence.mark()}-{secrets.token_hex(4)}"
+    """A fresh name that says which process it belongs to, see `process_locks`."""
+    return f"{process_locks.run_id()}-{secrets.token_hex(4)}"
 
 
 def name_for_engine() -> str:
@@ -95,9 +95,9 @@ def name_for_engine() -> str:
 
 def remove_stale_for_engine(folder: Path) -> None:
     """Delete what processes that are gone named by `name_for_engine`, and nothing else. What resists stays."""
-    died = presence.died(folder)
+    died = process_locks.died(folder)
     remove_stale(folder, folder, "kvchat-")
-    presence.forget(died)
+    process_locks.forget(died)
 
 
 def remove_stale(folder: Path, locks: Path, beginning: str = "") -> bool:
@@ -106,7 +106,7 @@ def remove_stale(folder: Path, locks: Path, beginning: str = "") -> bool:
     What resists stays.
     """
     names = [entry for entry in listing(folder) if entry.name.startswith(beginning)]
-    gone = [entry for entry in names if presence.is_gone(entry.name, locks)]
+    gone = [entry for entry in names if process_locks.is_gone(entry.name, locks)]
     for entry in gone:
         with contextlib.suppress(OSError):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.kvstore.files import disk, memory_files, presence
+from kvchat.kvstore.files import disk, memory_files, process_locks
 from kvchat.kvstore.files.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
 from kvchat.system.files import size_of
 
@@ -42,8 +42,8 @@ class Staging:
         usable = room(0) > 0 and memory_files.can_link(disk.private_folder(folder))
         private = memory_files.private_folder_in(memory_folder, folder) if usable else None
         self.roots = [disk.private_folder(folder)] + ([private] if private else [])
-        self.locks = folder  # says which processes are there, see `presence`
-        presence.hold(folder)
+        self.locks = folder  # says which processes are there, see `process_locks`
+        process_locks.hold(folder)
         self.owner = disk.temporary_name()
         self._own = disk.private_folder(folder / self.owner)
         self._memory = MemoryPool(private / self.owner, room) if private else None
@@ -84,7 +84,7 @@ class Staging:
     def close(self) -> None:
         """Delete this process's folders, and the one in memory around it if no other process has its own there."""
         shutil.rmtree(self._own, ignore_errors=True)
-        presence.let_go(self.locks)
+        process_locks.let_go(self.locks)
         if self._memory is not None:
             for file in disk.listing(self._memory.folder):
                 memory_files.delete(file)

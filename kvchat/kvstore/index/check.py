@@ -6,6 +6,7 @@ import json
 import sqlite3
 from contextlib import closing
 from dataclasses import fields
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def _schema_as_made() -> set[tuple[str, str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, Path(), MIGRATIONS, "", keep_copy=False)
         return _schema(db)
+
+
+def moment(seconds: float) -> datetime:
+    """A stored time as a datetime. Raises CorruptIndex."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise CorruptIndex from error
 
 
 def fingerprint_of(facts: str) -> Fingerprint:

@@ -9,20 +9,19 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.kvstore.index.check import CorruptIndex, is_sane
+from kvchat.kvstore.index.notes import note_index_loss
 from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.system.migrations import migrate
 
 LOCK_WAIT_S = 30.0  # how long a write in the background waits for another process's
 FIRST_WAIT_S = 3.0  # how long opening waits, and whoever only reads, where next to nothing can be in the way
 TOO_NEW = "The memory of your chats was last kept by a newer kvchat"
-LOST = "lost"  # the mark that says when the index before this one was lost
 _PAGE_BYTES = 8192  # a whole segment of tokens fits into a page of an index with its neighbours
 _LOG_BYTES = 400_000  # of the write-ahead log, before it is worked into the file
 _MOST_IDLE = 4
@@ -217,8 +216,7 @@ class Index:
                     if damaged is not None and self._file() == damaged:
                         raise IndexFailed("it is damaged, and something holds on to it")
                     self._writer = self._connect()
-                    mark = "INSERT OR REPLACE INTO marks VALUES (?, ?)"
-                    self._writer.connection.execute(mark, (LOST, str(time.time())))
+                    note_index_loss(self._writer.connection)
             except (Timeout, OSError, sqlite3.Error) as error:
                 raise IndexFailed(f"it is damaged, and cannot be made anew: {error}") from error
             self.fresh = True

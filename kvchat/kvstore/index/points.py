@@ -6,12 +6,12 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.check import CorruptIndex, fingerprint_of
-from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens, Unseen
+from kvchat.kvstore.index.check import CorruptIndex, fingerprint_of, moment
+from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
 
 _LATE = 16  # save points: some turns of some chats
 
@@ -92,7 +92,7 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
 
 
-def mark_used(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
+def count_use(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
     """Count a use."""
     db.execute("UPDATE save_points SET last_used_at = ?, uses = uses + 1 WHERE id = ?", (now.timestamp(), point_id))
 
@@ -185,27 +185,6 @@ def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids
     return [int(row[0]) for row in db.execute(query, (conversation_id, json.dumps(list(message_ids))))]
 
 
-def unseen(db: sqlite3.Connection, by: str) -> Unseen:
-    """The messages in which save points end that have been added since `seen`, by conversation."""
-    row = db.execute("SELECT value FROM marks WHERE name = 'seen'").fetchone()
-    who, _, upto = (row[0] if row else "").rpartition(" ")
-    last = int(upto) if row and who == by and by else 0
-    query = (
-        "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE s.id > ?"
-    )
-    found: dict[str, set[str]] = {}
-    for name, message_id in db.execute(query, (last,)):
-        found.setdefault(name, set()).update([message_id] if message_id is not None else [])
-    newest = db.execute("SELECT coalesce(max(id), 0) FROM save_points").fetchone()[0]
-    return Unseen({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
-
-
-def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
-    """Those have been looked at."""
-    db.execute("INSERT OR REPLACE INTO marks VALUES ('seen', ?)", (f"{by} {what.upto}",))
-
-
 def largest(db: sqlite3.Connection) -> int | None:
     """The absorbed save point with the largest slot file, None without any."""
     row = db.execute("SELECT id FROM save_points WHERE owner IS NULL ORDER BY file_size DESC LIMIT 1").fetchone()
@@ -265,14 +244,6 @@ def set_flag(db: sqlite3.Connection, conversation_id: str, *, pinned: bool | Non
 def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
     """Add to the bytes written on a day."""
     db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
-
-
-def moment(seconds: float) -> datetime:
-    """A stored time as a datetime. Raises CorruptIndex."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, TypeError, OverflowError, OSError) as error:
-        raise CorruptIndex from error
 
 
 def _facts(fingerprint: Fingerprint) -> str:

@@ -194,9 +194,9 @@ def _known(db: sqlite3.Connection, fingerprint_id: int, segments: Sequence[_Segm
     """The nodes of these segments that the tree has."""
     for start in range(0, len(segments), _NAMES_EACH):
         names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
-        marks = ",".join("?" * len(names))
+        wanted = ",".join("?" * len(names))
         yield from db.execute(
-            f"SELECT id, name FROM nodes WHERE fingerprint_id = ? AND name IN ({marks})", (fingerprint_id, *names)
+            f"SELECT id, name FROM nodes WHERE fingerprint_id = ? AND name IN ({wanted})", (fingerprint_id, *names)
         )
 
 

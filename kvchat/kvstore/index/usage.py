@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 
-from kvchat.kvstore.index.check import CorruptIndex
+from kvchat.kvstore.index.check import CorruptIndex, moment
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
-from kvchat.kvstore.index.index import LOST
-from kvchat.kvstore.index.points import moment
 from kvchat.kvstore.index.schema import RECOUNT
 from kvchat.kvstore.savepoint import ConversationUsage, Loss
 from kvchat.system.migrations import statements
-
-INDEX_LOST = "the list of what is kept was lost or damaged, and a new one begun"
 
 
 @dataclass(frozen=True)
@@ -108,25 +102,6 @@ def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
     ).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
     return tuple(Loss(*row) for row in rows)
-
-
-def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    """The same of the whole index, which is a loss of no one chat."""
-    if index_lost_at(db) is None or db.execute("SELECT 1 FROM marks WHERE name = 'told'").fetchone():
-        return ()
-    db.execute("INSERT INTO marks VALUES ('told', '')")
-    return (Loss("", 0, INDEX_LOST),)
-
-
-def note_index_loss(db: sqlite3.Connection) -> None:
-    """From now on it is known that there was an index before this one."""
-    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (LOST, str(time.time())))
-
-
-def index_lost_at(db: sqlite3.Connection) -> datetime | None:
-    """When the index before this one was lost; None if that never happened."""
-    row = db.execute("SELECT value FROM marks WHERE name = ?", (LOST,)).fetchone()
-    return moment(float(row[0])) if row else None
 
 
 def _places(known: Numbers, wanted: Numbers) -> Numbers:

@@ -8,14 +8,15 @@ residue holds up to 4 MiB of the residue's bytes, in file order. A file of unkno
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from blake3 import blake3
 
-from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
+from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run, Span
 
 BLOCK_ROWS = 256
 RESIDUE = -1  # the `cache` of a block of residue
@@ -65,41 +66,33 @@ class Earlier:
     unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
 
 
-@dataclass(frozen=True)
-class Extent:
-    """Consecutive bytes of a file."""
-
-    offset: int
-    length: int
-
-
-def residue_extents(row_map: RowMap, file_size: int) -> tuple[Extent, ...]:
+def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
     """What of the file is no row. Raises RecipeError where regions overlap or reach beyond the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
         raise RecipeError("a cache without rows")
     taken = sorted(
         (region.offset, region.row_size * cache.rows) for cache in row_map.caches for region in cache.regions
     )
-    extents: list[Extent] = []
+    spans: list[Span] = []
     end = 0
     for offset, length in taken:
         if offset < end:
             raise RecipeError("regions overlap")
         if offset > end:
-            extents.append(Extent(end, offset - end))
+            spans.append(Span(end, offset - end))
         end = offset + length
     if end > file_size:
         raise RecipeError("a region reaches beyond the file")
     if end < file_size:
-        extents.append(Extent(end, file_size - end))
-    return tuple(extents)
+        spans.append(Span(end, file_size - end))
+    return tuple(spans)
 
 
 def check_whole(recipe: Recipe) -> None:
     """Raise RecipeError unless the uses give every row of every cache, and every byte of the residue, exactly once."""
     caches = recipe.row_map.caches
     wanted = {number: cache.rows for number, cache in enumerate(caches)}
-    wanted[RESIDUE] = sum(extent.length for extent in residue_extents(recipe.row_map, recipe.file_size))
+    wanted[RESIDUE] = sum(span.size for span in residue_spans(recipe.row_map, recipe.file_size))
     given = dict.fromkeys(wanted, 0)
     for use in sorted(recipe.uses, key=lambda use: (use.cache, use.row)):
         if given.get(use.cache) != use.row or use.rows <= 0 or use.skip < 0:
@@ -111,33 +104,33 @@ def check_whole(recipe: Recipe) -> None:
         raise RecipeError("its recipe leaves a hole")
 
 
-def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Extent, ...]:
+def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
     """Where some rows lie in the file, region by region: the content of their block, in order."""
-    return tuple(Extent(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
+    return tuple(Span(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
 
 
-def residue_parts(extents: Sequence[Extent], start: int, length: int) -> Iterator[Extent]:
+def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Span]:
     """Where bytes `start` to `start + length` of the residue lie in the file."""
     place = 0
-    for extent in extents:
+    for span in spans:
         first = max(start, place)
-        last = min(start + length, place + extent.length)
+        last = min(start + length, place + span.size)
         if first < last:
-            yield Extent(extent.offset + first - place, last - first)
-        place += extent.length
+            yield Span(span.offset + first - place, last - first)
+        place += span.size
 
 
-def residue_chunks(extents: Sequence[Extent], breaks: Sequence[int]) -> Iterator[Extent]:
+def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Span]:
     """The residue in chunks, as offsets within it: none crosses a break, none is longer than 4 MiB."""
     starts = {0}
     place = 0
-    for extent in extents:
-        starts |= {place + at - extent.offset for at in breaks if extent.offset <= at < extent.offset + extent.length}
-        place += extent.length
+    for span in spans:
+        starts |= {place + at - span.offset for at in breaks if span.offset <= at < span.end}
+        place += span.size
     edges = [*sorted(starts), place]
     for first, last in pairwise(edges):
         for start in range(first, last, RESIDUE_CHUNK):
-            yield Extent(start, min(RESIDUE_CHUNK, last - start))
+            yield Span(start, min(RESIDUE_CHUNK, last - start))
 
 
 def cut_at_blocks(run: Run) -> Iterator[Run]:
@@ -148,6 +141,83 @@ def cut_at_blocks(run: Run) -> Iterator[Run]:
         rows = min(run.rows - done, BLOCK_ROWS - position % BLOCK_ROWS)
         yield Run(run.row + done, position, rows)
         done += rows
+
+
+@dataclass(frozen=True)
+class Known:
+    """Rows that are in a block already, according to the save point that comes before."""
+
+    use: BlockUse
+    block_rows: int
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Rows of a cache of the file, and the block they may be in."""
+
+    cache: int
+    run: Run
+    known: Known | None
+    unchanged: bool  # they are believed to be, see `take_apart`
+
+    def use(self) -> BlockUse:
+        """The rows as part of the known block."""
+        assert self.known is not None
+        use = self.known.use
+        skip = use.skip + self.run.position - use.position
+        return replace(
+            use, cache=self.cache, row=self.run.row, rows=self.run.rows, skip=skip, position=self.run.position
+        )
+
+
+def known_rows(before: Earlier | None, number: int, cache: CacheRows) -> list[Known]:
+    """The earlier save point's rows of this cache at the shared positions, by position."""
+    if before is None or number >= len(before.recipe.row_map.caches):
+        return []
+    theirs = before.recipe.row_map.caches[number]
+    if [region.row_size for region in theirs.regions] != [region.row_size for region in cache.regions]:
+        return []
+    mine = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
+    mine.sort(key=lambda use: use.position)
+    usable = [replace(use, rows=min(use.rows, before.shared - use.position)) for use in mine]
+    return [Known(use, use.size // cache.row_bytes) for use in usable]
+
+
+def unchanged_of(before: Earlier | None, number: int, cache: CacheRows) -> int:
+    """How many leading tokens' rows of this cache are believed to be those of the earlier save point."""
+    if before is None or number >= len(before.recipe.row_map.caches):
+        return 0
+    return before.unchanged if cache.kind == before.recipe.row_map.caches[number].kind == "full" else 0
+
+
+def spans_of(number: int, run: Run, known: Sequence[Known], unchanged: int) -> Iterator[RowSpan]:
+    """The run in parts, each with the rows known at its positions."""
+    done = run.position
+    end = run.position + run.rows
+
+    def part(first: int, last: int, one: Known | None) -> RowSpan:
+        return RowSpan(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
+
+    for one in known:
+        first = max(done, one.use.position)
+        last = min(end, one.use.position + one.use.rows)
+        if first >= last:
+            continue
+        if first > done:
+            yield part(done, first, None)
+        yield part(first, last, one)
+        done = last
+    if done < end:
+        yield part(done, end, None)
+
+
+def samples_of(known: Sequence[RowSpan]) -> list[RowSpan]:
+    """Of the unchanged spans of each cache the last and another: what is read of them."""
+    of_caches: dict[int, list[RowSpan]] = {}
+    for span in known:
+        if span.unchanged:
+            of_caches.setdefault(span.cache, []).append(span)
+    return [one for spans in of_caches.values() for one in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]
 
 
 def pack_row_map(row_map: RowMap) -> bytes:

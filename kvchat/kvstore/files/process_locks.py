@@ -1,7 +1,7 @@
 """Which processes are still there: each holds a lock beside what it makes, and the system lets go of it when it dies.
 
-What is temporary is named `<mark>-...`, in an engine's slot folder `kvchat-<mark>-...`; the lock is the file
-`kvchat-<mark>.lock`. Process ids tell nothing: in containers that share a folder every run may have the same.
+What is temporary is named `<run>-...`, in an engine's slot folder `kvchat-<run>-...`; the lock is the file
+`kvchat-<run>.lock`. Process ids tell nothing: in containers that share a folder every run may have the same.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import psutil
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-_MADE = re.compile(r"(?:kvchat-)?(?P<mark>[0-9a-f]{16})-")
+_MADE = re.compile(r"(?:kvchat-)?(?P<run>[0-9a-f]{16})-")
 _MADE_EARLIER = re.compile(r"(?:kvchat-)?(?P<pid>[0-9]{1,9})-")  # by versions that went by process ids
 _LOCK = re.compile(r"kvchat-[0-9a-f]{16}\.lock")
 _held: dict[Path, tuple[BaseFileLock, int]] = {}  # the locks of this process, and how many of its parts need each
 _guard = threading.Lock()
 
 
-def mark() -> str:
+def run_id() -> str:
     """What the names begin with that this process gives."""
-    return _mark
+    return _run
 
 
 def hold(folder: Path) -> None:
@@ -55,7 +55,7 @@ def let_go(folder: Path) -> None:
 def is_gone(name: str, locks: Path) -> bool:
     """Whether `name` was given by a process that is gone, which had its lock in the folder `locks`."""
     if made := _MADE.match(name):
-        return made["mark"] != _mark and _is_free(locks / _lock_name(made["mark"]))
+        return made["run"] != _run and _is_free(locks / _lock_name(made["run"]))
     if made := _MADE_EARLIER.match(name):
         return int(made["pid"]) == os.getpid() or not psutil.pid_exists(int(made["pid"]))
     return False
@@ -63,12 +63,12 @@ def is_gone(name: str, locks: Path) -> bool:
 
 def others(locks: Path) -> bool:
     """Whether another process is there."""
-    return any(name != _lock_name(_mark) and not _is_free(locks / name) for name in _lock_names(locks))
+    return any(name != _lock_name(_run) and not _is_free(locks / name) for name in _lock_names(locks))
 
 
 def died(locks: Path) -> list[Path]:
     """The locks of processes that ended without a word. Delete them when all they left is gone."""
-    return [locks / name for name in _lock_names(locks) if name != _lock_name(_mark) and _is_free(locks / name)]
+    return [locks / name for name in _lock_names(locks) if name != _lock_name(_run) and _is_free(locks / name)]
 
 
 def forget(locks: Iterable[Path]) -> None:
@@ -81,7 +81,7 @@ def forget(locks: Iterable[Path]) -> None:
 def _acquire(folder: Path) -> BaseFileLock:
     from filelock import FileLock, Timeout  # slow to import, and not needed to show the window
 
-    lock = FileLock(folder / _lock_name(_mark), timeout=1, mode=0o600, thread_local=False)
+    lock = FileLock(folder / _lock_name(_run), timeout=1, mode=0o600, thread_local=False)
     try:
         lock.acquire()
     except Timeout as error:
@@ -123,8 +123,8 @@ def _lock_names(locks: Path) -> list[str]:
 
 def _begin() -> None:
     """A process of its own, which a forked child is as well; what its parent holds is not the child's to give up."""
-    global _mark, _guard
-    _mark, _guard = secrets.token_hex(8), threading.Lock()
+    global _run, _guard
+    _run, _guard = secrets.token_hex(8), threading.Lock()
     _held.clear()
 
 
@@ -133,7 +133,7 @@ def _end() -> None:
         _remove(lock)
 
 
-_mark = secrets.token_hex(8)
+_run = secrets.token_hex(8)
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.files import disk, presence
+from kvchat.kvstore.files import disk, process_locks
 from tests.kvstore.true_files import Bench
 
 REPOSITORY = Path(__file__).parents[3]
@@ -80,10 +80,10 @@ def test_what_earlier_versions_left_is_swept_by_their_process_ids(
 
 
 def test_two_parts_of_one_process_hold_one_lock(tmp_path: Path) -> None:
-    presence.hold(tmp_path)
-    presence.hold(tmp_path)
-    presence.let_go(tmp_path)
+    process_locks.hold(tmp_path)
+    process_locks.hold(tmp_path)
+    process_locks.let_go(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    presence.let_go(tmp_path)
-    presence.let_go(tmp_path)
+    process_locks.let_go(tmp_path)
+    process_locks.let_go(tmp_path)
     assert list(tmp_path.iterdir()) == []
