@@ -74,18 +74,12 @@ class ChatService:
         self.context = ContextService(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._forgetting = PermanentDeletion(database, worker, self.slots, self.finder, events, self._background.begin)
+        self._forgetting = PermanentDeletion(self._parts, self.finder, self._background.begin)
+        purge = self.delete, self._forgetting.messages
         self.recently_deleted = RecentlyDeleted(
-            database,
-            worker,
-            events,
-            self.is_answering,
-            self.delete,
-            self._forgetting.messages,
-            self._background.begin,
-            keep_deleted_s,
+            self._parts, self.is_answering, *purge, self._background.begin, keep_deleted_s
         )
-        self.organiser = Organiser(database, worker, events, self.leave, self.recently_deleted)
+        self.organiser = Organiser(self._parts, self.leave, self.recently_deleted)
         self.following = ExternalChanges(database, worker, events)
         self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first

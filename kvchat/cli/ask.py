@@ -32,6 +32,10 @@ from kvchat.system.paths import resolve_paths
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words
 
+TOLD_OF_RECEIPT = (
+    *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
+    *("source", "miss_reason"),
+)
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
 
 
@@ -136,22 +140,10 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
 
 def _answer(chat_id: str, reply: Message) -> dict[str, object]:
     """The object `--json` prints. Times in ms."""
-    receipt = reply.receipt
-    return {
-        "chat_id": chat_id,
-        "reply": reply.content,
-        "receipt": receipt
-        and {
-            "ttft_ms": receipt.ttft_ms,
-            "restore_ms": receipt.restore_ms,
-            "prefill_ms": receipt.prefill_ms,
-            "prompt_tokens": receipt.prompt_tokens,
-            "cached_tokens": receipt.cached_tokens,
-            "predicted_tokens": receipt.predicted_tokens,
-            "source": receipt.source.value,
-            "miss_reason": receipt.miss_reason,
-        },
-    }
+    receipt = reply.receipt and {name: getattr(reply.receipt, name) for name in TOLD_OF_RECEIPT}
+    if receipt:
+        receipt["source"] = receipt["source"].value
+    return {"chat_id": chat_id, "reply": reply.content, "receipt": receipt}
 
 
 def _say(text: str = "", end: str = "\n") -> None:

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvchat.cli.terminal import show_progress
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Threads
 from kvchat.system.paths import Paths
 from kvchat.transfer.restore import finish_restore
-from kvchat.words.wording import size
 
 
 class NoModelForCommand(KvchatError):
@@ -84,8 +84,6 @@ def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _show_progress(progress: StarterProgress) -> None:
-    if sys.stderr.isatty():
-        done = f"{size(progress.done)} of {size(progress.total)}" if progress.total else ""
-        print(f"\rStarter model: {progress.stage.value} {done:<24}", end="", file=sys.stderr, flush=True)
-        if progress.stage is StarterStage.READY:
-            print(file=sys.stderr)
+    show_progress(f"Starter model: {progress.stage.value}", progress.done, progress.total or 0)
+    if progress.stage is StarterStage.READY and sys.stderr.isatty():
+        print(file=sys.stderr)

@@ -7,12 +7,11 @@ import getpass
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from kvchat.cli.columns import columns
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ModelsAction, ModelsOptions
+from kvchat.cli.terminal import columns, show_progress
 from kvchat.engine_host.capacity import look_at_capacity, model_judge
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -181,7 +180,11 @@ async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> i
     repository = await library.hub.repository(_named(options.what))
     file = chosen_file(repository, options.quantisation)
     order = Order(repository.repository, repository.revision, file)
-    path = await fetch_model(order, paths.models, library.hub, partial(_show_progress, file.size))
+
+    def tell(done: int, checking: bool) -> None:
+        show_progress("Checking:" if checking else "Fetching:", done, file.size)
+
+    path = await fetch_model(order, paths.models, library.hub, tell)
     print(path)
     if options.use:
         read_facts(path)
@@ -215,12 +218,6 @@ def _named(text: str) -> str:
             "This is no repository", f"“{text}”", "Write it as OWNER/NAME; `kvchat models search` finds it."
         )
     return repository
-
-
-def _show_progress(total: int, done: int, checking: bool) -> None:
-    if sys.stderr.isatty():
-        word, end = "Checking" if checking else "Fetching", "\n" if done == total else ""
-        print(f"\r{word}: {size(done)} of {size(total)}    ", end=end, file=sys.stderr, flush=True)
 
 
 def _token(library: ModelLibrary, options: ModelsOptions) -> int:

@@ -9,7 +9,7 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,42 +17,23 @@ from kvchat.cli.options import AskOptions
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
+_ELSEWHERE = "Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT"
 
-# Shared objects that Qt's libraries and its platform plugins link to, and the Debian packages that hold them.
-_CORE_LIBRARIES = {
-    "libEGL.so.1": "libegl1",
-    "libGL.so.1": "libgl1",
+# Shared objects that Qt's libraries and its platform plugins link to.
+_CORE_LIBRARIES = (
+    *("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0", "libfontconfig.so.1", "libfreetype.so.6"),
+    *("libdbus-1.so.3", "libX11.so.6", "libxkbcommon.so.0", "libgssapi_krb5.so.2", "libbrotlidec.so.1", "libzstd.so.1"),
+)
+_X11_LIBRARIES = (
+    *("libX11-xcb.so.1", "libxkbcommon-x11.so.0", "libxcb-cursor.so.0", "libxcb-icccm.so.4", "libxcb-keysyms.so.1"),
+    *("libxcb-image.so.0", "libxcb-randr.so.0", "libxcb-render.so.0", "libxcb-render-util.so.0", "libxcb-shape.so.0"),
+    *("libxcb-shm.so.0", "libxcb-sync.so.1", "libxcb-util.so.1", "libxcb-xfixes.so.0", "libxcb-xkb.so.1"),
+)
+_WAYLAND_LIBRARIES = ("libwayland-client.so.0", "libwayland-cursor.so.0")
+_PACKAGES = {  # of Debian, whose name is not made of the library's
     "libglib-2.0.so.0": "libglib2.0-0",
     "libgthread-2.0.so.0": "libglib2.0-0",
-    "libfontconfig.so.1": "libfontconfig1",
-    "libfreetype.so.6": "libfreetype6",
-    "libdbus-1.so.3": "libdbus-1-3",
-    "libX11.so.6": "libx11-6",
-    "libxkbcommon.so.0": "libxkbcommon0",
-    "libgssapi_krb5.so.2": "libgssapi-krb5-2",
     "libbrotlidec.so.1": "libbrotli1",
-    "libzstd.so.1": "libzstd1",
-}
-_X11_LIBRARIES = {
-    "libX11-xcb.so.1": "libx11-xcb1",
-    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
-    "libxcb-cursor.so.0": "libxcb-cursor0",
-    "libxcb-icccm.so.4": "libxcb-icccm4",
-    "libxcb-keysyms.so.1": "libxcb-keysyms1",
-    "libxcb-image.so.0": "libxcb-image0",
-    "libxcb-randr.so.0": "libxcb-randr0",
-    "libxcb-render.so.0": "libxcb-render0",
-    "libxcb-render-util.so.0": "libxcb-render-util0",
-    "libxcb-shape.so.0": "libxcb-shape0",
-    "libxcb-shm.so.0": "libxcb-shm0",
-    "libxcb-sync.so.1": "libxcb-sync1",
-    "libxcb-util.so.1": "libxcb-util1",
-    "libxcb-xfixes.so.0": "libxcb-xfixes0",
-    "libxcb-xkb.so.1": "libxcb-xkb1",
-}
-_WAYLAND_LIBRARIES = {
-    "libwayland-client.so.0": "libwayland-client0",
-    "libwayland-cursor.so.0": "libwayland-cursor0",
 }
 
 
@@ -71,15 +52,15 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
     chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
     if chosen not in ("", "xcb") and not chosen.startswith("wayland"):
         return _missing(_CORE_LIBRARIES)  # offscreen, vnc and the like need no display
-    needed = dict(_CORE_LIBRARIES)
+    needed: tuple[str, ...] = _CORE_LIBRARIES
     if environment.get("DISPLAY"):
-        needed |= _X11_LIBRARIES
+        needed += _X11_LIBRARIES
     elif environment.get("WAYLAND_DISPLAY"):
-        needed |= _WAYLAND_LIBRARIES
+        needed += _WAYLAND_LIBRARIES
     else:
         return DisplayProblem(
             "There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.",
-            "Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT",
+            _ELSEWHERE,
         )
     return _missing(needed) or _unreachable(environment)
 
@@ -119,16 +100,22 @@ def _read_line() -> str:
         return ""
 
 
-def _missing(libraries: Mapping[str, str]) -> DisplayProblem | None:
+def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
     """The libraries that cannot be loaded, with the line that installs them."""
     lost = [name for name in libraries if not _loads(name)]
     if not lost:
         return None
-    packages = " ".join(dict.fromkeys(libraries[name] for name in lost))
+    packages = " ".join(dict.fromkeys(map(_package, lost)))
     return DisplayProblem(
         f"Qt needs libraries that are not installed: {', '.join(lost)}.",
         f"On Debian or Ubuntu, run: sudo apt-get install -y {packages}",
     )
+
+
+def _package(library: str) -> str:
+    """The Debian package that holds a library, named by the Debian policy's rule (8.1)."""
+    name, _, version = library.lower().replace("_", "-").partition(".so.")
+    return _PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}")
 
 
 def _loads(name: str) -> bool:
@@ -148,7 +135,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
     shown = " and ".join(f"{name}={environment[name]}" for name in names)
     return DisplayProblem(
         f"No display answers at {shown}.",
-        "Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT",
+        _ELSEWHERE,
     )
 
 

@@ -19,8 +19,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 def run(words: str, *, as_json: bool) -> int:
     """Print what was found, titles first, then the newest messages. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     with closing(Database(paths.database)) as database:
         while index_some(database):
             pass

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvchat.chat.record.database import Database
-from kvchat.cli.columns import columns
 from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.cli.terminal import columns, show_progress
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.savepoint import ConversationUsage, Loss, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
 from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, open_store
 from kvchat.system.paths import Paths, resolve_paths
@@ -27,41 +26,26 @@ Saved = Mapping[str, float]  # seconds, by conversation id
 TITLE_WIDTH = 40  # characters
 
 
-@dataclass(frozen=True)
-class LostConversation:
-    """What a conversation has lost to bad blocks."""
-
-    loss: Loss
-    save_points_left: int
-
-    @property
-    def cold(self) -> bool:
-        """Whether its next message has to read everything again."""
-        return self.save_points_left == 0
-
-
 def run(options: StoreOptions) -> int:
     """Do it and print what came of it.
 
     Returns the exit code: 1 when `verify` found something bad. Raises KvchatError where the store cannot be used.
     """
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
     settings = load_settings(paths.settings_file)
+    titles, saved = _told_of(paths)
     with closing(open_store(paths, settings)) as store:
         match options.action:
             case StoreAction.SHOW:
                 usage = dataclasses.replace(store.usage(), chat_bytes=long_chat(settings))
-                return _show(usage, *_told_of(paths), options.as_json)
+                fields = _usage_fields(usage, titles, saved)
+                print(json.dumps(fields) if options.as_json else "\n".join(usage_lines(usage, titles, saved)))
+                return 0
             case StoreAction.PRUNE:
-                return _prune(store, _titles(paths), options)
+                return _prune(store, titles, options)
             case StoreAction.VERIFY:
-                return _verify(store, _titles(paths), options.as_json)
-
-
-def _titles(paths: Paths) -> Titles:
-    return _told_of(paths)[0]
+                return _verify(store, titles, options.as_json)
 
 
 def _told_of(paths: Paths) -> tuple[Titles, Saved]:
@@ -77,19 +61,12 @@ def _told_of(paths: Paths) -> tuple[Titles, Saved]:
         return {}, {}
 
 
-def _show(usage: StoreUsage, titles: Titles, saved: Saved, as_json: bool) -> int:
-    print(json.dumps(_usage_fields(usage, titles, saved)) if as_json else "\n".join(usage_lines(usage, titles, saved)))
-    return 0
-
-
 def _prune(store: BlockStore, titles: Titles, options: StoreOptions) -> int:
     """Show what goes, before it goes."""
     plan = store.plan_prune(options.target_bytes)
     if not options.as_json:
         print("\n".join(plan_lines(plan, titles, options.target_bytes, dry_run=options.dry_run)), flush=True)
-    freed = 0
-    if plan.save_point_ids and not options.dry_run:
-        freed = store.prune(plan)
+    freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
     if options.as_json:
         print(json.dumps(_plan_fields(plan, titles, options, freed)))
     elif freed:
@@ -98,13 +75,12 @@ def _prune(store: BlockStore, titles: Titles, options: StoreOptions) -> int:
 
 
 def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
-    report = store.verify(_show_progress)
+    report = store.verify(partial(show_progress, "Verifying:"))
     left = {one.conversation_id: one.save_points for one in store.usage().conversations}
-    lost = [LostConversation(loss, left.get(loss.conversation_id, 0)) for loss in report.losses]
-    if as_json:
-        print(json.dumps(_report_fields(report, lost, titles)))
-    else:
-        print("\n".join(report_lines(report, lost, titles)))
+    told = (
+        json.dumps(_report_fields(report, left, titles)) if as_json else "\n".join(report_lines(report, left, titles))
+    )
+    print(told)
     return 0 if report.clean else 1
 
 
@@ -169,39 +145,34 @@ def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
         several(one.save_points, "save point"),
         size(one.bytes_freed),
         f"to read again: {_rereading(one.prefill_seconds)}",
-        f"{one.save_points_left:,} left" if one.save_points_left else "starts cold",
+        _left(one.save_points_left),
     )
 
 
-def report_lines(report: VerifyReport, lost: Sequence[LostConversation], titles: Titles) -> list[str]:
-    """What verifying has found."""
+def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
+    """What verifying has found; `left`: the save points a conversation still has."""
     checked = f"{several(report.blocks, 'block')} checked, {size(report.bytes)}"
     lines = [f"{checked}: {'all are good.' if report.clean else f'{report.bad_blocks:,} bad, set aside.'}"]
     rows = [
         (
-            _title(one.loss.conversation_id, titles),
-            f"{several(one.loss.save_points, 'save point')} lost",
-            "starts cold" if one.cold else f"{one.save_points_left:,} left",
-            one.loss.reason,
+            _title(one.conversation_id, titles),
+            f"{several(one.save_points, 'save point')} lost",
+            _left(left.get(one.conversation_id, 0)),
+            one.reason,
         )
-        for one in lost
+        for one in report.losses
     ]
     return lines + columns(rows)
 
 
 def _usage_fields(usage: StoreUsage, titles: Titles, saved: Saved) -> dict[str, Any]:
     """The store as JSON: sizes in bytes, times in seconds or ISO 8601."""
-    plain = dataclasses.asdict(usage)
-    del plain["conversations"]
-    return plain | {
+    return dataclasses.asdict(usage) | {
         "conversations": len(usage.conversations),
         "shared_savings_bytes": shared_savings(usage),
         "by_conversation": [
             _named(one.conversation_id, titles, dataclasses.asdict(one))
-            | {
-                "last_used_at": one.last_used_at.isoformat(),
-                "seconds_saved": saved.get(one.conversation_id, 0.0),
-            }
+            | {"last_used_at": one.last_used_at.isoformat(), "seconds_saved": saved.get(one.conversation_id, 0.0)}
             for one in usage.conversations
         ],
     }
@@ -219,16 +190,17 @@ def _plan_fields(plan: PrunePlan, titles: Titles, options: StoreOptions, freed: 
     }
 
 
-def _report_fields(report: VerifyReport, lost: Sequence[LostConversation], titles: Titles) -> dict[str, Any]:
+def _report_fields(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> dict[str, Any]:
+    losses = [(one, left.get(one.conversation_id, 0)) for one in report.losses]
     return {
         "blocks": report.blocks,
         "bytes": report.bytes,
         "bad_blocks": report.bad_blocks,
         "clean": report.clean,
         "by_conversation": [
-            _named(one.loss.conversation_id, titles, dataclasses.asdict(one.loss))
-            | {"save_points_left": one.save_points_left, "cold": one.cold}
-            for one in lost
+            _named(one.conversation_id, titles, dataclasses.asdict(one))
+            | {"save_points_left": save_points, "cold": not save_points}
+            for one, save_points in losses
         ],
     }
 
@@ -243,12 +215,10 @@ def _title(conversation_id: str, titles: Titles) -> str:
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
 
 
+def _left(save_points: int) -> str:
+    return f"{save_points:,} left" if save_points else "starts cold"
+
+
 def _rereading(seconds: float) -> str:
     """How long that would take; a save point made before this machine's speed was measured does not say."""
     return f"about {duration(1000 * seconds)}" if seconds else "never measured"
-
-
-def _show_progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\rVerifying: {size(done)} of {size(total)}    ", end=end, file=sys.stderr, flush=True)

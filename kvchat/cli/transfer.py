@@ -36,8 +36,7 @@ class StillRunning(KvchatError):
 
 def run_export(options: ExportOptions) -> int:
     """Write one conversation, or all. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     form = options.form or ExportForm.of(options.target)
     with closing(Database(paths.database)) as database:
         known = [conversation.id for conversation in database.conversations()]
@@ -54,8 +53,7 @@ def run_export(options: ExportOptions) -> int:
 
 def run_import(files: Sequence[Path]) -> int:
     """Take conversations in. Returns the exit code: 1 when something could not be taken in. Raises KvchatError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     with closing(Database(paths.database)) as database:
         report = import_paths(database, files)
     for problem in report.problems:
@@ -66,8 +64,7 @@ def run_import(files: Sequence[Path]) -> int:
 
 def run_backup(target: Path) -> int:
     """Back up conversations and settings. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     with closing(Database(paths.database)):  # made, or brought to the newest format
         if target == STANDARD_OUTPUT:
             write_backup(paths, sys.stdout.buffer)
@@ -79,8 +76,7 @@ def run_backup(target: Path) -> int:
 
 def run_restore(source: Path) -> int:
     """Put a backup back. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     if in_use(paths):
         raise StillRunning
     facts = lay_ready(paths, source)
@@ -94,8 +90,7 @@ def run_restore(source: Path) -> int:
 
 def run_repair() -> int:
     """Repair a damaged file of chats. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     finish_restore(paths)
     repaired = repair(paths)
     print(repaired.words if repaired else "The chats are whole; nothing was changed.")

@@ -77,7 +77,7 @@ class Paths:
         """What earlier loads taught about the memory models take, JSON."""
         return self.state / "memory.json"
 
-    def ensure(self) -> None:
+    def ensure(self) -> Paths:
         """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible.
 
         What is in the cache may always be thrown away: without it kvchat works as well.
@@ -88,6 +88,7 @@ class Paths:
             except OSError as error:
                 if folder != self.cache:
                     raise NoFolder(folder, error) from error
+        return self
 
 
 def resolve_paths(environment: dict[str, str] | None = None) -> Paths:

@@ -22,17 +22,28 @@ def test_the_offscreen_platform_needs_no_display() -> None:
 
 
 def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    libraries = {
-        "libnot-there.so.1": "libnot-there1",
-        "libnot-there-either.so.1": "libnot-there1",
-        "libc.so.6": "libc6",
-    }
+    libraries = ("libnot-there.so.1", "libnot-there-either.so.1", "libc.so.6")
     monkeypatch.setattr(no_display, "_CORE_LIBRARIES", libraries)
+    monkeypatch.setitem(no_display._PACKAGES, "libnot-there-either.so.1", "libnot-there1")
     problem = find_problem({"QT_QPA_PLATFORM": "offscreen"})
     assert problem == DisplayProblem(
         "Qt needs libraries that are not installed: libnot-there.so.1, libnot-there-either.so.1.",
         "On Debian or Ubuntu, run: sudo apt-get install -y libnot-there1",
     )
+
+
+@pytest.mark.parametrize(
+    ("library", "package"),
+    [
+        ("libEGL.so.1", "libegl1"),
+        ("libX11.so.6", "libx11-6"),
+        ("libxkbcommon-x11.so.0", "libxkbcommon-x11-0"),
+        ("libgssapi_krb5.so.2", "libgssapi-krb5-2"),
+        ("libglib-2.0.so.0", "libglib2.0-0"),
+    ],
+)
+def test_a_package_is_named_as_debian_does(library: str, package: str) -> None:
+    assert no_display._package(library) == package
 
 
 def test_wayland_counts_once_its_socket_answers(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import TurnFailed
-from kvchat.chat.record.attachments import Attachment
-from kvchat.chat.record.messages import MessageState
+from kvchat.chat.record.messages import Attachment, MessageState
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.context_size import CHEAP

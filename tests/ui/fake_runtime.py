@@ -25,9 +25,9 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.options.options import ChatOptions, Manner, check
 from kvchat.chat.options.presets import Preset
-from kvchat.chat.record.attachments import searched_text
 from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
+from kvchat.chat.record.prompt import searched_text
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.input.pictures import TOKENS_GUESSED
-from kvchat.chat.record.attachments import pictures_of, prompt_content
 from kvchat.chat.record.messages import Message, Role
+from kvchat.chat.record.prompt import pictures_of, prompt_content
 from kvchat.errors import KvchatError
 
 BYTES_PER_TOKEN = 4  # roughly, until an engine counts

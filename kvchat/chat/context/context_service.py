@@ -24,10 +24,9 @@ from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.input.pictures import TOKENS_GUESSED
 from kvchat.chat.options.options import Manner
 from kvchat.chat.options.presets import manner_of
-from kvchat.chat.record.attachments import pictures_of, prompt_content
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, new_message
-from kvchat.chat.record.prompt import needs_vision, prompt_messages
+from kvchat.chat.record.prompt import needs_vision, pictures_of, prompt_content, prompt_messages
 from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling

@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
-from kvchat.chat.events import ConversationsChanged, EventBus
-from kvchat.chat.record.database import Database
-from kvchat.system.concurrency import Worker
+from kvchat.chat.events import ConversationsChanged
+from kvchat.chat.turn_parts import TurnParts
 
 
 class Organiser:
     """Puts chats where the user wants them. Belongs to the event loop's thread; all methods raise StorageFailed."""
 
-    def __init__(
-        self,
-        database: Database,
-        worker: Worker,
-        events: EventBus,
-        leave: Callable[[str], None],
-        deleted: RecentlyDeleted,
-    ) -> None:
+    def __init__(self, parts: TurnParts, leave: Callable[[str], None], deleted: RecentlyDeleted) -> None:
         """`leave` ends what goes on in a chat."""
-        self._database, self._worker, self._events = database, worker, events
-        self._leave, self._deleted = leave, deleted
+        self._parts, self._leave, self._deleted = parts, leave, deleted
 
     async def move(self, ids: Sequence[str], folder: str | None) -> None:
         """Put chats into a folder; with None into none."""
@@ -49,5 +40,5 @@ class Organiser:
 
     async def _set(self, ids: Sequence[str], column: str, value: str | float | None) -> None:
         statement = f"UPDATE conversations SET {column} = ? WHERE id = ?"
-        await self._worker.run(self._database.write, statement, *((value, id) for id in ids))
-        self._events.publish(ConversationsChanged())
+        await self._parts.worker.run(self._parts.database.write, statement, *((value, id) for id in ids))
+        self._parts.events.publish(ConversationsChanged())

@@ -11,15 +11,14 @@ import json
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
-from kvchat.chat.events import EventBus, Notice
+from kvchat.chat.events import Notice
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.tree import removed_messages
 from kvchat.chat.recovery.automatic_backups import scrub
 from kvchat.chat.search.search import Finder
+from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
-from kvchat.session.slot import Slots
-from kvchat.system.concurrency import Worker
 
 AGAIN_S = 300.0  # after so long what could not be deleted is tried again
 
@@ -30,17 +29,9 @@ class PermanentDeletion:
     What cannot be deleted now is told once, and tried again: in this run, and at the next start.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        worker: Worker,
-        slots: Slots,
-        finder: Finder,
-        events: EventBus,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        self._database, self._worker, self._slots, self._finder = database, worker, slots, finder
-        self._events, self._spawn = events, spawn
+    def __init__(self, parts: TurnParts, finder: Finder, begin: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        """`begin` does something in the background."""
+        self._parts, self._finder, self._begin = parts, finder, begin
         self._overwriting = False
         self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
         self._again: asyncio.TimerHandle | None = None
@@ -57,7 +48,7 @@ class PermanentDeletion:
     async def left_behind(self) -> None:
         """Forget what was deleted and could not go, or in a run that had no time for it."""
         with self._in_words():
-            if deleted := await self._worker.run(_deleted, self._database):
+            if deleted := await self._parts.worker.run(_deleted, self._parts.database):
                 await self._forget(deleted)
 
     def close(self) -> None:
@@ -67,9 +58,9 @@ class PermanentDeletion:
 
     async def _forget(self, deleted: Mapping[str, set[str]]) -> None:
         with self._in_words():
-            async with self._slots.slot.lock:
+            async with self._parts.slots.slot.lock:
                 begun = [
-                    self._slots.discard(chat) if chat in ids else self._slots.discard_messages(chat, ids)
+                    self._parts.slots.discard(chat) if chat in ids else self._parts.slots.discard_messages(chat, ids)
                     for chat, ids in deleted.items()
                 ]
             await asyncio.gather(*begun)  # another process may be writing: whoever asks meanwhile has the slot
@@ -82,15 +73,15 @@ class PermanentDeletion:
         except KvchatError as error:
             if not self._told:
                 words = f"{error.title.rstrip('.')}. {error.detail} It is tried again."
-                self._events.publish(Notice("What was deleted is not all gone yet", words))
+                self._parts.events.publish(Notice("What was deleted is not all gone yet", words))
             self._told = True
             self.close()
             loop = asyncio.get_running_loop()
-            self._again = loop.call_later(AGAIN_S, lambda: self._spawn(self.left_behind()))
+            self._again = loop.call_later(AGAIN_S, lambda: self._begin(self.left_behind()))
 
-    async def _words(self, gone: Iterable[str]) -> None:
+    async def _words(self, ids: Iterable[str]) -> None:
         """Many chats may go at once, and the index is written anew for all of them together."""
-        self._gone.update(gone)
+        self._gone.update(ids)
         if self._overwriting:
             return  # whoever does it does it once more
         self._overwriting = True
@@ -98,9 +89,11 @@ class PermanentDeletion:
             while self._gone:
                 ids, self._gone = self._gone, set()
                 await self._finder.forget()
-                await self._worker.run(self._database.write_through)
-                await asyncio.to_thread(scrub, self._database.file, ids)
-                await self._worker.run(self._database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
+                await self._parts.worker.run(self._parts.database.write_through)
+                await asyncio.to_thread(scrub, self._parts.database.file, ids)
+                await self._parts.worker.run(
+                    self._parts.database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids)
+                )
         finally:
             self._overwriting = False
 

@@ -15,13 +15,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvchat.chat.context.context_service import StillAnswering
-from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
+from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.rows import text_of, time_of
 from kvchat.chat.search.excerpts import beginning
+from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
-from kvchat.system.concurrency import Worker
 
 UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep nothing
 _LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
@@ -52,18 +52,18 @@ class RecentlyDeleted:
 
     def __init__(
         self,
-        database: Database,
-        worker: Worker,
-        events: EventBus,
+        parts: TurnParts,
         is_answering: Callable[[str], bool],
         purge_chat: Callable[[str], Awaitable[None]],
         purge_messages: Callable[[str, set[str]], Awaitable[None]],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
         keep_s: Callable[[], float],
     ) -> None:
-        """The two that purge delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept."""
-        self._database, self._worker, self._events = database, worker, events
-        self._is_answering, self._spawn, self._keep_s = is_answering, spawn, keep_s
+        """The two that purge delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept.
+
+        `begin` does something in the background.
+        """
+        self._parts, self._is_answering, self._begin, self._keep_s = parts, is_answering, begin, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0  # of the loop's clock; Qt's loop gives timers that do not tell
@@ -71,7 +71,7 @@ class RecentlyDeleted:
 
     async def entries(self) -> list[Deleted]:
         """All that can be had back, the newest first."""
-        return await self._worker.run(entries, self._database, self._kept_s)
+        return await self._parts.worker.run(entries, self._parts.database, self._kept_s)
 
     async def restore(self, entry: Deleted) -> None:
         """Have it back as it was. Raises ConversationGone, StillAnswering and BelongsToDeleted."""
@@ -84,16 +84,16 @@ class RecentlyDeleted:
         """Have chats back, as far as they are not gone for good."""
         await self._hide(ids, None)
         self._deleted_here.difference_update(ids)
-        self._events.publish(ConversationsChanged())
+        self._parts.events.publish(ConversationsChanged())
 
     async def restore_messages(self, conversation_id: str, first_id: str) -> None:
         """Have the message back, and what followed it. Raises as `restore` does."""
         if self._is_answering(conversation_id):
             raise StillAnswering
-        await self._worker.run(tree.put_back, self._database, first_id)
+        await self._parts.worker.run(tree.put_back, self._parts.database, first_id)
         self._deleted_here.discard(first_id)
-        self._events.publish(MessagesChanged(conversation_id))
-        self._events.publish(ConversationsChanged())
+        self._parts.events.publish(MessagesChanged(conversation_id))
+        self._parts.events.publish(ConversationsChanged())
 
     async def delete_now(self, wanted: Sequence[Deleted]) -> None:
         """Have these gone for good: from the chats' file, the search, the save points and the automatic backups."""
@@ -101,16 +101,16 @@ class RecentlyDeleted:
             if entry.is_chat:
                 await self._purge_chat(entry.id)
             else:
-                ids = await self._worker.run(tree.let_go, self._database, entry.id)
+                ids = await self._parts.worker.run(tree.let_go, self._parts.database, entry.id)
                 await self._purge_messages(entry.conversation_id, ids)
             self._deleted_here.discard(entry.id)
-        self._events.publish(ConversationsChanged())
+        self._parts.events.publish(ConversationsChanged())
 
     async def hide_chats(self, ids: Sequence[str]) -> None:
         """These chats are deleted now."""
         await self._hide(ids, time.time())
         self.added(ids)
-        self._events.publish(ConversationsChanged())
+        self._parts.events.publish(ConversationsChanged())
 
     def added(self, ids: Sequence[str]) -> None:
         """These were deleted just now: chats, or the first of messages."""
@@ -125,7 +125,7 @@ class RecentlyDeleted:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._looks_at = loop.call_at(at, lambda: self._spawn(self._let_go())), at
+        self._timer, self._looks_at = loop.call_at(at, lambda: self._begin(self._let_go())), at
 
     def close(self) -> None:
         """The run is over: where nothing is kept, what was deleted in it goes now."""
@@ -133,11 +133,11 @@ class RecentlyDeleted:
             self._timer.cancel()
             self._timer = None
         if not self._keep_s() and self._deleted_here:
-            self._spawn(self._let_go(set(self._deleted_here)))
+            self._begin(self._let_go(set(self._deleted_here)))
 
     async def _hide(self, ids: Sequence[str], at: float | None) -> None:
         statement = "UPDATE conversations SET deleted_at = ? WHERE id = ?"
-        await self._worker.run(self._database.write, statement, *((at, id) for id in ids))
+        await self._parts.worker.run(self._parts.database.write, statement, *((at, id) for id in ids))
 
     @property
     def _kept_s(self) -> float:

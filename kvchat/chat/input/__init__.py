@@ -1,6 +1,6 @@
 """What goes with a message: documents and pictures, read within bounds.
 
-**Documents** (`chat/input/documents.py`, `chat/record/attachments.py`) are stored as text with the message they
+**Documents** (`chat/input/documents.py`, `chat/record/prompt.py`) are stored as text with the message they
 came with, in the same transaction, and stand before its words in the prompt: another question about them, in any
 chat, shares the prefix. What cannot fit is refused before anything is stored.
 

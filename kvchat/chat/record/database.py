@@ -12,10 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from kvchat.chat.record.attachments import insert_attachments, with_attachments
 from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role, new_message
-from kvchat.chat.record.rows import conversation_of, message_of, receipt_json
+from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
 from kvchat.errors import KvchatError
 
 BEING_WRITTEN = "SELECT id, writer FROM messages WHERE state = 'streaming'"

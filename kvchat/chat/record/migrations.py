@@ -105,7 +105,7 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO searched (conversation_id, message_id)
         SELECT conversation_id, id FROM messages WHERE role <> 'system' ORDER BY created_at
     """,
-    # 8: documents that go with messages, see kvchat.chat.record.attachments
+    # 8: documents that go with messages, as kvchat.chat.record.prompt gives them to a model
     """
     CREATE TABLE attachments (
         message_id TEXT NOT NULL REFERENCES messages (id) ON DELETE CASCADE,

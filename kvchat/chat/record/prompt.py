@@ -1,13 +1,12 @@
-"""From stored messages to what the engine is asked, and back to the turn boundary. Pure functions."""
+"""What the model is given of stored messages and what is attached to them. Pure functions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from kvchat.chat.record.attachments import pictures_of, prompt_content
-from kvchat.chat.record.messages import Message, Role
-from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.chat.record.messages import Attachment, Message, Role
+from kvchat.engine.speaking.wire import ChatMessage, Picture
 
 NEW_TITLE = "New chat"
 TITLE_LENGTH = 48  # characters
@@ -31,6 +30,31 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
         else:
             joined.append(ChatMessage(role, content, message.thinking, pictures))
     return joined
+
+
+def prompt_content(message: Message) -> str:
+    """What the model reads of a message: the documents first.
+
+    Whoever asks something else about the same documents then asks an extension of what was read already.
+    """
+    documents = [_document(attachment) for attachment in message.attachments if not attachment.data]
+    return "\n\n".join(part for part in (*documents, message.content) if part)
+
+
+def searched_text(message: Message) -> str:
+    """What a search looks through of a message: its words, and the documents' names and texts."""
+    documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
+    return "\n".join(part for part in (message.content, *documents) if part)
+
+
+def pictures_of(message: Message) -> tuple[Picture, ...]:
+    """What the model is shown with a message."""
+    return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
+
+
+def _document(attachment: Attachment) -> str:
+    name = attachment.name.replace('"', "'")
+    return f'<document name="{name}">\n{attachment.text.strip()}\n</document>'
 
 
 def needs_vision(messages: Sequence[ChatMessage]) -> bool:

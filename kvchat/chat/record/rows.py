@@ -1,4 +1,4 @@
-"""From the conversations' tables to values, and a receipt to what stands in its column.
+"""Between the conversations' tables and values: messages, what is attached to them, receipts.
 
 A file may be damaged: what makes no sense in a row costs that value, never the message or the chat.
 """
@@ -9,7 +9,8 @@ import dataclasses
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,6 +108,26 @@ def time_of(value: Any) -> datetime:
     """A column that should hold seconds since 1970."""
     fits = isinstance(value, int | float) and 0 <= value <= _LATEST_S
     return datetime.fromtimestamp(value if fits else 0, UTC)
+
+
+def insert_attachments(db: sqlite3.Connection, message_id: str, attachments: Sequence[Attachment]) -> None:
+    """Store what goes with a message, in the transaction that stores the message."""
+    db.executemany(
+        "INSERT INTO attachments (message_id, position, name, size, hash, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(message_id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
+    )
+
+
+def with_attachments(db: sqlite3.Connection, messages: list[Message]) -> list[Message]:
+    """The messages with what was attached to them."""
+    found: dict[str, list[Attachment]] = {}
+    ids = json.dumps([message.id for message in messages])
+    query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"
+    for row in db.execute(query, (ids,)):
+        found.setdefault(row["message_id"], []).append(attachment_of(row))
+    if not found:
+        return messages
+    return [replace(m, attachments=tuple(found[m.id])) if m.id in found else m for m in messages]
 
 
 def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:

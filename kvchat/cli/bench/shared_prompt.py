@@ -7,8 +7,8 @@ from statistics import mean, median
 
 from kvchat.chat.record.messages import Role
 from kvchat.cli.bench.home import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, say, ttft, ttft_ratio
-from kvchat.cli.columns import columns
 from kvchat.cli.options import BenchOptions
+from kvchat.cli.terminal import columns
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.words.wording import duration, size

@@ -17,9 +17,9 @@ from statistics import median
 from kvchat.cli.bench.home import BenchFailed, BenchHome, bench_home, say
 from kvchat.cli.bench.made_files import write_kv_model
 from kvchat.cli.bench.size_store import StoreAlone, store_alone
-from kvchat.cli.columns import columns
 from kvchat.cli.command_runtime import chosen_settings
 from kvchat.cli.options import BenchOptions
+from kvchat.cli.terminal import columns
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.session.proof import Source
@@ -57,8 +57,7 @@ async def measure(options: BenchOptions) -> Size:
 
 async def _with_the_engine(options: BenchOptions) -> WithEngine:
     """The chat of N tokens. Where no model is given, one is made, with the chosen model's vocabulary."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     with tempfile.TemporaryDirectory(prefix="bench-model-", dir=paths.cache) as folder:
         model = options.model
         if model is None:

@@ -57,8 +57,7 @@ class StoreAlone:
 
 def store_alone(made_bytes: int) -> StoreAlone:
     """A made file through the store, beside `cp` of it. Blocks. Raises BenchFailed, StoreRefused, OSError."""
-    paths = resolve_paths()
-    paths.ensure()
+    paths = resolve_paths().ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         return _Made(Path(folder), made_bytes).measure()
 

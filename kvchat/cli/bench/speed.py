@@ -12,8 +12,8 @@ from itertools import pairwise
 from statistics import median
 
 from kvchat.cli.bench.home import REPLY_TOKENS, BenchHome, Reply, bench_home, say, ttft, ttft_ratio
-from kvchat.cli.columns import columns
 from kvchat.cli.options import BenchOptions
+from kvchat.cli.terminal import columns
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.session.proof import Source
 from kvchat.words.wording import duration, size

@@ -21,7 +21,7 @@ from kvchat.engine.finding.probe import build_identity, usable_engine
 from kvchat.engine_host.capacity import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
-from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, choose_context_size
@@ -33,6 +33,7 @@ from kvchat.store_service import limit_in_words, store_problem
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 
+FOLDERS = ("config", "data", "models", "save points", "state")
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 
 
@@ -103,20 +104,9 @@ def _look_at_model(
         return ModelReport(settings.model_path, problem=str(error)), None
     wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
     context = choose_context_size(facts, memory, settings.kv_type, wanted, corrections=learned, swa_full=whole)
-    return _describe(facts, settings.kv_type), context
-
-
-def _describe(facts: GgufFacts, kv_type: str) -> ModelReport:
-    return ModelReport(
-        path=str(facts.path),
-        usable=True,
-        name=facts.name,
-        architecture=facts.architecture,
-        quantisation=facts.quantisation,
-        size=facts.size,
-        trained_context=facts.trained_context,
-        kv_bytes_per_token=kv_bytes_per_token(facts, kv_type, kv_type),
-    )
+    what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
+    row = kv_bytes_per_token(facts, settings.kv_type, settings.kv_type)
+    return ModelReport(str(facts.path), True, *what, row), context
 
 
 def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None:
@@ -140,21 +130,15 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
-    named = {
-        "config": paths.config,
-        "data": paths.data,
-        "models": paths.models,
-        "save points": paths.save_points,
-        "state": paths.state,
-    }
-    problems = {paths.save_points: store_problem(paths, settings)}
-    return tuple(FolderReport(name, str(path), is_folder(path), problems.get(path, "")) for name, path in named.items())
+    problems = {"save points": store_problem(paths, settings)}
+    folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
+    return tuple(FolderReport(name, str(path), is_folder(path), problems.get(name, "")) for name, path in folders)
 
 
 def _plain(report: DoctorReport) -> dict[str, Any]:
     """The report as JSON takes it."""
 
-    def value(item: object) -> object:
-        return item.value if isinstance(item, Enum) else item
+    def plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: item.value if isinstance(item, Enum) else item for name, item in pairs}
 
-    return dataclasses.asdict(report, dict_factory=lambda pairs: {name: value(item) for name, item in pairs})
+    return dataclasses.asdict(report, dict_factory=plain)

@@ -7,7 +7,7 @@ import pytest
 from kvchat.chat.context.context import DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.input.documents import document_of_text
-from kvchat.chat.record.attachments import prompt_content
+from kvchat.chat.record.prompt import prompt_content
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.transfer.rows import conversation_rows, store_rows
 from tests.chat.stage import Stage
