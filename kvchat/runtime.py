@@ -26,7 +26,6 @@ from kvchat.engine_host.memory import EngineMemory
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup, server_key
 from kvchat.engine_host.switching import SwitchingHost
-from kvchat.engine_host.view import EngineView
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
@@ -59,16 +58,15 @@ class Runtime:
         self._database = database
         self._store = store
         self._log = EngineLog(paths.engine_log)
-        self.host = self._make_hosts()
-        self.engine = EngineView(lambda: self.settings, self.host, self._log)
+        self.engine = self._make_hosts()
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
-        self.model = AnsweringModel(lambda: self.settings, self.host, self.models)
+        self.model = AnsweringModel(lambda: self.settings, self.engine, self.models)
         self.chat = ChatService(
             database,
             worker,
             store,
-            self.host,
+            self.engine,
             self.events,
             self.model.user_sampling,
             self.model.for_new_chats,
@@ -78,7 +76,7 @@ class Runtime:
         self.save_points = StoreService(paths, store, lambda: self.settings)
         self.engines = EngineSetup(paths, lambda: self.settings)
         self.transfer = TransferService(paths, database, worker, self.events)
-        self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.host)
+        self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.engine)
         self._closed = False
         self._backups = DailyBackups(paths.database, self._notify)
         self._storing_settings = asyncio.Lock()
@@ -92,7 +90,7 @@ class Runtime:
     @property
     def break_even(self) -> BreakEven | None:
         """From how many tokens on restoring pays here; None until an engine has read and restored something."""
-        choice, context_size = self.host.choice, self.engine.context_size
+        choice, context_size = self.engine.choice, self.engine.context_size
         if choice is None or context_size is None:
             return None
         plan = choice.plan
@@ -107,9 +105,9 @@ class Runtime:
 
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
-        vitals = await self.host.current.vitals()
-        facts = Facts(self.settings, self.engine.status, self.host.choice, vitals, self._log.lines)
-        return report(facts, this_person(), self.host.current.secrets)
+        vitals = await self.engine.current.vitals()
+        facts = Facts(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
+        return report(facts, this_person(), self.engine.current.secrets)
 
     async def begin(self) -> None:
         """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
@@ -123,19 +121,19 @@ class Runtime:
         self.chat.following.begin()
         await self._take_newest_model()
         if self.model.is_there:
-            await (self.start_engine() if self.settings.engine_start == "app" else self.host.rest())
+            await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
         self._background.begin(self._idle_stop.run())
         self.chat.titles.begin(lambda: self.settings.model_titles)
 
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
-        self._background.begin(self.host.start())
+        self._background.begin(self.engine.start())
 
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
         self.chat.stop_all()
         await self._come_to_rest()
-        await self.host.stop()
+        await self.engine.stop()
 
     async def restart_engine(self) -> None:
         """Stop, then start."""
@@ -144,7 +142,7 @@ class Runtime:
 
     async def retest_restoring(self) -> None:
         """Start the engine again and find out anew what restoring can do with it."""
-        await self.host.current.forget_finding()
+        await self.engine.current.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
@@ -168,7 +166,7 @@ class Runtime:
     async def apply_settings(self, settings: Settings) -> None:
         """Put the settings into force and store them. Raises SettingsNotSaved: they are in force all the same.
 
-        Those in RESTART_SETTINGS wait for the engine's next start; see `EngineView.restart_pending`.
+        Those in RESTART_SETTINGS wait for the engine's next start; see `SwitchingHost.restart_pending`.
         """
         before, self.settings = self.settings, settings
         if settings.model_path != before.model_path:
@@ -193,7 +191,7 @@ class Runtime:
         await self.models.close()
         self.chat.close()
         await self._come_to_rest()
-        await self.host.close()
+        await self.engine.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
         await self._backups.close()
@@ -241,7 +239,9 @@ class Runtime:
             findings,
             server_key(self.paths),
         )
-        return SwitchingHost(lambda: self.settings, self._take_model, managed, external, self._engine_changed)
+        return SwitchingHost(
+            lambda: self.settings, self._take_model, managed, external, self._engine_changed, self._log
+        )
 
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""

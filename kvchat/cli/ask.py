@@ -97,7 +97,7 @@ async def _ask(options: AskOptions) -> int:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
         reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options), attachments=attachments)
         await _kept(runtime)
-        if (finding := runtime.host.current.finding) and not finding.strategy.saves:
+        if (finding := runtime.engine.current.finding) and not finding.strategy.saves:
             _remark(finding.words)
     finally:
         await runtime.close()

@@ -12,7 +12,7 @@ from typing import Any
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.cli.terminal import columns, show_progress
-from kvchat.engine_host.capacity import look_at_capacity, model_judge
+from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.local.files import without_quantisation
@@ -62,7 +62,7 @@ def run(options: ModelsOptions) -> int:
 
 async def _list(library: ModelLibrary, paths: Paths, settings: Settings, as_json: bool) -> int:
     models: list[JudgedModel] = []
-    judge = model_judge(settings, look_at_capacity(settings), CorrectionBook(paths.memory_corrections))
+    judge = ModelJudge(settings, look_at_capacity(settings), CorrectionBook(paths.memory_corrections))
     unreadable = await library.find(judge, models.append)
     models.sort(key=lambda one: (one.judgement is None, one.model.name.lower()))
     if as_json:

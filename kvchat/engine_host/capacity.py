@@ -34,22 +34,20 @@ class Capacity:
 class ModelJudge:
     """Judges models as they would be loaded here. Reads the book and, of models met before, samples of the weights."""
 
+    settings: Settings
     capacity: Capacity
-    kv_type: str
-    swa_full: bool
-    wanted: int | None  # the user's own context size
     book: CorrectionBook
 
     def __call__(self, facts: GgufFacts) -> Judgement:
         """Whether the model fits."""
-        projector = projector_of(facts.path)
+        settings, projector = self.settings, projector_of(facts.path)
         return judge(
             facts,
             self.capacity.memory,
-            self.kv_type,
+            settings.kv_type,
             corrections=self._learned(facts),
-            swa_full=self.swa_full,
-            wanted=self.wanted,
+            swa_full=FULL_WINDOW in settings.engine_arguments.split(),
+            wanted=settings.context_size,
             projector=size_of(projector) if projector else 0,
         )
 
@@ -74,12 +72,6 @@ def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Cap
         return Capacity(memory_for(location, workers, staged), build_identity(location, asked))
     except KvchatError:
         return Capacity(_memory(staged))
-
-
-def model_judge(settings: Settings, capacity: Capacity, book: CorrectionBook) -> ModelJudge:
-    """Who judges models by these settings."""
-    full_window = FULL_WINDOW in settings.engine_arguments.split()
-    return ModelJudge(capacity, settings.kv_type, full_window, settings.context_size, book)
 
 
 def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: Staged = NOTHING_STAGED) -> MemoryFacts:

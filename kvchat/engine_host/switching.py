@@ -1,24 +1,44 @@
-"""Two hosts for one chat: kvchat's own engine, and the server that the user runs. The settings say which."""
+"""Two hosts for one chat, kvchat's own engine and the user's server: which it is, and what can be said of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from kvchat.engine.speaking.connection import DOWN, EngineStatus
+from kvchat.engine.running.log import EngineLog
+from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.base import BaseHost
+from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity
 from kvchat.engine_host.choice import EngineChoice, ModelMissing
 from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.managed import ManagedHost
-from kvchat.library.memory.bar import MemoryBar
+from kvchat.library.memory.bar import MemoryBar, given_back
+from kvchat.library.memory.context_size import ContextChoice
+from kvchat.library.memory.proposals import Proposal
 from kvchat.session.host import ReadyEngine
-from kvchat.settings import Settings
+from kvchat.settings import Settings, differ
+
+# These need another engine process.
+RESTART_SETTINGS = (
+    "model_path",
+    "engine_path",
+    "engine_url",
+    "engine_arguments",
+    "rpc_workers",
+    "context_size",
+    "kv_type",
+)
 
 
 class SwitchingHost:
-    """An `EngineHost` for sessions. It changes hosts only while nothing runs in the one it leaves."""
+    """An `EngineHost` for sessions, as the settings say; it changes only while nothing runs in the one it leaves.
+
+    And the engine that runs, or ran last, with the context size and memory it has, for the screen.
+    """
 
     def __init__(
         self,
@@ -27,9 +47,10 @@ class SwitchingHost:
         managed: ManagedHost,
         external: ExternalHost,
         publish: Callable[[EngineStatus], None],
+        log: EngineLog,
     ) -> None:
         """`choose_model` puts another model into the settings; `publish` hears of the host in use alone."""
-        self._settings, self._choose_model = settings, choose_model
+        self._settings, self._choose_model, self._log = settings, choose_model, log
         self.managed, self.external = managed, external
         self.current: BaseHost = external if settings().engine_url else managed
         managed.publish = lambda status: publish(status) if self.current is managed else None
@@ -52,7 +73,7 @@ class SwitchingHost:
 
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
-        """What the model takes of each memory; empty for a server of the user's."""
+        """What the model takes of each memory: measured once the engine is ready; empty for a server of the user's."""
         return () if self.is_external else self.managed.memory.bars
 
     @property
@@ -118,6 +139,86 @@ class SwitchingHost:
     async def explain_loss(self, error: EngineError) -> EngineError:
         """After EngineGone: the reason in the host's words, once it knows it."""
         return await self.current.explain_loss(error)
+
+    @property
+    def log_lines(self) -> list[str]:
+        """The engine's own output, newest last, bounded."""
+        return list(self._log.lines)
+
+    async def vitals(self) -> Vitals | None:
+        """How the engine is doing at this moment; None without a ready one."""
+        return await self.current.vitals()
+
+    @property
+    def restart_pending(self) -> bool:
+        """Whether the engine that runs (or failed) was started with other settings than those in force."""
+        started = self.current.started_with
+        if started is None or self.status.state in (EngineState.STOPPED, EngineState.RESTING):
+            return False
+        return differ(started, self._settings(), RESTART_SETTINGS)
+
+    @property
+    def restoring(self) -> str:
+        """What restoring can do with the engine and the model that run, in words; empty before that is known."""
+        finding = self.current.finding
+        return finding.words if finding else ""
+
+    @property
+    def may_retest(self) -> bool:
+        """Whether restoring was found not to work, and may be tried out again."""
+        finding = self.current.finding
+        return finding is not None and not finding.strategy.saves
+
+    @property
+    def context_size(self) -> int | None:
+        """How many tokens a chat may have, None before the engine is ready. Perhaps not all of it is laid out yet."""
+        if self.status.state is not EngineState.READY:
+            return None
+        choice = self.choice
+        if choice is not None and choice.context.tokens < choice.most.tokens:
+            return choice.most.tokens
+        return self.current.context_size or (choice.context.tokens if choice else None)
+
+    @property
+    def context_reason(self) -> str:
+        """Why that context size, in words; empty before an engine was chosen."""
+        return self.choice.context.reason if self.choice else ""
+
+    @property
+    def context_warning(self) -> str:
+        """What is unwise about the user's own context size, in words; empty where nothing is."""
+        return self.choice.context.warning if self.choice else ""
+
+    @property
+    def memory_proposals(self) -> tuple[Proposal, ...]:
+        """What would make the model fit better, each with its price; empty before an engine was chosen."""
+        choice, started = self.choice, self.current.started_with
+        return choice.proposals(started.context_size) if choice and started else ()
+
+    async def capacity(self) -> Capacity:
+        """The memory a model could use, what the running one would give back included.
+
+        Asks the engine for its devices, which takes a moment.
+        """
+        memory = self.managed.memory
+        capacity = await asyncio.to_thread(lambda: look_at_capacity(self._settings(), memory.staged()))
+        if self.choice is None or self.status.state is not EngineState.READY:
+            return capacity
+        return replace(capacity, memory=given_back(capacity.memory, self.memory_bars))
+
+    async def model_judge(self) -> ModelJudge:
+        """Who says whether a model fits here."""
+        return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.book)
+
+    async def larger_context(self) -> ContextChoice | None:
+        """The next larger context size that the model was trained for and that fits; None where there is none.
+
+        Asks the engine for its devices, which takes a moment. A server of the user's is not ours to change.
+        """
+        choice, now = self.choice, self.context_size
+        if choice is None or now is None:
+            return None
+        return choice.larger(now, (await self.capacity()).memory, self.managed.memory.learned)
 
     async def _change_models(self, model: str, *, restarts: bool) -> None:
         """Make `model` the one in use; where it runs, the settings may name another. Raises ModelMissing.

@@ -37,7 +37,7 @@ async def test_a_chat_with_pictures_is_warm_after_a_restart(
         nonlocal told_cold
         reply = await runtime.chat.send(chat, "And the other one?", GREEDY)
         await runtime.chat.idle()
-        engine = (await runtime.host.ready()).engine
+        engine = (await runtime.engine.ready()).engine
         await engine.erase_slot()
         asked = prompt_messages((await runtime.chat.messages(chat))[:-1])
         told_cold = "".join([chunk.text async for chunk in engine.chat(asked, GREEDY)])
@@ -57,7 +57,7 @@ async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_p
     async def look_then_read(runtime: Runtime) -> Message | None:
         await runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,))
         await runtime.chat.idle()
-        assert (await runtime.host.ready()).sees
+        assert (await runtime.engine.ready()).sees
         return await runtime.chat.send(text, "And the shortest?", GREEDY)
 
     reply = await app.once(look_then_read)

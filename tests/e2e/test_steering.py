@@ -60,7 +60,7 @@ class Table:
 
     async def do(self, name: str, act: Callable[[], Awaitable[Message | None]], before: Message | None = None) -> None:
         await self.runtime.stop_engine()
-        await self.runtime.host.ready()  # another process, with an empty slot
+        await self.runtime.engine.ready()  # another process, with an empty slot
         reply = await act()
         await self.runtime.chat.idle()
         assert reply is not None
@@ -114,7 +114,7 @@ async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
         await chat.edit_reply(first, "The one over the river.")
         await table.do("after an edited reply", lambda: chat.send(table.chat, "How long is it?", GREEDY))
 
-        cold = (await runtime.host.ready()).engine
+        cold = (await runtime.engine.ready()).engine
         assert isinstance(cold, LlamaServerClient)
         for step in table.steps:
             said = await said_by(cold, step.prompt)
@@ -143,7 +143,7 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
     assert receipt(reply).cached_tokens >= boundary
     assert receipt(reply).cached_tokens >= 0.98 * receipt(reply).prompt_tokens
 
-    cold = (await runtime.host.ready()).engine
+    cold = (await runtime.engine.ready()).engine
     assert isinstance(cold, LlamaServerClient)
     said = await said_by(cold, prompt_messages((await chat.messages(talk))[:-1]))
     assert verdict(reply.content, said) != DIFFERS, (reply.content, said)

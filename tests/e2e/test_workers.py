@@ -116,7 +116,7 @@ async def test_a_worker_that_is_not_there_is_named(
     runner = {"model_path": str(smollm2), "engine_path": str(build / "llama-server"), "rpc_workers": nobody}
     async with running(tmp_path, fake_engine, **runner) as runtime:
         with pytest.raises(Exception, match="Another computer does not answer"):
-            await runtime.host.ready()
+            await runtime.engine.ready()
         assert runtime.engine.status.failure is not None
         assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST
         assert runtime.engine.status.failure.detail == f"No rpc-server answers at {nobody}."

@@ -11,7 +11,7 @@ import pytest
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import capacity
-from kvchat.engine_host.capacity import Capacity, look_at_capacity, memory_for, model_judge
+from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity, memory_for
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.memory.corrections import Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import MemoryFacts
@@ -26,7 +26,7 @@ HERE = Capacity(MemoryFacts(16 * GB), "version: 1")
 
 def test_what_a_load_taught_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts, book = llama_8b(tmp_path), CorrectionBook(tmp_path / "memory.json")
-    judge = model_judge(Settings(), HERE, book)
+    judge = ModelJudge(Settings(), HERE, book)
     assert judge(facts).verdict is Verdict.FITS
     book.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), Corrections(weights=4.0))
     with monkeypatch.context() as patch:  # weights are not read for a model that no load can have been of
@@ -36,7 +36,7 @@ def test_what_a_load_taught_changes_the_verdict(tmp_path: Path, monkeypatch: pyt
     assert judge(facts).verdict is Verdict.FITS
     book.learn(Circumstances(model_identity(facts.path), facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
     assert judge(facts).verdict is Verdict.NO
-    assert model_judge(Settings(), Capacity(HERE.memory, "version: 2"), book)(facts).verdict is Verdict.FITS
+    assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), book)(facts).verdict is Verdict.FITS
 
 
 def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:

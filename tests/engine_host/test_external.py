@@ -74,7 +74,7 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             assert first.receipt is not None
             assert first.receipt.source is Source.COLD
             assert runtime.model.name == display_name(fake.plan.model)
-            assert runtime.host.current.engine_pid == theirs.process.pid
+            assert runtime.engine.current.engine_pid == theirs.process.pid
             await runtime.chat.idle()
             theirs.end()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
@@ -111,12 +111,12 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
             await somebody_else.prefill([7] * 100)
             before = len(fake.requests())
             async with attached(tmp_path, theirs.address.url) as runtime:
-                await runtime.host.ready()
+                await runtime.engine.ready()
                 asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
                 assert not asked
-                assert runtime.host.current.finding is not None
-                assert runtime.host.current.finding.strategy.saves
-                assert "another program" in runtime.host.current.finding.reason
+                assert runtime.engine.current.finding is not None
+                assert runtime.engine.current.finding.strategy.saves
+                assert "another program" in runtime.engine.current.finding.reason
             assert (await somebody_else.prefill([7] * 100)).cache_n == 99
 
 
@@ -148,7 +148,7 @@ async def test_what_a_killed_kvchat_left_in_the_servers_folder_goes_and_nothing_
         file.write_bytes(b"rows")
     with serving(fake) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
-            await runtime.host.ready()
+            await runtime.engine.ready()
         ours = {file for file in fake.plan.slot_path.iterdir() if file.suffix == ".lock"}  # while this process lives
         assert set(fake.plan.slot_path.iterdir()) - ours == {*theirs_own, alive}
 
@@ -161,8 +161,8 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
             hot = await ask(runtime, chat, "And then?")
             assert hot.receipt is not None
             assert hot.receipt.source is Source.HOT  # the server's own slot still has it
-            assert runtime.host.current.finding is not None
-            assert runtime.host.current.finding.strategy is Strategy.NONE
+            assert runtime.engine.current.finding is not None
+            assert runtime.engine.current.finding.strategy is Strategy.NONE
             assert (await runtime.save_points.usage()).save_points == 0
 
 
@@ -194,19 +194,19 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
             await runtime.apply_settings(own)
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, "Hello")
-            own_pid = runtime.host.current.engine_pid
+            own_pid = runtime.engine.current.engine_pid
             assert own_pid not in (None, theirs.process.pid)
             await runtime.apply_settings(server)
             assert runtime.engine.restart_pending
             await runtime.restart_engine()
             await until(lambda: runtime.engine.status.state is EngineState.READY)
-            assert runtime.host.is_external
+            assert runtime.engine.is_external
             await ask(runtime, chat, "Hello again")
-            assert not runtime.host.may_rest()
+            assert not runtime.engine.may_rest()
             await runtime.apply_settings(own)
             await runtime.restart_engine()
             await ask(runtime, chat, "Back")
-            assert runtime.host.current.engine_pid not in (None, theirs.process.pid, own_pid)
+            assert runtime.engine.current.engine_pid not in (None, theirs.process.pid, own_pid)
         assert theirs.process.poll() is None
 
 

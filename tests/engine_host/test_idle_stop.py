@@ -22,7 +22,7 @@ LONG = "Tell me again, and at length, how a cache of keys and values comes to kn
 @contextlib.asynccontextmanager
 async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
     """Every idle moment is long enough."""
-    rest = IdleStop(lambda: 0, runtime.chat, runtime.host, look_s=0.01)
+    rest = IdleStop(lambda: 0, runtime.chat, runtime.engine, look_s=0.01)
     running = asyncio.create_task(rest.run())
     try:
         yield
@@ -39,7 +39,7 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
         await ask(runtime, chat, LONG)
         async with resting_at_once(runtime):
             await until(lambda: runtime.engine.status.state is RESTING)
-            await until(lambda: runtime.host.current.engine_pid is None)
+            await until(lambda: runtime.engine.current.engine_pid is None)
         assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
         second = await ask(runtime, chat, "And then?")
         assert len(fake_engine.launches()) == 2
@@ -74,7 +74,7 @@ async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
             reply = await ask(runtime, chat, "Count")
             assert reply.content == "one two three four five six"
             assert len(fake_engine.launches()) == 1
-        assert not IdleStop(lambda: 60, runtime.chat, runtime.host)._is_due()
+        assert not IdleStop(lambda: 60, runtime.chat, runtime.engine)._is_due()
 
 
 async def test_messages_that_come_while_it_stops_are_answered(tmp_path: Path, fake_engine: FakeEngine) -> None:

@@ -59,7 +59,7 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
         assert "32,768 tokens" in retried[0].advice
-        psutil.Process(runtime.host.current.engine_pid).kill()
+        psutil.Process(runtime.engine.current.engine_pid).kill()
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # started again, not chosen
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
         heard = notices(runtime)
@@ -83,7 +83,7 @@ async def test_at_the_floor_the_failure_is_told(tmp_path: Path, fake_engine: Fak
     async with running(tmp_path, fake_engine) as runtime:
         heard = notices(runtime)
         with pytest.raises(Exception, match="ran out of memory"):
-            await runtime.host.ready()
+            await runtime.engine.ready()
         assert contexts(fake_engine)[-1] == 2048
         assert runtime.engine.status.state is EngineState.FAILED
         assert heard == []
@@ -98,15 +98,15 @@ async def test_the_second_launch_is_closer(tmp_path: Path, fake_engine: FakeEngi
         return sum(bar.kv for bar in bars)
 
     async with running(tmp_path, fake_engine) as runtime:
-        await runtime.host.ready()
-        assert runtime.host.choice is not None
-        assert kv(runtime.host.choice.context.bars) < actual / 10
+        await runtime.engine.ready()
+        assert runtime.engine.choice is not None
+        assert kv(runtime.engine.choice.context.bars) < actual / 10
         assert kv(runtime.engine.memory_bars) == actual
         assert all(bar.measured for bar in runtime.engine.memory_bars)
     async with running(tmp_path, fake_engine) as runtime:
-        await runtime.host.ready()
-        assert runtime.host.choice is not None
-        assert kv(runtime.host.choice.context.bars) == pytest.approx(actual, rel=0.01)
+        await runtime.engine.ready()
+        assert runtime.engine.choice is not None
+        assert kv(runtime.engine.choice.context.bars) == pytest.approx(actual, rel=0.01)
 
 
 async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: FakeEngine) -> None:
@@ -114,13 +114,13 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
     model = str(write_gguf(tmp_path / "wide.gguf", wide))
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
         assert runtime.engine.memory_proposals == ()
-        await runtime.host.ready()
+        await runtime.engine.ready()
         before = runtime.engine.context_size
         (proposal,) = runtime.engine.memory_proposals
         assert proposal.tokens > 0
         await runtime.apply_settings(proposal.taken(runtime.settings))
         await runtime.restart_engine()
-        await runtime.host.ready()
+        await runtime.engine.ready()
         assert before is not None
         assert runtime.engine.context_size == before + proposal.tokens
         assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
@@ -136,9 +136,9 @@ async def test_the_second_launch_is_closer_with_the_real_engines(
     async def off() -> float:
         """How far the estimate is off, as a share of what the engine took; the engine's own program left out."""
         async with running(tmp_path, fake_engine, model_path=str(smollm2), engine_path=path) as runtime:
-            await runtime.host.ready()
-            assert runtime.host.choice is not None
-            (estimated,), (measured,) = runtime.host.choice.context.bars, runtime.engine.memory_bars
+            await runtime.engine.ready()
+            assert runtime.engine.choice is not None
+            (estimated,), (measured,) = runtime.engine.choice.context.bars, runtime.engine.memory_bars
             assert measured.measured
             assert measured.kv == 8192 * 23_040
             return abs(estimated.needed - measured.needed) / (measured.needed - measured.other)
@@ -162,8 +162,8 @@ async def test_the_real_engine_under_a_memory_limit(
         reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
         assert reply.content
         assert "xylophone" not in "\n".join(runtime.engine.log_lines)  # what is logged is memory, not conversations
-        assert runtime.host.choice is not None
-        tokens = runtime.host.choice.context.tokens
+        assert runtime.engine.choice is not None
+        tokens = runtime.engine.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
         assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
         assert [notice.title for notice in heard] == ["Memory ran out while the model loaded"]

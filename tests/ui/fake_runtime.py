@@ -37,11 +37,11 @@ from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.engine_host.capacity import Capacity, ModelJudge, model_judge
+from kvchat.engine_host.capacity import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.trial import Trial, TrialStep
-from kvchat.engine_host.view import RESTART_SETTINGS, EngineView
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts
@@ -544,7 +544,7 @@ class FakeEngines(EngineSetup):
         return self.refuse
 
 
-class FakeEngine(EngineView):
+class FakeEngine(SwitchingHost):
     """Says what the test has put into the runtime."""
 
     location = "/usr/bin/llama-server"
@@ -597,7 +597,7 @@ class FakeEngine(EngineView):
 
     async def model_judge(self) -> ModelJudge:
         book = CorrectionBook(self._runtime.paths.memory_corrections)
-        return model_judge(self._runtime.settings, await self.capacity(), book)
+        return ModelJudge(self._runtime.settings, await self.capacity(), book)
 
     async def larger_context(self) -> ContextChoice | None:
         return self._runtime.larger

@@ -79,20 +79,20 @@ class BenchHome:
 
     async def notes(self, tokens: int, first: int = 1) -> str:
         """A text of about `tokens` tokens in this model's vocabulary, its notes numbered from `first`."""
-        engine = (await self.runtime.host.ready()).engine
+        engine = (await self.runtime.engine.ready()).engine
         per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
         return _numbered_notes(max(1, round(tokens / per_note)), first)
 
     async def restart_engine(self) -> None:
         """Another engine process; what is warm stays warm."""
         await self.runtime.stop_engine()
-        await self.runtime.host.ready()
+        await self.runtime.engine.ready()
 
     async def restart(self) -> None:
         """All of it anew, as after quitting: only what is on disk is left."""
         await self.runtime.close()
         self.runtime = self._heard(await open_runtime(self._paths, self._settings))
-        await self.runtime.host.ready()
+        await self.runtime.engine.ready()
 
     def _heard(self, runtime: Runtime) -> Runtime:
         runtime.events.subscribe(self._hear)

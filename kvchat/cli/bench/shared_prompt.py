@@ -73,7 +73,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
 
     shared = await _shared_tokens(home, system)
     own = [saved.tokens - shared for saved in home.saved]
-    row = (await home.runtime.host.ready()).kv_bytes_per_token
+    row = (await home.runtime.engine.ready()).kv_bytes_per_token
     unique = round((shared + sum(own)) * row)
     return SharedPrompt(
         chats=chats,
@@ -106,7 +106,7 @@ async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look
 
 async def _shared_tokens(home: BenchHome, system: str) -> int:
     """How many tokens every prompt with this system prompt begins with."""
-    engine = (await home.runtime.host.ready()).engine
+    engine = (await home.runtime.engine.ready()).engine
     one, other = [
         await engine.prompt_tokens([ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(n))])
         for n in range(2)

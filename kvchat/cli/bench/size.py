@@ -97,7 +97,7 @@ async def _restored(home: BenchHome, tokens: int) -> WithEngine:
 
 async def _engine_alone(home: BenchHome) -> float:
     """The ms the engine takes to restore what it saves now from where it saves it; the second time, as later ones."""
-    host = await home.runtime.host.ready()
+    host = await home.runtime.engine.ready()
     name = f"{disk.name_for_engine()}.slot"
     in_memory = MEMORY_FOLDER / name
     if MEMORY_FOLDER.is_dir():

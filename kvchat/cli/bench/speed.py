@@ -92,7 +92,7 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, keep=False)
-    row = (await home.runtime.host.ready()).kv_bytes_per_token
+    row = (await home.runtime.engine.ready()).kv_bytes_per_token
     return _result(home, rounds, cold, row, rebuild.ratio if rebuild else None)
 
 

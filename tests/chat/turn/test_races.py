@@ -243,7 +243,7 @@ async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     async with Stage(stage.home, stage.fake, smollm2) as again:
         await again.runtime.start_engine()
-        await again.until(lambda: again.runtime.host.is_ready())
+        await again.until(lambda: again.runtime.engine.is_ready())
         again.runtime.chat.select(chat)
         await again.runtime.chat.idle()
         assert len(again.of(Restored)) == 1
@@ -353,18 +353,18 @@ async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(s
 async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
     runtime = stage.runtime
     await stage.answered(await stage.chat())
-    first = runtime.host.current.engine_pid
+    first = runtime.engine.current.engine_pid
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     assert runtime.engine.restart_pending
-    assert runtime.host.current.engine_pid == first
+    assert runtime.engine.current.engine_pid == first
     await runtime.apply_settings(replace(runtime.settings, context_size=4096))
     assert not runtime.engine.restart_pending, "what it was started with is back"
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     await runtime.restart_engine()
     await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
-    assert runtime.host.current.engine_pid != first
-    assert runtime.host.choice is not None
-    assert runtime.host.choice.plan.context_size == 2048
+    assert runtime.engine.current.engine_pid != first
+    assert runtime.engine.choice is not None
+    assert runtime.engine.choice.plan.context_size == 2048
     assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
     assert not runtime.engine.restart_pending
 
@@ -405,8 +405,8 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
     async with Stage(stage.home, stage.fake, smollm2) as again:
         await again.runtime.chat.context.summarise(chat)
         assert again.of(RestoreFailed)
-        assert again.runtime.host.current.finding is not None
-        assert again.runtime.host.current.finding.hollow == 1
+        assert again.runtime.engine.current.finding is not None
+        assert again.runtime.engine.current.finding.hollow == 1
 
 
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(

@@ -30,9 +30,9 @@ def restoring_is_known_to_work() -> None:
 async def started(stage: Stage) -> Finding:
     """The finding after the engine's start."""
     await stage.runtime.start_engine()
-    await stage.until(stage.runtime.host.is_ready)
-    assert stage.runtime.host.current.finding is not None
-    return stage.runtime.host.current.finding
+    await stage.until(stage.runtime.engine.is_ready)
+    assert stage.runtime.engine.current.finding is not None
+    return stage.runtime.engine.current.finding
 
 
 def saves(stage: Stage) -> int:
@@ -65,7 +65,7 @@ async def test_it_is_tried_out_once(stage: Stage, smollm2: Path) -> None:
     await started(stage)
     before = saves(stage)
     await stage.runtime.restart_engine()
-    await stage.until(stage.runtime.host.is_ready)
+    await stage.until(stage.runtime.engine.is_ready)
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await started(again)).proved
@@ -123,7 +123,7 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
     receipt = await stage.answered(chat)  # its message came first and waited
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
-    assert stage.runtime.host.current.finding == Finding(
+    assert stage.runtime.engine.current.finding == Finding(
         Strategy.NONE, proved=True, reason="the engine died when it was tried out"
     )
     assert len(stage.fake.launches()) == 2
@@ -138,8 +138,8 @@ async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLLOW_RESTORE=None)
     assert stage.runtime.engine.may_retest
     await stage.runtime.retest_restoring()
-    await stage.until(stage.runtime.host.is_ready)
-    assert stage.runtime.host.current.finding == Finding(Strategy.PLAIN, proved=True)
+    await stage.until(stage.runtime.engine.is_ready)
+    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True)
     assert not stage.runtime.engine.may_retest
 
 
@@ -168,7 +168,7 @@ async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: St
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await stage.runtime.chat.retry(chat) is not None
     await stage.runtime.chat.idle()
-    assert stage.runtime.host.current.finding == Finding(Strategy.PLAIN, proved=True)
+    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(stage: Stage) -> None:
@@ -179,8 +179,8 @@ async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(sta
     stage.runtime.chat.stop(chat)
     assert await waiting is None
     stage.fake.set(FAKE_HOLD_DURING=None)
-    await stage.until(stage.runtime.host.is_ready)
-    assert stage.runtime.host.current.finding == Finding(Strategy.PLAIN, proved=True)
+    await stage.until(stage.runtime.engine.is_ready)
+    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage, smollm2: Path) -> None:
@@ -194,8 +194,8 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await again.answered(chat, "And then?")).source is Source.DISK
-        assert again.runtime.host.current.finding is not None
-        assert again.runtime.host.current.finding.proved
+        assert again.runtime.engine.current.finding is not None
+        assert again.runtime.engine.current.finding.proved
 
 
 async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage, smollm2: Path) -> None:
@@ -204,11 +204,11 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         await stage.answered(chat, f"{number}: {QUESTION}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.runtime.host.current.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await again.answered(chats[1], "And then?")).hollow
-        finding = again.runtime.host.current.finding
+        finding = again.runtime.engine.current.finding
         assert finding is not None
         assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
         assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]

@@ -144,7 +144,7 @@ async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_
     async with stage:
         await stage.ask(await stage.chat(system))
     async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.runtime.host.ready()
+        await again.runtime.engine.ready()
         chat = await again.chat(system)
         again.runtime.chat.select(chat)
         await again.runtime.chat.idle()
@@ -303,7 +303,7 @@ async def test_an_engine_stopped_on_purpose_is_not_brought_back_for_a_reply(stag
     stage.fake.set(FAKE_HANG_DURING="prefill")
     waiting = stage.runtime.chat.send(chat, "Hello")
     await stage.until(lambda: bool(stage.requests("/v1/chat/completions")))
-    await stage.runtime.host.stop()
+    await stage.runtime.engine.stop()
     assert await waiting is None
     await stage.runtime.chat.idle()
     assert len(stage.fake.launches()) == 1
@@ -314,11 +314,11 @@ async def test_a_gpu_lost_while_the_engine_still_answers_costs_no_message(stage:
     """As after sleep: /health is well, and every request that computes fails."""
     chat = await stage.chat()
     await stage.answered(chat)
-    first = stage.runtime.host.current.engine_pid
+    first = stage.runtime.engine.current.engine_pid
     stage.fake.set(FAKE_LOSE_GPU=message)
     receipt = await stage.answered(chat, "And now?")
     assert receipt.source is Source.WARM  # what was saved before serves the engine after it
-    assert stage.runtime.host.current.engine_pid != first
+    assert stage.runtime.engine.current.engine_pid != first
     assert not stage.errors()
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.running.allocations import Allocations, Buffer, Purpose
+from kvchat.engine_host.memory import learn, learn_share, measured_bars, share_taken
 from kvchat.library.memory import corrections
 from kvchat.library.memory.context_size import ContextChoice, choose_context_size
 from kvchat.library.memory.corrections import DAY_S, NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
-from kvchat.library.memory.measured import learn, learn_share, measured_bars, share_taken
 from kvchat.words.wording import day
 from tests.library.gguf_files import llama_8b
 
