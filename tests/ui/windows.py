@@ -57,7 +57,7 @@ class Open:
         assert self.window.notices.report is None
 
     def titles(self) -> list[str]:
-        return list(self.window.controller.list.titles.values())
+        return list(self.window.chat.conversations.titles.values())
 
 
 @asynccontextmanager

@@ -28,14 +28,14 @@ class Keyboard(QObject):
     def __init__(
         self,
         runtime: Runtime,
-        controller: ChatController,
+        chat: ChatController,
         runner: TaskRunner,
         window: QWidget,
         field: QPlainTextEdit,
         doings: Mapping[str, Callable[[], object]],
     ) -> None:
         super().__init__(window)
-        self._runtime, self._controller, self._runner, self._window = runtime, controller, runner, window
+        self._runtime, self._chat, self._runner, self._window = runtime, chat, runner, window
         self._doings = {
             **doings,
             "palette": self.open_palette,
@@ -79,10 +79,10 @@ class Keyboard(QObject):
 
     def _chats(self) -> Sequence[Entry]:
         """The open one last: who looks for a chat is not there yet."""
-        titles = self._controller.list.titles
-        current = self._controller.current
+        titles = self._chat.conversations.titles
+        current = self._chat.current
         order = [id for id in titles if id != current] + [id for id in titles if id == current]
-        return [Entry(titles[id], "chat", partial(self._controller.open, id)) for id in order]
+        return [Entry(titles[id], "chat", partial(self._chat.open, id)) for id in order]
 
     def _actions(self) -> Sequence[Entry]:
         return [

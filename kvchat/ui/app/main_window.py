@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QMainWindow, QStackedWidget, QSystemTrayIcon, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QSystemTrayIcon, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -16,6 +16,7 @@ from kvchat.ui.app.keyboard import Keyboard
 from kvchat.ui.app.quitting import QuitController
 from kvchat.ui.app.side_windows import SideWindows
 from kvchat.ui.app.window_place import WindowPlace
+from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -29,6 +30,8 @@ from kvchat.ui.chat.status_strip import StatusStrip
 from kvchat.ui.controllers.attachments import AttachmentController
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.context import ContextController
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.messages import MessageController
 from kvchat.ui.controllers.model import ModelController
 from kvchat.ui.controllers.organiser import OrganiserController
 from kvchat.ui.controllers.search import SearchController
@@ -59,56 +62,50 @@ class MainWindow(QMainWindow):
         self.setMinimumSize(360, 360)
         self.notices = Notices(look)
         self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
-        self.sidebar = Sidebar(look)
-        self.header = Header(look)
-        self.transcript = Transcript(look)
+        self.sidebar, self.header, self.transcript = Sidebar(look), Header(look), Transcript(look)
         self.find_bar = FindBar(look, self.transcript)
-        self.composer = Composer(look)
-        self.engine_card = EngineCard()
-        self.context_card, self.context_meter = ContextCard(), ContextMeter(look)
-        self.strip = StatusStrip(look)
+        self.engine_card, self.context_card = EngineCard(), ContextCard()
+        self.composer, self.context_meter, self.strip = Composer(look), ContextMeter(look), StatusStrip(look)
         self.first_start = FirstStart()
         self._build()
-        widgets = self.sidebar, self.header, self.transcript, self.composer, self.strip, self.engine_card
-        views = Views(*widgets, self.notices)
-        self.controller = ChatController(runtime, views, self.runner, self)
-        self.attachments = AttachmentController(
-            runtime, self.composer, self._chat_page, self.controller, self.notices, self.runner, self
-        )
-        self.context = ContextController(
-            runtime, self.context_meter, self.context_card, self.composer, self.controller, self.runner
-        )
-        self.search = SearchController(runtime, self.sidebar.search, self.find_bar, self.controller, self.runner)
-        self.organiser = OrganiserController(runtime, self.sidebar, self.controller, self.notices, self.runner, self)
-        self.side_windows = SideWindows(runtime, look, self.runner, self.controller.list, self)
-        cards = self.transcript.tail.failure, self.engine_card
-        self.models = ModelController(runtime, self.controller, *cards, self.first_start, self.runner, self)
-        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner)
-        self.transfer = TransferController(runtime, look, self.controller.list, self.notices, self.runner, self)
-        self.quitting = QuitController(runtime, self.controller.list, self.transfer, self.first_start, self)
-        self.quitting.agreed.connect(self.quit_requested)
+        self._make_controllers()
         self._connect()
-        self.keyboard = Keyboard(runtime, self.controller, self.runner, self, self.composer.editor, self._doings())
+        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, self._doings())
         self.header.requested.connect(self.keyboard.do)
         FocusHome(self, self.composer, self.transcript)
         self.place.restore()
         self._show_right_page()
 
+    def _make_controllers(self) -> None:
+        runtime, look = self._runtime, self._look
+        around = self.sidebar, self.header, self.find_bar, self.transcript, self.engine_card, self.context_card
+        below = self.composer, self.context_meter, self.strip, self.first_start
+        views = Views(look, self.runner, self.notices, *around, *below)
+        self.chat = ChatController(runtime, views, self)
+        self.messages = MessageController(runtime, views, self.chat)
+        self.attachments = AttachmentController(runtime, views, self.chat, self._chat_page)
+        self.context = ContextController(runtime, views, self.chat)
+        self.search = SearchController(runtime, views, self.chat)
+        self.organiser = OrganiserController(runtime, views, self.chat)
+        self.models = ModelController(runtime, views, self.chat, self)
+        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner)
+        self.transfer = TransferController(runtime, views, self.chat.conversations, self)
+        self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
+        self.quitting = QuitController(runtime, self.chat.conversations, self.transfer, self.first_start, self)
+
     async def start(self) -> None:
         """Fill the window with what there is."""
-        await self.controller.start()
+        await self.chat.start()
         self._runtime.chat.finder.begin_indexing()
         self.composer.focus()
 
     async def finish(self) -> None:
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
         self.place.remember()
-        self.context.close()
-        self.attachments.close()
-        self.search.close()
-        self.controller.close()
+        for controller in self.findChildren(Controller):
+            controller.close()
         with contextlib.suppress(KvchatError):  # nobody is left to be told
-            await self.controller.drafts.keep()
+            await self.chat.drafts.keep()
         await self.runner.close()
 
     def raise_window(self) -> None:
@@ -123,7 +120,7 @@ class MainWindow(QMainWindow):
         """An empty page; the conversation begins with its first message."""
         self._pages.setCurrentWidget(self._chat_page)
         self.place.show_page()
-        self.controller.open(None)
+        self.chat.open(None)
         self.composer.focus()
 
     def show_first_start(self) -> None:
@@ -167,43 +164,35 @@ class MainWindow(QMainWindow):
         self._pages.addWidget(self.first_start)
         self.place = WindowPlace(self, self._look, self._memory, self.sidebar, self.header, self._pages)
         ground = QWidget()
-        column = QVBoxLayout(ground)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.place.splitter, 1)
-        column.addWidget(self.strip)
+        column((self.place.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
         self.setCentralWidget(ground)
 
     def _connect(self) -> None:
-        self.controller.opened.connect(self._chat_page.show_messages)
-        self.controller.model_changed.connect(self._show_right_page)
-        self.controller.settings_changed.connect(lambda: self._look.follow(self._runtime.settings))
-        self.context_card.new_requested.connect(self.new_conversation)
-        self.find_bar.closed.connect(self.composer.focus)
-        self.sidebar.new_requested.connect(self.new_conversation)
-        self.sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
-        for chosen in (self.sidebar.selected, self.sidebar.search.results.chosen):
+        chat, runtime, sidebar, header = self.chat, self._runtime, self.sidebar, self.header
+        chat.opened.connect(self._chat_page.show_messages)
+        for changed in (chat.model_changed, self.models.used, self.first_start.back_requested):
+            changed.connect(self._show_right_page)
+        for new in (self.context_card.new, sidebar.new_button):
+            new.clicked.connect(self.new_conversation)
+        for leave in (self.find_bar.closed, header.rename_ended):
+            leave.connect(self.composer.focus)
+        sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
+        for chosen in (sidebar.selected, sidebar.search.results.chosen):
             chosen.connect(lambda _: self.place.show_page())
-        self.sidebar.typed.connect(self.composer.take)
-        self.sidebar.storage_requested.connect(self.side_windows.open_storage)
-        self.header.renamed.connect(
-            lambda title: self.runner.start(self._runtime.chat.rename(self.controller.current or "", title))
-        )
-        self.header.rename_ended.connect(self.composer.focus)
-        self.header.sidebar_requested.connect(self.place.toggle_sidebar)
-        self.sidebar.hide_requested.connect(self.place.toggle_sidebar)
-        self.header.pin_requested.connect(lambda on: self.controller.list.pin(self.controller.current or "", on))
-        self.header.never_save_requested.connect(
-            lambda on: self.controller.list.never_save(self.controller.current or "", on)
-        )
-        self.side_windows.begun.connect(self.controller.open)
-        self.sidebar.export_requested.connect(self.transfer.export)
+        sidebar.list.typed.connect(self.composer.take)
+        sidebar.usage_button.clicked.connect(self.side_windows.open_storage)
+        for toggle in (header.sidebar, sidebar.hide_button):
+            toggle.clicked.connect(self.place.toggle_sidebar)
+        header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
+        header.pin_requested.connect(lambda on: chat.conversations.pin(chat.current or "", on))
+        header.never_save_requested.connect(lambda on: chat.conversations.never_save(chat.current or "", on))
+        sidebar.export_requested.connect(self.transfer.export)
         self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
         self.transfer.imported.connect(lambda _: self.place.show_sidebar())
-        self.composer.edit_last_requested.connect(self.controller.message_controller.edit_last)
-        self.engine_card.start_requested.connect(lambda: self.runner.start(self._runtime.start_engine()))
-        self.engine_card.restart_requested.connect(lambda: self.runner.start(self._runtime.restart_engine()))
-        self.engine_card.log_requested.connect(lambda: self.side_windows.open_engine(log=True))
+        self.engine_card.start.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
+        self.engine_card.restart.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
+        self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
+        self.side_windows.begun.connect(chat.open)
         self.side_windows.model_used.connect(self.models.take_up)
         self.side_windows.starter_requested.connect(self.show_first_start)
         self.side_windows.starter_requested.connect(self.first_start.fetch_starter)
@@ -211,8 +200,7 @@ class MainWindow(QMainWindow):
         for run in (self.models.models_requested, self.model_menu.more_requested):
             run.connect(self.side_windows.open_models)
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
-        self.models.used.connect(self._show_right_page)
-        self.first_start.back_requested.connect(self._show_right_page)
+        self.quitting.agreed.connect(self.quit_requested)
 
     def _doings(self) -> dict[str, Callable[[], object]]:
         """What the table of shortcuts can ask of the window."""
@@ -224,14 +212,14 @@ class MainWindow(QMainWindow):
             "rename": self._rename,
             "sidebar": self.place.toggle_sidebar,
             "full-screen": self.place.toggle_full_screen,
-            "name": lambda: self.runner.start(self._runtime.chat.titles.name(self.controller.current or "")),
+            "name": lambda: self.runner.start(self._runtime.chat.titles.name(self.chat.current or "")),
             "delete": self._delete,
             "undo": self.notices.undo_last,
             "deleted": self.side_windows.open_deleted,
             "compose": self.composer.focus,
             "stop": self._escape,
-            "regenerate": self.controller.message_controller.regenerate_last,
-            "edit": self.controller.message_controller.edit_last,
+            "regenerate": self.messages.regenerate_last,
+            "edit": self.messages.edit_last,
             "attach": self.attachments.choose,
             "find": self.find_bar.begin,
             "find-next": lambda: self.find_bar.step(1),
@@ -266,19 +254,19 @@ class MainWindow(QMainWindow):
             self.header.begin_rename()
 
     def _delete(self) -> None:
-        if self.controller.current is not None:
-            self.sidebar.delete_requested.emit([self.controller.current])
+        if self.chat.current is not None:
+            self.sidebar.delete_requested.emit([self.chat.current])
 
     def _export(self) -> None:
-        if self.controller.current is not None:
-            self.transfer.export([self.controller.current])
+        if self.chat.current is not None:
+            self.transfer.export([self.chat.current])
 
     def _escape(self) -> None:
         """Esc closes what is on top, or else stops the reply."""
         if self.find_bar.isVisible():
             self.find_bar.close_bar()
         else:
-            self.controller.stop()
+            self.chat.stop()
 
     def _show_right_page(self) -> None:
         if not self._runtime.model.is_there:
@@ -288,6 +276,6 @@ class MainWindow(QMainWindow):
 
     def open_chat_settings(self) -> None:
         """How the open conversation is answered, or the one that is about to begin."""
-        id, conversations = self.controller.current, self.controller.list
+        id, conversations = self.chat.current, self.chat.conversations
         known = conversations.conversation(id)
         self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))

@@ -69,7 +69,7 @@ class Tray(QObject):
         window.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
         window.hidden_first_time.connect(self._tell_where)
-        window.controller.list.shown.connect(self._show_recent)
+        window.chat.conversations.shown.connect(self._show_recent)
         self._unsubscribe = runtime.events.subscribe(self._hear)
         self.refresh()
 
@@ -80,7 +80,7 @@ class Tray(QObject):
     def close(self) -> None:
         """Take the icon away and stop listening."""
         self._unsubscribe()
-        self._window.controller.list.shown.disconnect(self._show_recent)  # what ends may still tell of chats
+        self._window.chat.conversations.shown.disconnect(self._show_recent)  # what ends may still tell of chats
         self._window.shown_changed.disconnect(self.refresh)
         self.icon.hide()
         self.menu.deleteLater()
@@ -106,7 +106,7 @@ class Tray(QObject):
         self.restart.setEnabled(running or state is EngineState.FAILED)
 
     def _show_recent(self) -> None:
-        titles = list(self._window.controller.list.titles.items())[:_RECENT]
+        titles = list(self._window.chat.conversations.titles.items())[:_RECENT]
         if [(action.data(), action.text()) for action in self.recent] == [(id, _entry(title)) for id, title in titles]:
             return
         for action in self.recent:
@@ -125,7 +125,7 @@ class Tray(QObject):
         if conversation_id is None:
             self._window.new_conversation()
         else:
-            self._window.controller.open(conversation_id)
+            self._window.chat.open(conversation_id)
 
     def _engine_action(self, words: str, run: Request) -> QAction:
         return self.menu.addAction(words, lambda: self._window.runner.start(run()))

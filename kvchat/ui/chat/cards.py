@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
-
 from kvchat.chat.context.context import ContextUse
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
@@ -18,21 +16,14 @@ TOO_LONG = "This does not fit the context"
 class EngineCard(Card):
     """Above the composer: an engine that is loading, stopped or failed. Hidden while all is well."""
 
-    start_requested = Signal()
-    restart_requested = Signal()
-    log_requested = Signal()
-    model_requested = Signal()
-    locate_requested = Signal()
-    fetch_requested = Signal()
-
     def __init__(self) -> None:
         super().__init__()
-        self.start = self.add_button("Start", "primary", self.start_requested)
-        self.restart = self.add_button("Restart", "primary", self.restart_requested)
-        self.log = self.add_button("View log", "", self.log_requested)
-        self.locate = self.add_button("Locate it…", "primary", self.locate_requested)
-        self.fetch = self.add_button("Download again…", "", self.fetch_requested)
-        self.model = self.add_button("Choose another model", "", self.model_requested)
+        self.start = self.add_button("Start", "primary")
+        self.restart = self.add_button("Restart", "primary")
+        self.log = self.add_button("View log")
+        self.locate = self.add_button("Locate it…", "primary")
+        self.fetch = self.add_button("Download again…")
+        self.model = self.add_button("Choose another model")
 
     def show_status(
         self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
@@ -94,23 +85,15 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
 class ContextCard(Card):
     """A larger context, the newest part alone, a summary, or part of what is attached. Hidden while there is room."""
 
-    raise_requested = Signal()
-    drop_requested = Signal()
-    summary_requested = Signal()
-    part_requested = Signal()
-    stop_requested = Signal()
-    new_requested = Signal()
-    later_requested = Signal()
-
     def __init__(self) -> None:
         super().__init__()
-        self.larger = self.add_button("Larger context", "primary", self.raise_requested)
-        self.part = self.add_button("Attach a part of it", "", self.part_requested)
-        self.drop = self.add_button("Keep the newest part", "", self.drop_requested)
-        self.summarise = self.add_button("Summarise the middle", "", self.summary_requested)
-        self.stop = self.add_button("Stop", "", self.stop_requested)
-        self.new = self.add_button("New chat", "primary", self.new_requested)
-        self.later = self.add_button("Not now", "flat", self.later_requested)
+        self.larger = self.add_button("Larger context", "primary")
+        self.part = self.add_button("Attach a part of it")
+        self.drop = self.add_button("Keep the newest part")
+        self.summarise = self.add_button("Summarise the middle")
+        self.stop = self.add_button("Stop")
+        self.new = self.add_button("New chat", "primary")
+        self.later = self.add_button("Not now", "flat")
         self.summarise.setToolTip("The model sums up what was said; you go on in a branch that begins with that.")
         self.drop.setToolTip("You go on in a branch without the older messages; they stay on the branch you leave.")
         self.part.setToolTip("The beginning of the longest text is attached, as much as there is room for.")

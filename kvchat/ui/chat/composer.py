@@ -7,20 +7,12 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPlainTextEdit,
-    QPushButton,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.cards import short_name
 from kvchat.ui.attachments.chips import ChipRows
+from kvchat.ui.base.building import button, column, label, row, tool_button
 from kvchat.ui.base.icons import icon, stop_icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 
@@ -28,7 +20,7 @@ _MOST_LINES = 8
 LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
 
 
-class _Editor(QPlainTextEdit):
+class MessageEditor(QPlainTextEdit):
     """A plain text field that sends on Enter."""
 
     send_pressed = Signal()
@@ -68,20 +60,16 @@ class Composer(QWidget):
     """The message being written, and the button beside it."""
 
     sent = Signal(str, tuple)  # the words, and what is attached
-    attach_requested = Signal()
-    files_given = Signal(list)  # of paths
-    picture_given = Signal(QImage)
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
     refused = Signal()  # sending was tried all the same
-    edit_last_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
         self._busy = False
         self._refusal = ""  # why nothing can be sent now
-        self.editor = _Editor()
+        self.editor = MessageEditor()
         self.editor.setAccessibleName("Message")
         self.editor.setPlaceholderText("Message…")
         self.editor.setTabChangesFocus(True)
@@ -90,48 +78,26 @@ class Composer(QWidget):
         self.editor.textChanged.connect(self._text_changed)
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.editor.installEventFilter(self)
-        self.button = QPushButton()
-        self.button.setProperty("kind", "send")
-        self.button.clicked.connect(self._pressed)
-        self.attach = QToolButton()
-        self.attach.setAccessibleName("Attach files")
-        self.attach.setToolTip("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
-        self.attach.clicked.connect(self.attach_requested)
+        self.button = button("", self._pressed, "send")
+        tip = "Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them"
+        self.attach = tool_button("Attach files", tip=tip)
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._show_button)
-        self.offer = QPushButton("Attach the pasted text as a file instead")
-        self.offer.setProperty("kind", "link")
-        self.offer.clicked.connect(self._attach_paste)
+        self.offer = button("Attach the pasted text as a file instead", self._attach_paste, "link")
         self._pasted = ""
-        self.reading = QLabel()
-        self.reading.setProperty("kind", "small")
-        self.reading.setTextFormat(Qt.TextFormat.PlainText)
+        self.reading = label(kind="small")
         self._reading: tuple[str, ...] = ()
         self._send_when_read = False
-        self.editor.files_given.connect(self.files_given)
-        self.editor.picture_given.connect(self.picture_given)
         self.editor.long_pasted.connect(self._offer)
-        self.editor.up_from_empty.connect(self.edit_last_requested)
         self._frame = QFrame()
         self._frame.setProperty("kind", "composer")
-        inside = QVBoxLayout(self._frame)
-        inside.setContentsMargins(8, 6, 8, 6)
-        inside.setSpacing(4)
-        inside.addWidget(self.chips)
-        inside.addWidget(self.reading)
-        inside.addWidget(self.offer, 0, Qt.AlignmentFlag.AlignLeft)
-        self.reading.hide()
-        self.chips.hide()
-        self.offer.hide()
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.attach, 0, Qt.AlignmentFlag.AlignBottom)
-        row.addWidget(self.editor, 1, Qt.AlignmentFlag.AlignVCenter)
-        row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
-        inside.addLayout(row)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self._frame)
+        for widget in (self.chips, self.reading, self.offer):
+            widget.hide()
+        middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom
+        line = row((self.attach, 0, bottom), (self.editor, 1, middle), (self.button, 0, bottom), spacing=8)
+        above = self.chips, self.reading, (self.offer, 0, Qt.AlignmentFlag.AlignLeft)
+        column(*above, line, on=self._frame, spacing=4, margins=(8, 6, 8, 6))
+        column(self._frame, on=self, margins=0)
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -197,15 +163,16 @@ class Composer(QWidget):
             self._send()
 
     def _send(self) -> None:
-        text = self.draft.strip()
-        attachments = self.chips.attachments
+        text, attachments = self.draft.strip(), self.chips.attachments
         self._send_when_read = bool(self._reading) and not self._busy
         self._say_reading()
         if self._send_when_read:
             return
-        if (text or attachments) and not self._busy and self._refusal:
+        if self._busy or not (text or attachments):
+            return
+        if self._refusal:
             self.refused.emit()
-        elif (text or attachments) and not self._busy:
+        else:
             self.editor.clear()
             self.set_attachments(())
             self.sent.emit(text, attachments)
@@ -249,9 +216,9 @@ class Composer(QWidget):
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)
         self.editor.setFont(font)
-        for button, side in ((self.button, 20), (self.attach, 18)):
-            button.setFixedSize(QSize(1, 1) * self._look.px(32))
-            button.setIconSize(QSize(1, 1) * self._look.px(side))
+        for one, side in ((self.button, 20), (self.attach, 18)):
+            one.setFixedSize(QSize(1, 1) * self._look.px(32))
+            one.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # the placeholder is drawn in it
         self._fit()
         self._show_button()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.chat.record.prompt import searched_text
+from kvchat.ui.base.building import label, line_edit, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.transcript import Transcript
@@ -26,22 +29,14 @@ class FindBar(QFrame):
         self._spot, self._spots = 0, 0  # which of the marks of that message, and how many it has
         self.setProperty("kind", "notice")
         self.setAccessibleName("Find in this chat")
-        self.field = QLineEdit()
-        self.field.setPlaceholderText("Find in this chat")
-        self.field.setAccessibleName("Find in this chat")
+        self.field, self.place = line_edit("Find in this chat", "Find in this chat"), label(kind="small")
         self.field.textEdited.connect(lambda: self._look_for(None))
-        self.place = QLabel()
-        self.place.setProperty("kind", "small")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(10, 6, 6, 6)
-        row.setSpacing(4)
-        row.addWidget(self.field, 1)
-        row.addWidget(self.place)
-        self.previous_button = self._button("Previous place found", "Shift+F3", lambda: self.step(-1))
-        self.next_button = self._button("Next place found", "F3", lambda: self.step(1))
-        self.close_button = self._button("Close", "Esc", self.close_bar)
-        for button in (self.previous_button, self.next_button, self.close_button):
-            row.addWidget(button)
+        step, words = self.step, "place found"
+        self.previous_button = tool_button(f"Previous {words}", partial(step, -1), tip=f"Previous {words} (Shift+F3)")
+        self.next_button = tool_button(f"Next {words}", partial(step, 1), tip=f"Next {words} (F3)")
+        self.close_button = tool_button("Close", self.close_bar, tip="Close (Esc)")
+        buttons = self.previous_button, self.next_button, self.close_button
+        row((self.field, 1), self.place, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
         page.marks.cleared.connect(self.hide)
         look.changed.connect(self._restyle)
         self._restyle()
@@ -56,10 +51,6 @@ class FindBar(QFrame):
         else:
             self.field.setText(query)
         self._look_for(message_id)
-
-    def show_document(self, message_id: str) -> None:
-        """Open what has the words of what is attached to a message."""
-        self._page.marks.open_document(message_id)
 
     def step(self, by: int) -> None:
         """Go to another place that has the words; after the last comes the first."""
@@ -106,13 +97,6 @@ class FindBar(QFrame):
         self.place.setToolTip("Messages that have all these words" if found else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(found > 1 or self._spots > 1)
-
-    def _button(self, words: str, keys: str, run: object) -> QToolButton:
-        button = QToolButton()
-        button.setAccessibleName(words)
-        button.setToolTip(f"{words} ({keys})")
-        button.clicked.connect(run)
-        return button
 
     def _restyle(self) -> None:
         buttons = (self.previous_button, "chevron-up"), (self.next_button, "chevron-down"), (self.close_button, "close")

@@ -6,8 +6,9 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QToolButton, QWidget
 
+from kvchat.ui.base.building import button, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
@@ -24,21 +25,18 @@ class Header(QWidget):
     requested = Signal(str)  # an action of the table of shortcuts
     pin_requested = Signal(bool)  # pinned from now on
     never_save_requested = Signal(bool)  # never saved from now on
-    sidebar_requested = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look, self._exists, self._model_name = look, False, "No model"
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.sidebar = _tool_button("Show the sidebar", "Show the sidebar (Ctrl+B)")
-        self.sidebar.clicked.connect(self.sidebar_requested)
+        self.sidebar = tool_button("Show the sidebar", tip="Show the sidebar (Ctrl+B)")
         self.title, self.field = _Title(), _Field()
         self.title.double_clicked.connect(self.begin_rename)
         self.field.editingFinished.connect(self._end_rename)
         self.field.hide()
-        self.model = QPushButton("No model")
-        self.model.setProperty("kind", "flat")
+        self.model = button("No model", kind="flat")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.model.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
         self.model_menu = QMenu(self)
@@ -46,15 +44,8 @@ class Header(QWidget):
         self.chat_menu, self.menu = self._build_chat_menu(), self._build_menu()
         self.chat = _menu_button("This chat", self.chat_menu)
         self.more = _menu_button("More", self.menu)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(16, 10, 16, 10)
-        row.setSpacing(8)
-        row.addWidget(self.sidebar)
-        row.addSpacing(8)
-        for widget in (self.title, self.field):
-            row.addWidget(widget, 1)
-        for button in (self.chat, self.model, self.more):
-            row.addWidget(button)
+        parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
+        row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
         self.model.installEventFilter(self)
         self.show_model(None)
         look.changed.connect(self._restyle)
@@ -191,22 +182,15 @@ class _Field(QLineEdit):
             super().keyPressEvent(event)
 
 
-def _tool_button(name: str, tip: str) -> QToolButton:
-    button = QToolButton()
-    button.setAccessibleName(name)
-    button.setToolTip(tip)
-    return button
-
-
 def _menu_button(name: str, menu: QMenu) -> QToolButton:
-    button = _tool_button(name, name)
-    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
-    button.setMenu(menu)
+    made = tool_button(name)
+    made.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    made.setMenu(menu)
 
     def leave() -> None:
         """A window that opens over the button keeps Qt from telling that the pointer has left it."""
-        button.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
-        button.update()
+        made.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
+        made.update()
 
     menu.aboutToHide.connect(leave)
-    return button
+    return made

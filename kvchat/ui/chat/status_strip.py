@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
 from kvchat.engine.speaking.connection import EngineState
+from kvchat.ui.base.building import label, progress_bar, row
 from kvchat.ui.base.colors import Theme
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.turn_story import Piece
@@ -118,31 +119,15 @@ class StatusStrip(QFrame):
         self.setObjectName("strip")
         self.setAccessibleName("Status")
         self.dot = EngineDot(look)
-        self.state = QLabel("stopped")
+        self.state, self.context = label("stopped", "small"), label(kind="small")
         self.model = ElidedLabel("small")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
-        self.context = QLabel()
-        self.progress = QProgressBar()
-        self.progress.setRange(0, 1000)
-        self.progress.setTextVisible(False)
+        self.progress = progress_bar("Reading")
         self.progress.setFixedWidth(90)
-        self.progress.setAccessibleName("Reading")
         self.progress.hide()
         self.remarks = Remarks(look)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(_BETWEEN, 6, _BETWEEN, 6)
-        row.setSpacing(_BETWEEN)
-        left = QHBoxLayout()
-        left.setSpacing(7)
-        left.addWidget(self.dot)
-        left.addWidget(self.state)
-        row.addLayout(left)
-        row.addWidget(self.model)
-        row.addWidget(self.context)
-        row.addWidget(self.remarks, 1)
-        row.addWidget(self.progress)
-        for label in (self.state, self.context):
-            label.setProperty("kind", "small")
+        parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1), self.progress
+        row(*parts, on=self, spacing=_BETWEEN, margins=(_BETWEEN, 6, _BETWEEN, 6))
         self._look = look
         self._engine, self._silent = EngineState.STOPPED, False
         self._pieces: tuple[Piece, ...] = ()
@@ -194,10 +179,10 @@ class StatusStrip(QFrame):
         """The model and the context stand elsewhere, too: they give way to what is told of the turn."""
         busy = [self.dot, self.state, self.remarks] + [self.progress] * (not self.progress.isHidden())
         room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
-        for label in (self.model, self.context):
-            wide = label.sizeHint().width() + _BETWEEN
-            shown = wide <= room and (label is self.model or self._look.numbers)
-            label.setVisible(shown)
+        for one in (self.model, self.context):
+            wide = one.sizeHint().width() + _BETWEEN
+            shown = wide <= room and (one is self.model or self._look.numbers)
+            one.setVisible(shown)
             room -= wide if shown else 0
 
     def _restyle(self) -> None:

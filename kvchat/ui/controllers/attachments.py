@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.chat.events import EngineChanged, Event
@@ -23,46 +23,33 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.attachments.pictures import of_image, prepared
 from kvchat.ui.base.file_dialog import file_dialog
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.chat.composer import Composer, local_files
+from kvchat.ui.chat.composer import local_files
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
 
 PASTED, PASTED_PICTURE = "Pasted text.txt", "Pasted picture.png"
 
 
-class AttachmentController(QObject):
+class AttachmentController(Controller):
     """Takes files in for the message being written; `page` takes drops as the composer does."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        composer: Composer,
-        page: QWidget,
-        controller: ChatController,
-        notices: Notices,
-        runner: TaskRunner,
-        parent: QObject,
-    ) -> None:
-        super().__init__(parent)
-        self._runtime, self._composer, self._controller, self._runner = runtime, composer, controller, runner
-        self._notices = notices
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController, page: QWidget) -> None:
+        super().__init__(runtime, views, chat)
+        self._chat, self._composer = chat, views.composer
         self._reading: list[tuple[str | None, str]] = []  # in which chat, and the name of what is being read
         self._refused: list[tuple[str | None, KvchatError]] = []  # told as long as that chat is open
-        self._shown = controller.current
-        controller.opened.connect(self._another_chat)
-        composer.attach_requested.connect(self.choose)
-        composer.files_given.connect(self.take)
-        composer.picture_given.connect(self._take_image)
-        composer.text_given.connect(self._take_text)
+        chat.left.connect(self._another_chat)
+        composer = views.composer
+        composer.attach.clicked.connect(self.choose)
+        composer.editor.files_given.connect(self.take)
+        composer.editor.picture_given.connect(
+            lambda image: self._begin(PASTED_PICTURE, asyncio.to_thread(of_image, PASTED_PICTURE, image))
+        )
+        composer.text_given.connect(lambda text: self._begin(PASTED, asyncio.to_thread(document_of_text, PASTED, text)))
         composer.chips.changed.connect(self._count_again)
         page.setAcceptDrops(True)
         page.installEventFilter(self)
-        self._unsubscribe = runtime.events.subscribe(self._hear)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._unsubscribe()
 
     def take(self, paths: Sequence[Path]) -> None:
         """Attach these files; what cannot be attached is told, file by file."""
@@ -87,14 +74,8 @@ class AttachmentController(QObject):
             return True
         return super().eventFilter(watched, event)
 
-    def _take_image(self, image: QImage) -> None:
-        self._begin(PASTED_PICTURE, asyncio.to_thread(of_image, PASTED_PICTURE, image))
-
-    def _take_text(self, text: str) -> None:
-        self._begin(PASTED, asyncio.to_thread(document_of_text, PASTED, text))
-
     def _begin(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
-        where = self._controller.current
+        where = self._chat.current
         self._reading.append((where, name))
         self._show_reading()
         self._runner.start(self._attach(where, name, reading), lambda error: self._refuse(where, error))
@@ -108,12 +89,12 @@ class AttachmentController(QObject):
             attachment = await reading
             if attachment.data:
                 await self._runtime.chat.context.check_vision(where)  # a chat may have a model of its own
-            there = self._controller.drafts.attached_to(where)
+            there = self._chat.drafts.attached_to(where)
             if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in there):
-                self._controller.drafts.attach(where, (*there, attachment))
-                self._controller.drafts.show()
+                self._chat.drafts.attach(where, (*there, attachment))
+                self._chat.drafts.show()
         except BaseException:
-            if where == self._controller.current:
+            if where == self._chat.current:
                 self._composer.hold()
             raise
         finally:
@@ -122,24 +103,22 @@ class AttachmentController(QObject):
 
     def _refuse(self, where: str | None, error: KvchatError) -> None:
         self._refused.append((where, error))
-        if where == self._controller.current:
-            self._notices.show_error(error)
+        if where == self._chat.current:
+            self._views.notices.show_error(error)
 
-    def _another_chat(self) -> None:
+    def _another_chat(self, before: str | None) -> None:
         """What was refused in one chat is told there alone."""
-        if self._shown == self._controller.current:
-            return
-        before, self._shown = self._shown, self._controller.current
-        for error in (error for where, error in self._refused if where == before):
-            self._notices.take_back(error)
+        for where, error in self._refused:
+            if where == before:
+                self._views.notices.take_back(error)
+            elif where == self._chat.current:
+                self._views.notices.show_error(error)
         self._refused = [one for one in self._refused if one[0] != before]
-        for error in (error for where, error in self._refused if where == self._shown):
-            self._notices.show_error(error)
         self._composer.hold()
         self._show_reading()
 
     def _show_reading(self) -> None:
-        self._composer.show_reading([name for where, name in self._reading if where == self._controller.current])
+        self._composer.show_reading([name for where, name in self._reading if where == self._chat.current])
 
     def _count_again(self) -> None:
         self._runner.start(self._count(), lambda error: None)  # the engine went: its own card says so

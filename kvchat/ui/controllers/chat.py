@@ -8,28 +8,15 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from kvchat.chat.events import (
-    Absorbed,
-    ConversationsChanged,
-    EngineChanged,
-    Event,
-    MessagesChanged,
-    Notice,
-    QuestionNotStored,
-    ReplyDelta,
-    ReplyFinished,
-    SettingsChanged,
-    TurnEvent,
-)
+from kvchat.chat import events
 from kvchat.chat.record.drafts import NOT_BEGUN
-from kvchat.chat.record.messages import Attachment, Message
+from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
-from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.turn_story import waiting_words
+from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.drafts import DraftController
-from kvchat.ui.controllers.messages import MessageController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
@@ -37,72 +24,57 @@ from kvchat.ui.dialogs.confirm import confirm
 MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them
 
 
-class ChatController(QObject):
+class ChatController(Controller):
     """Holds which conversation is open and keeps the views true."""
 
+    left = Signal(object)  # the id of the conversation that was open until now, or None
     opened = Signal(bool)  # whether the open conversation has anything to show
     model_changed = Signal()
-    settings_changed = Signal()
 
-    def __init__(self, runtime: Runtime, views: Views, runner: TaskRunner, parent: QObject) -> None:
-        super().__init__(parent)
-        self._runtime, self._views, self._runner = runtime, views, runner
+    def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
+        super().__init__(runtime, views, parent)
         self.current: str | None = None
-        self.list = SidebarController(runtime, views.sidebar, runner, lambda: self.current, self)
-        self._messages: list[Message] = []
+        self.conversations = SidebarController(runtime, views, lambda: self.current, self)
+        self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._turns: dict[str, TurnState] = {}
         self._sent: dict[str, list[str | None]] = {}  # by conversation: the drafts whose words are on their way there
         self._had_model = runtime.settings.model_path
-        self.drafts = DraftController(runtime.chat.drafts, views.composer, runner, lambda: self.current, self)
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
-        self.list.shown.connect(self._show_header)
+        self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first_requested.connect(self.go_first)
-        self.message_controller = MessageController(
-            runtime, views.transcript, views.notices, runner, self._run_turn, self
-        )
-        self._unsubscribe = runtime.events.subscribe(self._hear)
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        """The messages of the open conversation's current branch."""
-        return self._messages
 
     async def start(self) -> None:
         """Show what there is: the list, the newest conversation, the engine."""
         self.show_engine()
         await self.drafts.load()
         self.drafts.show()
-        await self.list.start()
-        if self.list.ids and self.current is None:
-            self.open(self.list.ids[0])
+        await self.conversations.start()
+        if self.conversations.ids and self.current is None:
+            self.open(self.conversations.ids[0])
         else:
             self._show_all()
 
-    def close(self) -> None:
-        """Stop listening."""
-        self._unsubscribe()
-        self.list.close()
-
     def open(self, conversation_id: str | None) -> None:
         """Show another conversation, or with None an empty page for a new one."""
-        if conversation_id == self.current and self._messages:
+        if conversation_id == self.current and self._views.transcript.messages:
             return
-        self.current = conversation_id
-        self._messages = []
+        before, self.current = self.current, conversation_id
         self._loading = conversation_id is not None
         self.drafts.show()
         self._views.transcript.show_conversation([])
-        self._views.sidebar.mark(conversation_id)
+        self._views.sidebar.show_selected(conversation_id)
         if conversation_id is not None:
             self._runtime.chat.select(conversation_id)
             self._opening = self._runner.start(self._reload_messages(conversation_id, fresh=True))
         self._show_all()
+        if before != conversation_id:
+            self.left.emit(before)
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send what was written, and what goes with it; on the empty page this begins a conversation."""
@@ -121,16 +93,17 @@ class ChatController(QObject):
     def retry(self) -> None:
         """Answer the last message again."""
         if self.current is not None:
-            self._run_turn(self.current, self._runtime.chat.retry(self.current))
+            self.run_turn(self.current, self._runtime.chat.retry(self.current))
 
     def go_first(self) -> None:
         """Answer the open conversation before the one it waits for, if the user is sure."""
         here = self.current
         if here is not None and (other := self._runtime.chat.ahead_of(here)):
+            title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
                 "Answer this chat first?",
-                f"The reply in “{self.list.title(other)}” is stopped. What came of it is kept and can be continued.",
+                f"The reply in “{title}” is stopped. What came of it is kept and can be continued.",
                 "Answer this first",
                 lambda: self._runtime.chat.go_first(here),
                 keep="Wait",
@@ -145,7 +118,7 @@ class ChatController(QObject):
         """These conversations leave the list: if the open one is among them, open the one below it."""
         if self.current not in ids:
             return
-        shown = self.list.ids
+        shown = self.conversations.ids
         position = shown.index(self.current) if self.current in shown else 0
         rest = [id for id in shown[position:] + shown[:position][::-1] if id not in ids]
         self.open(rest[0] if rest else None)
@@ -153,7 +126,7 @@ class ChatController(QObject):
     def show_engine(self) -> None:
         """Engine, model and context, wherever they are shown."""
         runtime = self._runtime
-        self._views.show_engine(runtime, self.list.conversation(self.current))
+        self._views.show_engine(runtime, self.conversations.conversation(self.current))
         if self._had_model != runtime.settings.model_path:
             self._had_model = runtime.settings.model_path
             self.model_changed.emit()
@@ -175,16 +148,18 @@ class ChatController(QObject):
                     return
                 if self.current is None:
                     self.current = conversation_id
+                    self.left.emit(None)
         self._views.transcript.scroll_to_end()
         self._sent.setdefault(conversation_id, []).append(written_on)
-        self._run_turn(conversation_id, self._runtime.chat.send(conversation_id, text, attachments=attachments))
+        self.run_turn(conversation_id, self._runtime.chat.send(conversation_id, text, attachments=attachments))
 
     def _arrived(self, conversation_id: str) -> None:
         """The words that were sent there are on disk, or back."""
         for draft in self._sent.pop(conversation_id, ()):
             self.drafts.sent(draft)
 
-    def _run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
+    def run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
+        """Follow what makes a reply there, from here to its end."""
         turn = self._turn_of(conversation_id)
         turn.begin()
         self._runner.watch_turn(task)
@@ -194,7 +169,7 @@ class ChatController(QObject):
     def _turn_over(self, conversation_id: str) -> None:
         self._arrived(conversation_id)
         self._turn_of(conversation_id).end()
-        self.list.reload_soon()  # nobody answers there any more, and a refusal brings no other news
+        self.conversations.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
             self._show_turn()
 
@@ -206,27 +181,25 @@ class ChatController(QObject):
             del self._turns[old]
         return turn
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         match event:
-            case EngineChanged():
+            case events.EngineChanged():
                 self.show_engine()
                 self._show_turn()
-                self.list.reload_soon()
-            case SettingsChanged():
-                self.settings_changed.emit()
-            case ConversationsChanged():
-                self.list.reload_soon()
-            case MessagesChanged(conversation_id=id):
+                self.conversations.reload_soon()
+            case events.SettingsChanged():
+                self._views.look.follow(self._runtime.settings)
+            case events.MessagesChanged(conversation_id=id):
                 self._arrived(id)
                 if id == self.current:
                     self._runner.start(self._reload_messages(id))
-            case Absorbed():
-                self.list.reload_soon()
-            case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
+            case events.ConversationsChanged() | events.Absorbed():
+                self.conversations.reload_soon()
+            case events.QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
                 self._give_back(id, text, attachments, error)
                 self._arrived(id)
-            case Notice(title=title, detail=detail, conversation_id=id):
-                about = f"In “{self.list.title(id)}”: " if id not in ("", self.current) else ""
+            case events.Notice(title=title, detail=detail, conversation_id=id):
+                about = f"In “{self.conversations.title(id)}”: " if id not in ("", self.current) else ""
                 self._views.notices.tell(title, f"{about}{detail}")
             case _:
                 self._hear_turn(event)
@@ -241,23 +214,23 @@ class ChatController(QObject):
         self.drafts.show()
         self._views.notices.show_error(error)
 
-    def _hear_turn(self, event: TurnEvent) -> None:
+    def _hear_turn(self, event: events.TurnEvent) -> None:
         id = event.conversation_id
         turn, here = self._turn_of(id), id == self.current
         known = turn.live_id
         turn.hear(event)
         match event:
-            case ReplyDelta(message_id=message_id) if here:
+            case events.ReplyDelta(message_id=message_id) if here:
                 if message_id != known and self._views.transcript.row_of(message_id) is None:
                     self._runner.start(self._reload_messages(id))
                 self._views.show_live(turn)
-            case ReplyFinished():
-                self.list.reload_soon()
+            case events.ReplyFinished():
+                self.conversations.reload_soon()
                 if here:
                     self._runner.start(self._reload_messages(id))
             case Restored() | Saved():
-                self.list.reload_soon()
-        more_of_the_same = isinstance(event, ReplyDelta) and event.message_id == known  # hundreds a second
+                self.conversations.reload_soon()
+        more_of_the_same = isinstance(event, events.ReplyDelta) and event.message_id == known  # hundreds a second
         waits = self.current is not None and self._runtime.chat.ahead_of(self.current) == id
         if (here or waits) and not more_of_the_same:
             self._show_turn()
@@ -266,7 +239,7 @@ class ChatController(QObject):
         messages = await self._runtime.chat.messages(conversation_id)
         if conversation_id != self.current:
             return
-        self._messages, self._loading = messages, False
+        self._loading = False
         if fresh:
             self._views.transcript.show_conversation(messages)
         else:
@@ -281,14 +254,16 @@ class ChatController(QObject):
         self._show_turn()
 
     def _show_header(self) -> None:
-        self._views.show_model(self._runtime, self.list.conversation(self.current))
-        self._views.show_kept(self.current, self.list.title(self.current), self.list.usage_of(self.current))
+        here, known = self.current, self.conversations
+        self._views.show_model(self._runtime, known.conversation(here))
+        self._views.show_kept(here, known.title(here), known.usage_of(here))
 
     def _show_turn(self) -> None:
         """The open conversation's turn."""
+        messages = self._views.transcript.messages
         running = self.current is not None and self._runtime.chat.is_answering(self.current)
         other = self._runtime.chat.ahead_of(self.current) if self.current else None
         turn = self._turn_of(other) if other else None
-        waiting = waiting_words(self.list.title(other), turn.story, turn.live_text) if other and turn else ""
-        self._views.show_turn(self._runtime, self._turn_of(), self._messages, running=running, waiting=waiting)
-        self.opened.emit(bool(self._messages) or running or self._loading)
+        waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""
+        self._views.show_turn(self._runtime, self._turn_of(), messages, running=running, waiting=waiting)
+        self.opened.emit(bool(messages) or running or self._loading)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer
-
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
 from kvchat.chat.input.documents import document_of_text
@@ -16,85 +14,60 @@ from kvchat.chat.record.messages import Role
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.session.session import PromptTooLong
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.chat.cards import TOO_LONG, ContextCard
-from kvchat.ui.chat.composer import LONG_PASTE, Composer
-from kvchat.ui.chat.context_meter import ContextMeter
+from kvchat.ui.chat.cards import TOO_LONG
+from kvchat.ui.chat.composer import LONG_PASTE
 from kvchat.ui.controllers.attachments import PASTED
 from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
 from kvchat.words.wording import several
 
 _GATHER_MS = 250  # keystrokes and events are gathered this long before the tokens are counted again
 
 
-class ContextController(QObject):
+class ContextController(Controller):
     """Keeps the meter true. Counting asks the engine's tokenizer only and never its slot."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        meter: ContextMeter,
-        card: ContextCard,
-        composer: Composer,
-        controller: ChatController,
-        runner: TaskRunner,
-    ) -> None:
-        super().__init__(controller)
-        self._runtime, self._meter, self._card = runtime, meter, card
-        self._composer, self._controller, self._runner = composer, controller, runner
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
+        super().__init__(runtime, views, chat)
+        self._chat, self._card, self._composer = chat, views.context_card, views.composer
         self._use: ContextUse | None = None
         self._larger: ContextChoice | None = None  # what could be had in place of the context there is
         self._asked = False  # for that, since the card is on show
-        self._shown: str | None = ""  # the conversation the meter is about
         self._put_off: set[str | None] = set()  # conversations whose card the user does not want to see now
         self._summarising: dict[str, asyncio.Task[Any]] = {}
-        self._gather = QTimer(self)
-        self._gather.setSingleShot(True)
-        self._gather.setInterval(_GATHER_MS)
-        self._gather.timeout.connect(lambda: runner.start(self._count(), lambda error: None))  # a turn would tell
-        composer.editor.textChanged.connect(self._count_soon)
-        composer.chips.changed.connect(self._count_soon)
-        controller.opened.connect(lambda: self._moved())
-        card.later_requested.connect(self._later)
-        card.raise_requested.connect(lambda: runner.start(self._raise()))
-        card.drop_requested.connect(lambda: self._shorten(runtime.chat.context.drop_middle, "left out"))
-        card.summary_requested.connect(self._summarise)
-        card.part_requested.connect(lambda: runner.start(self._attach_part()))
+        self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # a turn would tell
+        card, composer = self._card, self._composer
+        for changed in (composer.editor.textChanged, composer.chips.changed, chat.left):
+            changed.connect(self._count_soon)
+        chat.left.connect(self._show_card)
+        card.later.clicked.connect(self._later)
+        card.larger.clicked.connect(lambda: self._runner.start(self._raise()))
+        card.drop.clicked.connect(lambda: self._shorten(runtime.chat.context.drop_middle, "left out"))
+        card.summarise.clicked.connect(self._summarise)
+        card.part.clicked.connect(lambda: self._runner.start(self._attach_part()))
+        card.stop.clicked.connect(self._stop)
         composer.refused.connect(self._insist)
-        card.stop_requested.connect(self._stop)
-        self._unsubscribe = runtime.events.subscribe(self._hear)
         self._count_soon()
-
-    def close(self) -> None:
-        """Stop listening and counting."""
-        self._unsubscribe()
-        self._gather.stop()
-
-    def _moved(self) -> None:
-        """Another conversation may be open now."""
-        if self._controller.current != self._shown:
-            self._shown = self._controller.current
-            self._count_soon()
-            self._show_card()
 
     def _count_soon(self) -> None:
         if not self._gather.isActive():
             self._gather.start()
 
     async def _count(self) -> None:
-        conversation_id = self._controller.current
+        conversation_id = self._chat.current
         draft, attachments = self._composer.draft, self._composer.chips.attachments
         use = await self._runtime.chat.context.use(conversation_id, draft, attachments)
-        if conversation_id == self._controller.current:
+        if conversation_id == self._chat.current:
             self._show(use)
 
     def _show(self, use: ContextUse | None) -> None:
         self._use = use
-        self._meter.show_use(use)
+        self._views.context_meter.show_use(use)
         self._show_card()
 
     def _show_card(self) -> None:
-        here, failure, use = self._controller.current, self._controller.failure, self._use
+        here, failure, use = self._chat.current, self._chat.failure, self._use
         if use is None and isinstance(failure, PromptTooLong):
             use = ContextUse(failure.prompt_tokens, 0, 0, failure.context_size)
         refused = use is not None and (use.over or isinstance(failure, PromptTooLong))
@@ -103,7 +76,7 @@ class ContextController(QObject):
         if here in self._summarising:
             self._card.show_summarising()
         elif use is not None and (use.tight or refused) and here not in self._put_off and not answering:
-            turns = sum(1 for message in self._controller.messages if message.role is Role.USER)
+            turns = sum(1 for message in self._views.transcript.messages if message.role is Role.USER)
             self._card.show_choice(use, self._larger, can_shorten=turns > 1, can_part=self._has_long_text())
             if not self._asked:
                 self._asked = True
@@ -117,17 +90,17 @@ class ContextController(QObject):
         self._show_card()
 
     def _answering(self) -> bool:
-        return self._controller.current is not None and self._runtime.chat.is_answering(self._controller.current)
+        return self._chat.current is not None and self._runtime.chat.is_answering(self._chat.current)
 
     def _hear(self, event: Event) -> None:
         match event:
-            case Speed(conversation_id=id, context_used=used) if id == self._controller.current and self._use:
+            case Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._use:
                 self._show(replace(self._use, used=used))
             case EngineChanged():
                 self._larger, self._asked = None, False
                 self._count_soon()
             case MessagesChanged(conversation_id=id) | ReplyFinished(conversation_id=id):
-                if id == self._controller.current and not self._answering():
+                if id == self._chat.current and not self._answering():
                     self._count_soon()
             case TurnFailed(conversation_id=id, error=error):
                 if isinstance(error, PromptTooLong):
@@ -142,22 +115,22 @@ class ContextController(QObject):
 
     async def _attach_part(self) -> None:
         """Of the longest text that waits to be sent; where nothing is attached, of what was written."""
-        here, draft, attachments = self._controller.current, self._composer.draft, self._composer.chips.attachments
+        here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(one.data for one in attachments):
             draft, attachments = "", (*attachments, document_of_text(PASTED, draft))
         fitting = await self._runtime.chat.context.with_part(here, draft, attachments)
-        if here == self._controller.current:
+        if here == self._chat.current:
             self._composer.set_draft(draft)
             self._composer.set_attachments(fitting)
             self._composer.focus()
 
     def _insist(self) -> None:
         """What cannot be sent was sent: say again what can be done."""
-        self._put_off.discard(self._controller.current)
+        self._put_off.discard(self._chat.current)
         self._show_card()
 
     def _later(self) -> None:
-        self._put_off.add(self._controller.current)
+        self._put_off.add(self._chat.current)
         self._show_card()
 
     async def _raise(self) -> None:
@@ -166,23 +139,20 @@ class ContextController(QObject):
             await self._runtime.raise_context(self._larger.tokens)
 
     def _summarise(self) -> None:
-        here = self._controller.current
+        here = self._chat.current
         if here is not None and here not in self._summarising:
             self._summarising[here] = task = self._shorten(self._runtime.chat.context.summarise, "summed up")
-            task.add_done_callback(lambda _: self._summarised(here))
+            task.add_done_callback(lambda _: self._summarising.pop(here))
+            task.add_done_callback(lambda _: self._show_card())
             self._show_card()
 
-    def _summarised(self, conversation_id: str) -> None:
-        self._summarising.pop(conversation_id, None)
-        self._show_card()
-
     def _stop(self) -> None:
-        task = self._summarising.get(self._controller.current or "")
+        task = self._summarising.get(self._chat.current or "")
         if task is not None:
             task.cancel()
 
     def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: str) -> asyncio.Task[Any]:
-        return self._runner.start(self._shortened(self._controller.current or "", way, done))
+        return self._runner.start(self._shortened(self._chat.current or "", way, done))
 
     async def _shortened(self, conversation_id: str, way: Callable[[str], Coroutine[Any, Any, int]], done: str) -> None:
         """Shorten, say so, and answer a question that did not fit before."""
@@ -191,6 +161,6 @@ class ContextController(QObject):
         detail = "This is another branch of the chat; the one before has every message still."
         title = f"{several(count, 'message was', 'messages were')} {done}"
         self._runtime.events.publish(Notice(title, detail))
-        if waiting and waiting[-1].role is Role.USER and conversation_id == self._controller.current:
-            self._controller.retry()
+        if waiting and waiting[-1].role is Role.USER and conversation_id == self._chat.current:
+            self._chat.retry()
         self._count_soon()

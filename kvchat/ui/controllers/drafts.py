@@ -6,35 +6,32 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 
-from kvchat.chat.record.drafts import NOT_BEGUN, Drafts
+from kvchat.chat.record.drafts import NOT_BEGUN
 from kvchat.chat.record.messages import Attachment
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.chat.composer import Composer
+from kvchat.runtime import Runtime
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
 
 T = TypeVar("T")
 
 _KEEP_MS = 700  # what is written is gathered so long before it is put on disk
 
 
-class DraftController(QObject):
+class DraftController(Controller):
     """Holds every conversation's draft; that of the open one, which `current` names, is in the composer."""
 
-    def __init__(
-        self, drafts: Drafts, composer: Composer, runner: TaskRunner, current: Callable[[], str | None], parent: QObject
-    ) -> None:
-        super().__init__(parent)
-        self._drafts, self._composer, self._runner, self._current = drafts, composer, runner, current
+    def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
+        super().__init__(runtime, views, parent)
+        self._drafts, self._composer, self._current = runtime.chat.drafts, views.composer, current
+        composer = self._composer
         self._texts: dict[str, str] = {}
         self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
         self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
         self._sending: Counter[str] = Counter()  # drafts whose words are on their way into the chat
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(_KEEP_MS)
-        self._timer.timeout.connect(lambda: runner.start(self.keep()))
+        self._pause = self._timer(_KEEP_MS, self.keep)
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
         composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
@@ -56,14 +53,14 @@ class DraftController(QObject):
         key = conversation_id or NOT_BEGUN
         if text != self._texts.get(key, ""):
             self._texts[key] = self._unkept[key] = text
-            self._timer.start()
+            self._pause.start()
 
     def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
         """Change what waits with a draft, wherever that is on show."""
         key = conversation_id or NOT_BEGUN
         if attachments != self._attached.get(key, ()):
             self._attached[key] = self._unkept_attached[key] = attachments
-            self._timer.start()
+            self._pause.start()
 
     def sending(self, conversation_id: str | None) -> None:
         """What this draft said was sent: it stays on disk until `sent` says that the words are in the chat."""
@@ -72,7 +69,7 @@ class DraftController(QObject):
     def sent(self, conversation_id: str | None) -> None:
         """The words are in the chat, or back in the composer."""
         self._sending[conversation_id or NOT_BEGUN] -= 1
-        self._timer.start()
+        self._pause.start()
 
     def show(self) -> None:
         """Put the open conversation's draft into the composer."""
@@ -84,7 +81,7 @@ class DraftController(QObject):
 
     async def keep(self) -> None:
         """Put on disk what is not there yet. Raises StorageFailed."""
-        self._timer.stop()
+        self._pause.stop()
         unkept, self._unkept = _parted(self._unkept, self._sending)
         attached, self._unkept_attached = _parted(self._unkept_attached, self._sending)
         if unkept or attached:

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-from PySide6.QtCore import QObject
-
 from kvchat.chat.record.messages import Message, Role
-from kvchat.chat.record.tree import Removed
 from kvchat.runtime import Runtime
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
 from kvchat.ui.messages.message_actions import MessageRequest, Request
-from kvchat.ui.transcript.transcript import Transcript
 
 
-class MessageController(QObject):
-    """Stands between the page and the chat. What makes a reply is begun with `run_turn(conversation_id, reply)`."""
+class MessageController(Controller):
+    """Stands between the page and the chat."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        transcript: Transcript,
-        notices: Notices,
-        runner: TaskRunner,
-        run_turn: Callable[[str, asyncio.Future[Any]], None],
-        parent: QObject,
-    ) -> None:
-        super().__init__(parent)
-        self._runtime, self._transcript, self._notices, self._runner = runtime, transcript, notices, runner
-        self._run_turn = run_turn
-        transcript.message_requested.connect(self.handle)
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
+        super().__init__(runtime, views, chat)
+        self._chat, self._transcript = chat, views.transcript
+        views.transcript.message_requested.connect(self.handle)
+        views.composer.editor.up_from_empty.connect(self.edit_last)
 
     def handle(self, requested: MessageRequest) -> None:
         """Do it, unless a reply is being made: then the tree must not change."""
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
         if chat.is_answering(id):
-            self._notices.tell("The last message is still being answered", "Wait for the reply, or stop it.")
+            self._views.notices.tell("The last message is still being answered", "Wait for the reply, or stop it.")
             return
         match requested.run:
             case Request.REGENERATE:
@@ -71,13 +59,11 @@ class MessageController(QObject):
 
     def _run(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
         self._transcript.scroll_to_end()
-        self._run_turn(conversation_id, reply)
+        self._chat.run_turn(conversation_id, reply)
 
     async def _delete(self, message: Message) -> None:
         removed = await self._runtime.chat.delete_message(message)
         followed = len(removed.rows) - 1
         what = f"Deleted the message and {followed:,} that followed it" if followed else "Deleted the message"
-        self._notices.offer_undo(what, lambda: self._runner.start(self._put_back(removed)))
-
-    async def _put_back(self, removed: Removed) -> None:
-        await self._runtime.chat.put_back(removed)
+        put_back = self._runtime.chat.put_back
+        self._views.notices.offer_undo(what, lambda: self._runner.start(put_back(removed)))

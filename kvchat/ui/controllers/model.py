@@ -4,54 +4,44 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.chat.cards import EngineCard
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.models.first_start import FirstStart, open_gguf_dialog
-from kvchat.ui.transcript.tail import FailureCard
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
+from kvchat.ui.models.first_start import open_gguf_dialog
 
 
-class ModelController(QObject):
+class ModelController(Controller):
     """Joins the cards of the engine and of a failed turn, the first start, the models window and the conversation."""
 
     models_requested = Signal()
     repository_requested = Signal(str)  # on Hugging Face, to choose one of its files
     used = Signal()  # another model, from now on
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        controller: ChatController,
-        failure: FailureCard,
-        engine: EngineCard,
-        first_start: FirstStart,
-        runner: TaskRunner,
-        window: QWidget,
-    ) -> None:
-        super().__init__(window)
-        self._runtime, self._controller, self._runner, self._window = runtime, controller, runner, window
-        self._first_start = first_start
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController, window: QWidget) -> None:
+        super().__init__(runtime, views, window)
+        self._chat, self._window = chat, window
+        failure, engine, first_start = views.transcript.tail.failure, views.engine_card, views.first_start
         failure.use_current_requested.connect(self.use_current)
         failure.locate_requested.connect(self._locate_for_conversation)
         failure.model_requested.connect(self.models_requested)
-        engine.model_requested.connect(self.models_requested)
-        engine.locate_requested.connect(self._locate)
-        engine.fetch_requested.connect(self._fetch_again)
+        engine.model.clicked.connect(self.models_requested)
+        engine.locate.clicked.connect(self._locate)
+        engine.fetch.clicked.connect(self._fetch_again)
         first_start.models_requested.connect(self.models_requested)
-        first_start.pick_requested.connect(lambda path: runner.start(self.use(path)))
+        first_start.pick_requested.connect(lambda path: self._runner.start(self.use(path)))
 
     async def use(self, path: Path) -> None:
         """Use another model; what is wrong with it is told on the page of the first start."""
         try:
             await self._runtime.use_model(path)
         except KvchatError as error:
-            self._first_start.show_error(error)
+            self._views.first_start.show_error(error)
             return
         self.take_up()
 
@@ -64,13 +54,13 @@ class ModelController(QObject):
     def take_up(self) -> None:
         """Another model is in use now: the open conversation goes on with it."""
         self.use_current()
-        self._controller.show_engine()
+        self._chat.show_engine()
         self.used.emit()
 
     def use_current(self) -> None:
         """The open conversation goes on with the model in use, and the last message is answered."""
         if path := self._runtime.settings.model_path:
-            self._runner.start(self._use(path, answer=isinstance(self._controller.failure, ModelMissing)))
+            self._runner.start(self._use(path, answer=isinstance(self._chat.failure, ModelMissing)))
 
     def _locate(self) -> None:
         """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
@@ -84,18 +74,18 @@ class ModelController(QObject):
             self.repository_requested.emit(repository)
 
     def _locate_for_conversation(self) -> None:
-        failure = self._controller.failure
+        failure = self._chat.failure
         if isinstance(failure, ModelMissing):
             missing = failure.path
             open_gguf_dialog(self._window, lambda path: self._runner.start(self._located(missing, path)))
 
     async def _located(self, missing: str, path: Path) -> None:
         await self._runtime.locate_model(missing, path)
-        self._controller.retry()
+        self._chat.retry()
 
     async def _use(self, path: str, *, answer: bool) -> None:
-        conversation_id = self._controller.current
+        conversation_id = self._chat.current
         if conversation_id is not None:
             await self._runtime.chat.use_model(conversation_id, path)
-            if answer and conversation_id == self._controller.current:
-                self._controller.retry()
+            if answer and conversation_id == self._chat.current:
+                self._chat.retry()

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, QTimer
-
 from kvchat.chat.search.search import FoundChat
 from kvchat.runtime import Runtime
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.chat.find_bar import FindBar
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.sidebar.search_panel import SearchPanel
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
 
 _PAUSE_MS = 80  # between keys, before a search begins
 _AGAIN_MS = 700  # while older messages are still being read
 
 
-class SearchController(QObject):
+class SearchController(Controller):
     """Searches while the user types."""
 
-    def __init__(
-        self, runtime: Runtime, panel: SearchPanel, bar: FindBar, controller: ChatController, runner: TaskRunner
-    ) -> None:
-        super().__init__(controller)
-        self._runtime, self._panel, self._bar, self._controller, self._runner = runtime, panel, bar, controller, runner
-        self._pause = QTimer(self)
-        self._pause.setSingleShot(True)
-        self._pause.timeout.connect(lambda: runner.start(self._search()))
-        panel.field.textChanged.connect(self._changed)
-        panel.results.chosen.connect(lambda found: runner.start(self._open(found)))
-
-    def close(self) -> None:
-        """Search no more."""
-        self._pause.stop()
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
+        super().__init__(runtime, views, chat)
+        self._chat, self._panel = chat, views.sidebar.search
+        self._pause = self._timer(_PAUSE_MS, self._search)
+        self._panel.field.textChanged.connect(self._changed)
+        self._panel.results.chosen.connect(lambda found: self._runner.start(self._open(found)))
 
     def _changed(self, query: str) -> None:
         if query.strip():
@@ -52,9 +41,9 @@ class SearchController(QObject):
     async def _open(self, found: FoundChat) -> None:
         query = self._panel.field.text()
         if not found.message_ids:
-            self._controller.open(found.conversation_id)
+            self._chat.open(found.conversation_id)
             return
-        await self._controller.open_at(found.conversation_id, found.message_ids[0])
-        self._bar.begin(query, found.message_ids[0])
+        await self._chat.open_at(found.conversation_id, found.message_ids[0])
+        self._views.find_bar.begin(query, found.message_ids[0])
         if found.in_document:
-            self._bar.show_document(found.message_ids[0])
+            self._views.transcript.marks.open_document(found.message_ids[0])

@@ -7,41 +7,37 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
-from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.views import Views
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row, Warmth
-from kvchat.ui.sidebar.sidebar import Sidebar
 
 _GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
 NEW_TITLE = "New chat"
 
 
-class SidebarController(QObject):
+class SidebarController(Controller):
     """Keeps the sidebar true, and knows titles and usage for whoever else shows them."""
 
     shown = Signal()  # titles, warmth or usage may be others now
     usage_changed = Signal()  # the store has answered
 
-    def __init__(
-        self, runtime: Runtime, sidebar: Sidebar, runner: TaskRunner, current: Callable[[], str | None], parent: QObject
-    ) -> None:
+    def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         """`current`: which conversation is open."""
-        super().__init__(parent)
-        self._runtime, self._sidebar, self._runner, self._current = runtime, sidebar, runner, current
+        super().__init__(runtime, views, parent)
+        self._sidebar, self._current = views.sidebar, current
         self._conversations: list[Conversation] = []
         self._usage_by_id: dict[str, ConversationUsage] = {}
         self.usage: StoreUsage | None = None  # as last asked for
-        self._gather = QTimer(self)
-        self._gather.setSingleShot(True)
-        self._gather.setInterval(_GATHER_MS)
-        self._gather.timeout.connect(lambda: runner.start(self.reload()))
-        sidebar.rename_requested.connect(lambda id, title: runner.start(runtime.chat.rename(id, title)))
+        self._gather = self._timer(_GATHER_MS, self.reload)
+        sidebar = self._sidebar
+        sidebar.model.renamed.connect(lambda id, title: self._runner.start(runtime.chat.rename(id, title)))
         sidebar.arranged.connect(self.show_list)
         sidebar.pin_requested.connect(self.pin)
         sidebar.never_save_requested.connect(self.never_save)
@@ -103,10 +99,6 @@ class SidebarController(QObject):
         chats = arranged(self._conversations, self._sidebar.arrangement)
         self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
         self.shown.emit()
-
-    def close(self) -> None:
-        """Reload no more."""
-        self._gather.stop()
 
     def _row(self, conversation: Conversation, slot: str | None, busy: str | None) -> Row:
         usage = self._usage_by_id.get(conversation.id)

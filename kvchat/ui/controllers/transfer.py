@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from PySide6.QtCore import QObject, QUrl, Signal
+from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
@@ -16,11 +16,10 @@ from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts
 from kvchat.ui.base.file_dialog import file_dialog
-from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.base.theme import Look
+from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.sidebar import SidebarController
+from kvchat.ui.controllers.views import Views
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.dialogs.report import ImportReportDialog
 from kvchat.words.wording import moment_of, several, size
 
@@ -35,37 +34,28 @@ _STEPS, _WIDTH = 1000, 320
 R = TypeVar("R")
 
 
-class TransferController(QObject):
+class TransferController(Controller):
     """Each method is a menu entry."""
 
     restart_requested = Signal()
     imported = Signal(list)  # of conversation ids
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        look: Look,
-        conversations: SidebarController,
-        notices: Notices,
-        runner: TaskRunner,
-        window: QWidget,
-    ) -> None:
-        super().__init__(window)
-        self._runtime, self._look, self._list = runtime, look, conversations
-        self._notices, self._runner, self._window = notices, runner, window
+    def __init__(self, runtime: Runtime, views: Views, conversations: SidebarController, window: QWidget) -> None:
+        super().__init__(runtime, views, window)
+        self._conversations, self._window = conversations, window
         self._loop = asyncio.get_running_loop()
         self.going_on: list[str] = []  # "Importing…"
 
     def export(self, ids: list[str]) -> None:
         """These chats, into a file named after the one, or after none."""
-        title = self._list.title(ids[0]) if len(ids) == 1 else "Chats"
+        title = self._conversations.title(ids[0]) if len(ids) == 1 else "Chats"
         name = " ".join(title.translate(_NO_NAME).split())[:80].strip(". ") or "Chat"
         self._pick_target("Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
 
     def export_all(self) -> None:
         """Every chat, into one file."""
         self._pick_target(
-            "Export all chats", "Chats.json", _FORMS, lambda path: self._export(list(self._list.titles), path)
+            "Export all chats", "Chats.json", _FORMS, lambda path: self._export(list(self._conversations.titles), path)
         )
 
     def take_in(self) -> None:
@@ -112,9 +102,9 @@ class TransferController(QObject):
         title = f"Imported {several(len(report.imported), 'chat')}"
         known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
         if report.problems:
-            ImportReportDialog(self._look, title, known, report.problems, self._window).open()
+            ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:
-            self._notices.tell(title, known)
+            self._views.notices.tell(title, known)
 
     async def _save(self, target: Path) -> None:
         facts = await self._with_progress(
@@ -126,7 +116,7 @@ class TransferController(QObject):
 
     def _tell_where(self, done: str, target: Path) -> None:
         folder = QUrl.fromLocalFile(str(target.parent))
-        self._notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
+        self._views.notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
 
     async def _look_at(self, source: Path) -> None:
         facts = await self._runtime.transfer.check(source)
@@ -165,7 +155,7 @@ class TransferController(QObject):
                 return await work(progress.tell)
             except asyncio.CancelledError:
                 if progress.cancelled:  # else kvchat quits
-                    self._notices.tell(*cancelled)
+                    self._views.notices.tell(*cancelled)
                 raise
             finally:
                 self.going_on.remove(words)

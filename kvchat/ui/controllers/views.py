@@ -12,12 +12,17 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.runtime import Runtime
 from kvchat.session.session import PromptTooLong
-from kvchat.ui.chat.cards import EngineCard
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.cards import ContextCard, EngineCard
 from kvchat.ui.chat.composer import Composer
+from kvchat.ui.chat.context_meter import ContextMeter
+from kvchat.ui.chat.find_bar import FindBar
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
 from kvchat.ui.chat.turn_story import TurnStory
 from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
 
@@ -75,15 +80,21 @@ class TurnState:
 
 @dataclass(frozen=True)
 class Views:
-    """They decide nothing: whoever has them says what is to be shown."""
+    """They decide nothing: whoever has them says what is to be shown. `runner` starts what is asked for in them."""
 
+    look: Look
+    runner: TaskRunner
+    notices: Notices
     sidebar: Sidebar
     header: Header
+    find_bar: FindBar
     transcript: Transcript
-    composer: Composer
-    strip: StatusStrip
     engine_card: EngineCard
-    notices: Notices
+    context_card: ContextCard
+    composer: Composer
+    context_meter: ContextMeter
+    strip: StatusStrip
+    first_start: FirstStart
 
     def show_engine(self, runtime: Runtime, conversation: Conversation | None) -> None:
         """Engine, model and context, wherever they are shown; the model is the one that answers in a conversation."""

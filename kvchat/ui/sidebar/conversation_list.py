@@ -7,28 +7,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from PySide6.QtCore import (
-    QModelIndex,
-    QObject,
-    QRect,
-    QRectF,
-    QSize,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
-from PySide6.QtWidgets import (
-    QLineEdit,
-    QStyleOptionViewItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, one_line
 
-_MARK = 15  # pixels
+_BADGE = 15  # pixels
 
 
 class Warmth(Enum):
@@ -53,19 +41,19 @@ class Row:
     folder: str | None = None
 
     @property
-    def marks(self) -> tuple[tuple[str, str], ...]:
+    def badges(self) -> tuple[tuple[str, str], ...]:
         """What the user has set for it: each an icon's name, and the words for it."""
-        marks = (
+        badges = (
             (self.on_top, "on-top", "kept on top"),
             (self.pinned, "pin", "always kept"),
             (self.never_save, "disk-off", "never kept"),
         )
-        return tuple((name, words) for on, name, words in marks if on)
+        return tuple((name, words) for on, name, words in badges if on)
 
     @property
     def state(self) -> str:
-        """Warmth and marks in words."""
-        return ", ".join([self.warmth.value, *(words for _, words in self.marks)])
+        """Warmth and badges in words."""
+        return ", ".join([self.warmth.value, *(words for _, words in self.badges)])
 
 
 class ConversationModel(ItemModel[Conversation]):
@@ -91,7 +79,7 @@ class ConversationModel(ItemModel[Conversation]):
         return self._row_of(self.rows[index.row()]) if role == ROW else super().data(index, role)
 
     def spoken(self, row: Conversation) -> str:
-        """The title, and what the marks mean."""
+        """The title, and what dot and badges mean."""
         return f"{row.title}, {self._row_of(row).state}"
 
     def tip(self, row: Conversation) -> str:
@@ -131,7 +119,7 @@ class ConversationDelegate(ItemDelegate):
         self.paint_ground(painter, option)
         self._paint_dot(painter, option.rect, row)
         painter.setPen(QColor(self.look.theme.text))
-        box = option.rect.adjusted(self.look.px(30), 0, -10 - self._paint_marks(painter, option.rect, row), 0)
+        box = option.rect.adjusted(self.look.px(30), 0, -10 - self._paint_badges(painter, option.rect, row), 0)
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideRight, box.width())
         painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
         painter.restore()
@@ -152,13 +140,13 @@ class ConversationDelegate(ItemDelegate):
         """Over the title, beside the dot."""
         editor.setGeometry(option.rect.adjusted(self.look.px(26), 2, -2, -2))
 
-    def _paint_marks(self, painter: QPainter, rect: QRect, row: Row) -> int:
-        """The marks at the right edge; returns the width they take, in pixels."""
-        side = self.look.px(_MARK)
-        for number, (name, _) in enumerate(row.marks):
+    def _paint_badges(self, painter: QPainter, rect: QRect, row: Row) -> int:
+        """The badges at the right edge; returns the width they take, in pixels."""
+        side = self.look.px(_BADGE)
+        for number, (name, _) in enumerate(row.badges):
             left = rect.right() - 8 - (number + 1) * side
             icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - side // 2 + 1, side, side)
-        return len(row.marks) * side
+        return len(row.badges) * side
 
     def _paint_dot(self, painter: QPainter, rect: QRect, row: Row) -> None:
         theme = self.look.theme

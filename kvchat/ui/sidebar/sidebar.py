@@ -17,19 +17,11 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QFrame,
-    QMenu,
-    QProgressBar,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QWidget
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.kvstore.savepoint import StoreUsage
-from kvchat.ui.base.building import button, column, label, row
+from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions
@@ -45,10 +37,7 @@ _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are h
 class Sidebar(QFrame):
     """Shows the conversations and says what the user wants of them."""
 
-    new_requested = Signal()
-    hide_requested = Signal()
     selected = Signal(str)  # conversation id
-    rename_requested = Signal(str, str)  # conversation id, title
     delete_requested = Signal(list)  # conversation ids
     archive_requested = Signal(list, bool)  # conversation ids, archived from now on
     top_requested = Signal(list, bool)  # conversation ids, on top from now on
@@ -58,25 +47,17 @@ class Sidebar(QFrame):
     export_requested = Signal(list)  # conversation ids
     pin_requested = Signal(str, bool)  # conversation id, pinned from now on
     never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
-    storage_requested = Signal()
-    typed = Signal(str)  # text typed while the list had the keyboard
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("sidebar")
         self._look = look
-        self.new_button = button("New chat", self.new_requested, "new", tip="Ctrl+N")
-        self.hide_button = QToolButton()
-        self.hide_button.setAccessibleName("Hide the sidebar")
-        self.hide_button.setToolTip("Hide the sidebar (Ctrl+B)")
-        self.hide_button.clicked.connect(self.hide_requested)
+        self.new_button = button("New chat", kind="new", tip="Ctrl+N")
+        self.hide_button = tool_button("Hide the sidebar", tip="Hide the sidebar (Ctrl+B)")
         self.model = ConversationModel(self)
-        self.model.renamed.connect(self.rename_requested)
         self.arrangement = Arrangement()
         self._folders: list[str] = []
-        self.view_button = QPushButton()
-        self.view_button.setProperty("kind", "quiet")
-        self.view_button.setToolTip("Which chats are shown, and in what order")
+        self.view_button = button("", kind="quiet", tip="Which chats are shown, and in what order")
         self.view_menu = QMenu(self)
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
         self.view_button.setMenu(self.view_menu)
@@ -84,11 +65,8 @@ class Sidebar(QFrame):
         self.empty = label("Nothing here yet.\nWhat you talk about will be kept here.", "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
         tip = "What the memory of your chats takes on the disk"
-        self.usage_button = button(STORAGE, self.storage_requested, "usage", tip=tip)
-        self.usage_bar = QProgressBar()
-        self.usage_bar.setTextVisible(False)
-        self.usage_bar.setRange(0, 1000)
-        self.usage_bar.setAccessibleName("Share of the limit in use")
+        self.usage_button = button(STORAGE, kind="usage", tip=tip)
+        self.usage_bar = progress_bar("Share of the limit in use")
         chats = QWidget()
         column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
         self.search = SearchPanel(look, chats)
@@ -118,11 +96,11 @@ class Sidebar(QFrame):
         self.empty.setVisible(not chats and self.arrangement == Arrangement())
         self._name_view()
         if len(chosen) < 2:
-            self.mark(current)
+            self.show_selected(current)
         elif len(self.chosen) != len(chosen):
             self.choose(chosen)
 
-    def mark(self, conversation_id: str | None) -> None:
+    def show_selected(self, conversation_id: str | None) -> None:
         """Select a row without announcing it; None selects nothing."""
         selection = self.list.selectionModel()
         index = self.model.index_of(conversation_id)
@@ -182,7 +160,6 @@ class Sidebar(QFrame):
         view.setUniformItemSizes(True)  # or else each of thousands is measured
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self.ask_delete)
-        view.typed.connect(self.typed)
         view.selectionModel().selectionChanged.connect(self._announce)
         return view
 

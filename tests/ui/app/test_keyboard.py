@@ -71,16 +71,16 @@ async def test_the_palette_switches_chats_and_does_things(
     qtbot.keyClicks(palette.field, "jeju")
     assert palette.shown == ["Trip to Jeju"]
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
-    assert window.controller.current == "c0"
+    assert window.chat.current == "c0"
     palette = window.keyboard.open_palette()
     qtbot.keyClicks(palette.field, "thesis")
     qtbot.keyClick(palette.field, Qt.Key.Key_Down)
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
-    assert window.controller.current == "c4"
+    assert window.chat.current == "c4"
     palette = window.keyboard.open_palette()
     qtbot.keyClicks(palette.field, "new chat")
     qtbot.keyClick(palette.field, Qt.Key.Key_Return)
-    assert window.controller.current is None
+    assert window.chat.current is None
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def warmth(window: MainWindow) -> list[Warmth]:
 
 async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
     """The open conversation stands on the page."""
-    wanted = len(runtime.chat.said[window.controller.current or ""])
+    wanted = len(runtime.chat.said[window.chat.current or ""])
     await until(lambda: len(window.transcript.views) == wanted, "the messages")
 
 
@@ -116,13 +116,13 @@ async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window:
     qtbot.keyClicks(window.composer.editor, "Hello")
     qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
     await until(lambda: titles(window) == ["Hello"])
-    assert runtime.chat.calls[-1] == ("send", window.controller.current, "Hello")
+    assert runtime.chat.calls[-1] == ("send", window.chat.current, "Hello")
     assert window.header.title.whole == "Hello"
 
 
 async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
-    window.controller.send("one")
-    window.controller.send("two")
+    window.chat.send("one")
+    window.chat.send("two")
     await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
     assert len(runtime.chat.talks) == 1
 
@@ -130,7 +130,7 @@ async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime,
 async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     runtime.chat.add("Other", id="other")
     qtbot.keyClicks(window.composer.editor, "Hello")
-    window.controller.open("other")
+    window.chat.open("other")
     window.new_conversation()
     assert window.composer.draft == "Hello"
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
@@ -140,7 +140,7 @@ async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: Mai
 
 
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.controller.send("go on")
+    window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     assert window.composer.button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400, 0))
@@ -156,7 +156,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
 
 
 async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.controller.send("go on")
+    window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: furnished.chat.busy is None)
@@ -165,7 +165,7 @@ async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: Q
 async def test_enter_keeps_the_text_while_a_reply_runs(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    window.controller.send("go on")
+    window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     qtbot.keyClicks(window.composer.editor, "next")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
@@ -174,15 +174,15 @@ async def test_enter_keeps_the_text_while_a_reply_runs(
 
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
-    window.controller.send("go on")
+    window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     furnished.chat.say("thesis", "first half, ")
-    window.controller.open("jeju")
+    window.chat.open("jeju")
     furnished.chat.say("thesis", "second half")
     await settled(window, furnished)
     assert window.composer.button.accessibleName() == "Send"
     assert [reply.text for reply in replies(window)] == ["All about Trip to Jeju."]
-    window.controller.open("thesis")
+    window.chat.open("thesis")
     await until(lambda: replies(window) and replies(window)[-1].text == "first half, second half")
 
 
@@ -194,12 +194,12 @@ async def test_click_switches_and_each_conversation_keeps_its_draft(
     view = window.sidebar.list
     where = view.visualRect(window.sidebar.model.index(1)).center()
     qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=where)
-    await until(lambda: window.controller.current == "jeju")
+    await until(lambda: window.chat.current == "jeju")
     await settled(window, furnished)
     assert replies(window)[0].text == "All about Trip to Jeju."
     assert window.composer.draft == ""
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Up, Qt.KeyboardModifier.ControlModifier)
-    await until(lambda: window.controller.current == "thesis")
+    await until(lambda: window.chat.current == "thesis")
     assert window.composer.draft == "half a thought"
 
 
@@ -207,16 +207,16 @@ async def test_what_is_typed_after_a_click_in_the_list_goes_into_the_message(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     window.sidebar.list.setFocus()
-    before = window.controller.current
+    before = window.chat.current
     qtbot.keyClicks(window.sidebar.list, "Why?")
     assert window.composer.draft == "Why?"
-    assert window.controller.current == before
+    assert window.chat.current == before
 
 
 async def test_words_that_were_not_stored_come_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    assert window.controller.current is not None
+    assert window.chat.current is not None
     error = KvchatError("Your chats could not be read or written", "The disk is full.")
-    furnished.events.publish(QuestionNotStored(window.controller.current, "precious", error))
+    furnished.events.publish(QuestionNotStored(window.chat.current, "precious", error))
     assert window.composer.draft == "precious"
     assert window.notices.on_show
 
@@ -232,7 +232,7 @@ async def test_words_for_a_conversation_that_could_not_begin_come_back(
         qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
         await until(lambda: ("new",) in runtime.chat.calls)
         if elsewhere:
-            window.controller.open("other")
+            window.chat.open("other")
     await until(lambda: window.notices.on_show)
     if elsewhere:
         assert window.composer.draft == ""
@@ -243,17 +243,17 @@ async def test_words_for_a_conversation_that_could_not_begin_come_back(
 
 async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
-    assert window.controller.current is None
+    assert window.chat.current is None
     assert not window.transcript.views
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
-    await until(lambda: window.controller.current == "thesis")
+    await until(lambda: window.chat.current == "thesis")
 
 
 async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRuntime, window: MainWindow) -> None:
     title = "<b>bold</b> & <img src='file:///etc/passwd'> " * 4
     runtime.chat.add(title, id="html")
     await until(lambda: titles(window) == [title])
-    window.controller.open("html")
+    window.chat.open("html")
     window.resize(600, 420)
     await until(lambda: "&lt;img" in window.header.title.toolTip())
     assert window.header.title.text().startswith("<b>bold")
@@ -274,7 +274,7 @@ async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot
 async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     before = titles(window)
-    window.controller.open("jeju")
+    window.chat.open("jeju")
     window.header.name_by_model.trigger()
     await until(lambda: titles(window) == [before[0], "Named by the model"])
     assert window.header.title.whole == "Named by the model"
@@ -284,7 +284,7 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
     assert warmth(window) == [Warmth.COLD, Warmth.COLD]
     furnished.slot = "thesis"
     furnished.kept = {"jeju": 136_000_000}
-    window.controller.list.reload_soon()
+    window.chat.conversations.reload_soon()
     await until(lambda: warmth(window) == [Warmth.HOT, Warmth.DISK])
     assert window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB"
     furnished.set_engine(EngineState.STOPPED)
@@ -292,7 +292,7 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
 
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.controller.send("go on")
+    window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
     furnished.chat.finish("thesis", None)
@@ -503,7 +503,7 @@ async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: Fake
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
     for i in range(100):
         furnished.chat.said["jeju"].append(furnished.chat.write("thesis", Role.USER, f"Question {i}"))
-    window.controller.open("jeju")
+    window.chat.open("jeju")
     bar = window.transcript.verticalScrollBar()
     await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
     assert "All about Thesis, chapter 3." not in [reply.text for reply in replies(window)]
@@ -545,7 +545,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
-    window.controller.send("go on")
+    window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     window.transfer.going_on.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
@@ -587,7 +587,7 @@ async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, w
 
 async def test_stop_before_the_first_word_ends_what_the_strip_tells(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
-    window.controller.send("What about chapter 4?")
+    window.chat.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(Prefilling("thesis", 0, 559, 0))
     assert window.strip.progress.isVisible()
@@ -599,7 +599,7 @@ async def test_stop_before_the_first_word_ends_what_the_strip_tells(furnished: F
 async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     furnished.chat.ahead = "jeju"
-    window.controller.send("What about chapter 4?")
+    window.chat.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(WaitingForChat("thesis", "jeju"))
     pending, first = window.transcript.tail.pending, window.transcript.tail.first

@@ -45,13 +45,13 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
             await furnished.chat.organiser.keep_on_top(["a"], True)
         case _:
             furnished.slot = "d"
-    await window.controller.list.reload()
+    await window.chat.conversations.reload()
     assert view.findChild(QLineEdit) is editor
     assert editor.text() == "Half a ti"
     qtbot.keyClicks(editor, "tle")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.talks["d"].title == "Half a title")
-    assert window.controller.current == "d"
+    assert window.chat.current == "d"
 
 
 async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
@@ -59,12 +59,12 @@ async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
 ) -> None:
     runtime.chat.add("Only", id="only")
     await until(lambda: listed(window) == ["Only"])
-    window.controller.open("only")
+    window.chat.open("only")
     window.sidebar.begin_rename()
     editor = window.sidebar.list.findChild(QLineEdit)
     assert editor is not None
     qtbot.keyClicks(editor, "Other")
-    await window.controller.list.reload()
+    await window.chat.conversations.reload()
     assert editor.text() == "Other"
 
 
@@ -73,7 +73,7 @@ async def test_a_double_click_on_the_title_renames(furnished: FakeRuntime, windo
     await until(lambda: header.title.whole == "Chat d")
     qtbot.mouseDClick(header.title, LEFT)
     qtbot.keyClicks(header.field, "Lemma")
-    await window.controller.list.reload()
+    await window.chat.conversations.reload()
     qtbot.keyClick(header.field, Qt.Key.Key_Return)
     await until(lambda: header.title.whole == "Lemma")
     assert header.title.isVisible()
@@ -119,7 +119,7 @@ async def test_a_narrow_window_shows_the_sidebar_or_the_page(
     view = window.sidebar.list
     qtbot.mouseClick(view.viewport(), LEFT, pos=view.visualRect(window.sidebar.model.index_of("b")).center())
     assert (window.sidebar.isVisible(), window.composer.isVisible()) == (False, True)
-    assert window.controller.current == "b"
+    assert window.chat.current == "b"
     window.resize(900, 600)
     assert window.sidebar.isVisible()
 

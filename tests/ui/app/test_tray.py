@@ -87,7 +87,7 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 
 
 async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
-    window.controller.send("Hello")
+    window.chat.send("Hello")
     await until(lambda: runtime.chat.busy is not None)
     conversation = runtime.chat.busy or ""
     runtime.chat.say(conversation, "Hi")
@@ -104,10 +104,10 @@ async def test_new_and_recent_chats_from_the_menu(runtime: FakeRuntime, window: 
     assert tray.recent[0].text().endswith("…")
     window.hide()
     tray.recent[2].trigger()
-    assert (window.isVisible(), window.controller.current) == (True, "c4")
+    assert (window.isVisible(), window.chat.current) == (True, "c4")
     window.hide()
     tray.new.trigger()
-    assert (window.isVisible(), window.controller.current) == (True, None)
+    assert (window.isVisible(), window.chat.current) == (True, None)
 
 
 async def test_once_closed_it_hears_of_no_chats(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -117,6 +117,6 @@ async def test_once_closed_it_hears_of_no_chats(runtime: FakeRuntime, window: Ma
     tray.close()
     QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
     with qtbot.captureExceptions() as raised:
-        window.controller.list.shown.emit()
+        window.chat.conversations.shown.emit()
         window.shown_changed.emit()
     assert not raised

@@ -150,7 +150,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
 
 
 async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: MainWindow) -> None:
-    window.controller.open("thesis")
+    window.chat.open("thesis")
     await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
     told: list[str] = []
     for event in (

@@ -62,7 +62,7 @@ async def test_files_are_attached_counted_sent_and_shown(
 async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: MainWindow, tmp_path: Path) -> None:
     (tmp_path / "program").write_bytes(bytes(range(256)))
     (tmp_path / "broken.png").write_bytes(png()[:40])
-    window.composer.files_given.emit([tmp_path / "program", tmp_path / "broken.png"])
+    window.composer.editor.files_given.emit([tmp_path / "program", tmp_path / "broken.png"])
     await until(lambda: len(window.notices.on_show) == 2)
     told = " ".join(word for notice in window.notices.on_show for word in notice.words)
     assert "“program” cannot be attached" in told
@@ -72,7 +72,7 @@ async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: Ma
 
 async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow, tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(png(width=80, height=60))
-    window.composer.files_given.emit([tmp_path / "red.png"])
+    window.composer.editor.files_given.emit([tmp_path / "red.png"])
     await until(lambda: names(window) == ["red.png"])
     pasted = QMimeData()
     image = QImage(30, 20, QImage.Format.Format_RGB32)
@@ -102,7 +102,7 @@ async def test_a_model_without_sight_refuses_pictures(
 
     monkeypatch.setattr(runtime.chat.context, "check_vision", refuse)
     (tmp_path / "red.png").write_bytes(png())
-    window.composer.files_given.emit([tmp_path / "red.png"])
+    window.composer.editor.files_given.emit([tmp_path / "red.png"])
     await until(lambda: len(window.notices.on_show) == 1)
     assert "Llama cannot see pictures" in window.notices.on_show[0].words
     assert not names(window)
@@ -144,11 +144,11 @@ async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
 ) -> None:
     document = document_of_text("notes.md", "words")
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
-    window.controller.open(first)
+    window.chat.open(first)
     window.composer.add_attachment(document)
-    window.controller.open(second)
+    window.chat.open(second)
     assert not names(window)
-    window.controller.open(first)
+    window.chat.open(first)
     assert names(window) == ["notes.md"]
     window.composer.set_attachments(())
     runtime.events.publish(QuestionNotStored(first, "Why?", KvchatError("Too long"), (document,)))
@@ -162,21 +162,21 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
     disk = slow_disk(monkeypatch)
     (tmp_path / "notes.md").write_text("words")
-    window.controller.open(first)
-    window.composer.files_given.emit([tmp_path / "notes.md"])
+    window.chat.open(first)
+    window.composer.editor.files_given.emit([tmp_path / "notes.md"])
     assert "Reading notes.md…" in window.composer.reading.text()
     assert window.composer.reading.isVisible()
-    window.controller.open(second)
+    window.chat.open(second)
     assert not window.composer.reading.isVisible()
     disk.set()
-    await until(lambda: window.controller.drafts.attached_to(first))
+    await until(lambda: window.chat.drafts.attached_to(first))
     assert not names(window), "another chat is open"
-    window.controller.open(first)
+    window.chat.open(first)
     assert names(window) == ["notes.md"]
 
     disk.clear()
     (tmp_path / "more.md").write_text("more words")
-    window.composer.files_given.emit([tmp_path / "more.md"])
+    window.composer.editor.files_given.emit([tmp_path / "more.md"])
     qtbot.keyClicks(window.composer.editor, "What is in them?")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     assert window.composer.draft == "What is in them?"
@@ -193,8 +193,8 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
     disk = slow_disk(monkeypatch)
     (tmp_path / "bin.dat").write_bytes(bytes(range(256)))
-    window.controller.open(first)
-    window.composer.files_given.emit([tmp_path / "bin.dat"])
+    window.chat.open(first)
+    window.composer.editor.files_given.emit([tmp_path / "bin.dat"])
     qtbot.keyClicks(window.composer.editor, "What is it?")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     disk.set()
@@ -202,16 +202,16 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     assert "“bin.dat” cannot be attached" in window.notices.on_show[0].words[0]
     assert window.composer.draft == "What is it?"
     assert not runtime.chat.said[first]
-    window.controller.open(second)
+    window.chat.open(second)
     assert not window.notices.on_show, "it is of the other chat"
     assert not window.composer.reading.isVisible()
     disk.clear()
-    window.composer.files_given.emit([tmp_path / "bin.dat"])
-    window.controller.open(first)
+    window.composer.editor.files_given.emit([tmp_path / "bin.dat"])
+    window.chat.open(first)
     disk.set()
     await until(lambda: not window.attachments._reading)
     assert not window.notices.on_show
-    window.controller.open(second)
+    window.chat.open(second)
     await until(lambda: len(window.notices.on_show) == 1)  # told where it was to be attached
 
 

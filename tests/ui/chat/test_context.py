@@ -27,7 +27,7 @@ def furnish(runtime: FakeRuntime, use: ContextUse) -> str:
 
 async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, window: MainWindow) -> None:
     furnish(runtime, ContextUse(5906, 0, 2048, 32_768))
-    window.controller.open(window.controller.list.ids[0] if window.controller.list.ids else "c1")
+    window.chat.open(window.chat.conversations.ids[0] if window.chat.conversations.ids else "c1")
     await until(lambda: "5.9K of 32K tokens used" in window.context_meter.words.text())
     assert "2K kept for the reply" in window.context_meter.words.text()
     assert window.context_card.isHidden()
@@ -37,7 +37,7 @@ async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, w
 
 async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
-    window.controller.open(chat)
+    window.chat.open(chat)
     card = window.context_card
     await until(card.larger.isVisible)
     assert card.larger.text() == "Larger context (64K)"
@@ -57,7 +57,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
 
 async def test_no_larger_context_is_offered_than_fits(runtime: FakeRuntime, window: MainWindow) -> None:
     runtime.larger = None
-    window.controller.open(furnish(runtime, ContextUse(31_500, 0, 2048, 32_768)))
+    window.chat.open(furnish(runtime, ContextUse(31_500, 0, 2048, 32_768)))
     await until(window.context_card.isVisible)
     assert window.context_card.larger.isHidden()
 
@@ -67,30 +67,30 @@ async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRu
     chat = runtime.chat.add("Long")
     runtime.chat.write(chat.id, Role.USER, "Question?")
     runtime.chat.context.now = ContextUse(40_000, 0, 2048, 32_768)
-    window.controller.open(chat.id)
+    window.chat.open(chat.id)
     await until(window.context_card.isVisible)
     assert window.context_card.drop.isHidden()
     assert "a model with a larger context" in window.context_card.advice.text()
     assert not window.context_card.new.isHidden()  # not only "Not now"
     window.context_card.new.click()
-    assert window.controller.current is None
+    assert window.chat.current is None
 
 
 async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window: MainWindow) -> None:
     about, other = runtime.chat.add("Tides"), runtime.chat.add("Bread")
-    await window.controller.list.reload()
-    window.controller.open(other.id)
+    await window.chat.conversations.reload()
+    window.chat.open(other.id)
     runtime.events.publish(Notice("The reply was cut off", "All 256 tokens of it are taken.", about.id))
     await until(lambda: window.notices.on_show)
     assert window.notices.on_show[0].words[1] == "In “Tides”: All 256 tokens of it are taken."
-    window.controller.open(about.id)
+    window.chat.open(about.id)
     runtime.events.publish(Notice("The reply was cut off", "All 512 tokens of it are taken.", about.id))
     assert window.notices.on_show[1].words[1] == "All 512 tokens of it are taken."
 
 
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
-    window.controller.open(chat)
+    window.chat.open(chat)
     await until(window.context_card.isVisible)
     window.context_card.summarise.click()
     await until(lambda: ("summarise", chat) in runtime.chat.calls)
@@ -102,7 +102,7 @@ async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow
 async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, ContextUse(33_000, 0, 2048, 32_768))
     runtime.chat.write(chat, Role.USER, "And now?")
-    window.controller.open(chat)
+    window.chat.open(chat)
     await until(window.context_card.isVisible)
     window.context_card.drop.click()
     await until(lambda: ("retry", chat) in runtime.chat.calls)
@@ -110,10 +110,10 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
 
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, ContextUse(31_000, 0, 2048, 32_768))
-    window.controller.open(chat)
-    window.controller.send("One more?")
+    window.chat.open(chat)
+    window.chat.send("One more?")
     await until(lambda: runtime.chat.busy == chat)
-    await window.controller.list.reload()
+    await window.chat.conversations.reload()
     assert window.sidebar.model.index(0).data(ROW).busy
     runtime.chat.context.now = None  # counted again only later
     runtime.events.publish(TurnFailed(chat, PromptTooLong(33_000, 32_768)))
@@ -135,7 +135,7 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     chat = furnish(runtime, ContextUse(5_000, 0, 2048, 32_768))
-    window.controller.open(chat)
+    window.chat.open(chat)
     window.composer.add_attachment(document_of_text("long.txt", "A line of words.\n" * 10_000))
     qtbot.keyClicks(window.composer.editor, "What is in it?")
     card = window.context_card

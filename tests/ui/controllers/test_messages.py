@@ -94,15 +94,15 @@ async def test_an_edit_that_was_begun_is_there_again(furnished: FakeRuntime, win
     assert question.editor is not None
     qtbot.keyClicks(question.editor.field, " And why?")
     other = furnished.chat.add("Other").id
-    window.controller.open(other)
+    window.chat.open(other)
     await until(lambda: not window.transcript.views)
-    window.controller.open("lakes")
+    window.chat.open("lakes")
     question = (await views(window))[0]
     assert question.editor is not None
     assert question.editor.field.toPlainText() == "Which lake is deepest? And why?"
     qtbot.keyClick(question.editor.field, Qt.Key.Key_Escape)
-    window.controller.open(other)
-    window.controller.open("lakes")
+    window.chat.open(other)
+    window.chat.open("lakes")
     assert (await views(window))[0].editor is None, "it was given up"
 
 
@@ -126,7 +126,7 @@ async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindo
     qtbot.mouseClick(button(first, "Regenerate the reply"), LEFT)
     assert furnished.chat.calls[-1] == ("go on", last.message.id), "one reply at a time"
     assert window.notices.on_show[0].words[0] == "The last message is still being answered"
-    window.controller.stop()
+    window.chat.stop()
     qtbot.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
     assert furnished.chat.calls[-1] == ("regenerate", last.message.id)
 
@@ -173,7 +173,7 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
         qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
         await until(lambda: ("new",) in runtime.chat.calls)
         assert window.composer.draft == ""
-        await window.controller.drafts.keep()
+        await window.chat.drafts.keep()
         assert kept[""] == "precious"
     await until(lambda: runtime.chat.drafts.kept[""] == "")
 
@@ -186,7 +186,7 @@ async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
         runtime.events.publish(ReplyDelta(id, f"reply {number}", "many words", "many thoughts"))
         if number:
             runtime.events.publish(ReplyFinished(id, f"reply {number}", None))
-    turns = window.controller._turns
+    turns = window.chat._turns
     assert len(turns) <= MOST_TURNS + 2
     assert [turn.live_text for turn in turns.values() if turn.live_text] == ["many words"]
 
@@ -211,7 +211,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     assert again.composer.draft == "Another beginning"
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.drafts.kept[""] == "", "what was sent is no draft")
-    again.controller.open("lakes")
+    again.chat.open("lakes")
     assert again.composer.chips.attachments == (note,)
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.drafts.kept_attached == {"lakes": ()}, "nor what was sent with it")

@@ -33,14 +33,14 @@ def runtime(runtime: FakeRuntime) -> FakeRuntime:
 
 async def test_the_header_names_the_open_conversation_s_model(runtime: FakeRuntime, window: MainWindow) -> None:
     assert window.header.model.toolTip() == "Lost & Found-7B"
-    window.controller.open("c1")
+    window.chat.open("c1")
     assert window.header.model.toolTip() == "Other-1B"
     window.new_conversation()
     assert window.header.model.toolTip() == "SmolLM2-135M-Instruct"
 
 
 async def test_choosing_a_model_is_for_the_open_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
-    window.controller.open("c1")
+    window.chat.open("c1")
     await window.models.use(Path("/models/Third-3B.gguf"))
     await until(lambda: window.header.model.toolTip() == "Third-3B")
     assert [call for call in runtime.chat.calls if call[0] == "use_model"] == [
@@ -49,7 +49,7 @@ async def test_choosing_a_model_is_for_the_open_conversation(runtime: FakeRuntim
 
 
 async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.controller.send("Hello")
+    window.chat.send("Hello")
     await until(lambda: ("send", "c2", "Hello") in runtime.chat.calls)
     runtime.events.publish(TurnFailed("c2", ModelMissing(GONE)))
     runtime.chat.finish("c2", None)
@@ -77,7 +77,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
         FoundModel(Path("/models/SmolLM2-135M-Instruct.gguf"), "SmolLM2", Source.CHOSEN, 9, facts),
     ]
     chat = runtime.chat.add("Rivers")
-    window.controller.open(chat.id)
+    window.chat.open(chat.id)
     menu = window.header.model_menu
     menu.aboutToShow.emit()
     await until(lambda: len(menu.actions()) == 4)

@@ -137,7 +137,7 @@ async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: Mai
     await until(panel.save.isEnabled)
     panel.form.system.setPlainText("Be brief.")
     panel.save.click()
-    await until(lambda: window.controller.current == "c2")
+    await until(lambda: window.chat.current == "c2")
     assert runtime.chat.options.systems["c2"] == "Be brief."
 
 

@@ -29,16 +29,16 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
 ) -> None:
     for left in ("abc", "ab"):
         qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-        await until(lambda left=left: "".join(window.controller.list.ids[::-1]) == left)
+        await until(lambda left=left: "".join(window.chat.conversations.ids[::-1]) == left)
     for notice in window.notices.on_show:
         notice.close_button.click()
     window.composer.focus()
     undo(window, qtbot)
-    await until(lambda: window.controller.current == "c")
+    await until(lambda: window.chat.current == "c")
     undo(window, qtbot)
-    await until(lambda: window.controller.current == "d")
+    await until(lambda: window.chat.current == "d")
     await until(lambda: len(window.transcript.messages) == 1)
-    window.controller.message_controller.handle(MessageRequest(Request.DELETE, window.transcript.messages[0]))
+    window.messages.handle(MessageRequest(Request.DELETE, window.transcript.messages[0]))
     await until(lambda: not furnished.chat.said["d"])
     undo(window, qtbot)
     await until(lambda: len(furnished.chat.said["d"]) == 1)

@@ -25,8 +25,8 @@ CTRL = Qt.KeyboardModifier.ControlModifier
 def listed(window: MainWindow) -> str:
     """The ids in the list, in order."""
     return (
-        "".join(window.controller.list.ids)
-        if window.sidebar.model.rowCount() == len(window.controller.list.ids)
+        "".join(window.chat.conversations.ids)
+        if window.sidebar.model.rowCount() == len(window.chat.conversations.ids)
         else "?"
     )
 
@@ -60,10 +60,10 @@ def undo(window: MainWindow, qtbot: QtBot) -> None:
 async def test_delete_is_undone(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
     await until(lambda: listed(window) == "cba", "the deletion")
-    assert window.controller.current == "c"
+    assert window.chat.current == "c"
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")
-    await until(lambda: window.controller.current == "d", "the chat")
+    await until(lambda: window.chat.current == "d", "the chat")
 
 
 async def test_what_was_deleted_is_named_and_its_return_opens_it_only_where_it_was_open(
@@ -74,18 +74,18 @@ async def test_what_was_deleted_is_named_and_its_return_opens_it_only_where_it_w
     assert window.notices.on_show[0].words == ("Deleted “Chat b”", "")
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")
-    assert window.controller.current == "d"
+    assert window.chat.current == "d"
 
 
 async def test_several_are_deleted_at_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     click(window, qtbot, "c", CTRL)
     click(window, qtbot, "a", CTRL)
     assert window.sidebar.chosen == ["d", "c", "a"]
-    assert window.controller.current == "d", "choosing several opens none of them"
+    assert window.chat.current == "d", "choosing several opens none of them"
     choose(window, "a", "Delete 3 chats")
     await until(lambda: listed(window) == "b", "the deletion")
     assert ("delete", "d", "c", "a") in furnished.chat.calls
-    assert window.controller.current == "b"
+    assert window.chat.current == "b"
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")
 
@@ -96,7 +96,7 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     view = window.sidebar.list
     place = view.visualRect(window.sidebar.model.index_of("b")).center()
     qtbot.mouseClick(view.viewport(), Qt.MouseButton.RightButton, Qt.KeyboardModifier.NoModifier, place)
-    assert (window.controller.current, window.sidebar.chosen) == ("d", ["d"])
+    assert (window.chat.current, window.sidebar.chosen) == ("d", ["d"])
     choose(window, "b", "Rename")
     editor = view.viewport().findChild(QLineEdit)
     assert editor is not None
@@ -105,7 +105,7 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     await until(lambda: furnished.chat.talks["b"].title == "Another name", "the name")
     choose(window, "b", "Delete")
     await until(lambda: listed(window) == "dca", "the deletion")
-    assert window.controller.current == "d"
+    assert window.chat.current == "d"
 
 
 async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -186,14 +186,14 @@ async def test_of_thousands_only_what_is_in_sight_is_made(
         furnished.chat.add(f"Chat {number}", id=f"n{number}")
     await until(lambda: window.sidebar.model.rowCount() == 2004)
     made: list[str] = []
-    row = window.controller.list._row
+    row = window.chat.conversations._row
 
     def counted(chat: Conversation, slot: str | None, busy: str | None) -> Row:
         made.append(chat.id)
         return row(chat, slot, busy)
 
-    monkeypatch.setattr(window.controller.list, "_row", counted)
-    window.controller.list.show_list()
+    monkeypatch.setattr(window.chat.conversations, "_row", counted)
+    window.chat.conversations.show_list()
     window.sidebar.grab()
     assert 0 < len(set(made)) < 100
 
@@ -205,4 +205,4 @@ async def test_all_of_thousands_stay_chosen_in_another_order(furnished: FakeRunt
     window.sidebar.list.selectAll()
     window.sidebar.arrange(Arrangement(Order.NAME))
     assert len(window.sidebar.chosen) == 2004
-    assert window.sidebar.chosen == window.controller.list.ids
+    assert window.sidebar.chosen == window.chat.conversations.ids

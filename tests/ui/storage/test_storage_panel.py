@@ -297,7 +297,7 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
 
 
 async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
-    await until(lambda: window.controller.list.usage is not None)
+    await until(lambda: window.chat.conversations.usage is not None)
     furnished.kept["gone"] = 5_000_000
     panel = window.side_windows.open_storage()  # no await: the store has had no chance to answer
     assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A chat that is gone"]

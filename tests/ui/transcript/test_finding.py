@@ -73,7 +73,7 @@ async def test_what_is_found_opens_at_the_hit_and_marks_it(
     qtbot.mouseClick(
         results.viewport(), Qt.MouseButton.LeftButton, pos=results.visualRect(results.model().index(1, 0)).center()
     )
-    await until(lambda: window.controller.current == "alps" and window.find_bar.isVisible(), "the chat")
+    await until(lambda: window.chat.current == "alps" and window.find_bar.isVisible(), "the chat")
     second, first = results.chats[1].message_ids
     assert window.find_bar.place.text() == "2 of 2"
     assert set(marked(window)) == {"marm"}
@@ -92,11 +92,11 @@ async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
     await search(window, qtbot, "烤鸭")
     field = window.sidebar.search.field
     qtbot.keyClick(field, Qt.Key.Key_Return)
-    await until(lambda: window.controller.current == "食べ物" and window.find_bar.isVisible(), "the chat")
+    await until(lambda: window.chat.current == "食べ物" and window.find_bar.isVisible(), "the chat")
     assert marked(window) == ["烤鸭"]
     qtbot.keyClick(field, Qt.Key.Key_Escape)
     await until(lambda: window.sidebar.search.pages.currentIndex() == 0, "the chats")
-    window.controller.open("other")
+    window.chat.open("other")
     assert not window.find_bar.isVisible()
 
 
@@ -116,14 +116,14 @@ async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window
     furnished.chat.branches[hidden.id] = [hidden]
     await search(window, qtbot, "gnu")
     other.remove(hidden)
-    window.controller.open("alps")
+    window.chat.open("alps")
     qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
     await until(lambda: marked(window) == ["gnu"], "the branch")
     assert ("switch", hidden.id) in furnished.chat.calls
 
 
 async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.controller.open("alps")
+    window.chat.open("alps")
     await until(lambda: len(window.transcript.messages) == 40, "the messages")
     window.activateWindow()
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
@@ -139,7 +139,7 @@ async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindo
     words = "A heron. " + "Words in between. " * 300
     first = furnished.chat.write("other", Role.USER, words + "A heron.")
     last = furnished.chat.write("other", Role.ASSISTANT, f"{words}\n\nA heron.\n\n```\nheron\n```")
-    window.controller.open("other")
+    window.chat.open("other")
     await until(lambda: len(window.transcript.messages) == 3 and last.id in window.transcript.views)
     await until(lambda: all(view.complete for view in window.transcript.views.values()))
     window.activateWindow()

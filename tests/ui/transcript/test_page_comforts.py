@@ -116,7 +116,7 @@ async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWind
     runtime.chat.add("Lakes", id="lakes")
     runtime.chat.write("lakes", Role.USER, "Which?")
     reply = runtime.chat.write("lakes", Role.ASSISTANT, "This.", receipt=a_receipt())
-    window.controller.open("lakes")
+    window.chat.open("lakes")
     await until(lambda: reply.id in window.transcript.views)
     view = window.transcript.views[reply.id]
     text = view.texts[0]

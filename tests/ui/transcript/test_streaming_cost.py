@@ -41,7 +41,7 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
             )
         )
         chat = await runtime.chat.new_conversation()
-        shown.window.controller.open(chat.id)
+        shown.window.chat.open(chat.id)
         reply = await runtime.chat.send(chat.id, "Go on")
         assert reply is not None
         assert reply.content == REPLY

@@ -113,7 +113,7 @@ async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
     for number in range(40):
         runtime.chat.write("long", Role.USER, f"Question {number}?")
         runtime.chat.write("long", Role.ASSISTANT, f"Answer {number}. " * (1 + 90 * (number % 3)))
-    window.controller.open("long")
+    window.chat.open("long")
     page = await opened(window, 80)
     ids = [message.id for message in page.messages]
     window.composer.focus()
