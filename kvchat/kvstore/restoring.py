@@ -196,7 +196,7 @@ class Restoring:
         target: Path | None,
         cancelled: CancelCheck,
     ) -> None:
-        """The whole file, with older window rows where it needs some, at `target` if any; it stays warm, if it can."""
+        """The whole file, with older window rows where it needs some, at `target` if somebody waits; warm, if it can."""
         staging, blocks, unabsorbed = self._parts.staging, self._parts.blocks, self._parts.unabsorbed()
         plan = whole(recipe.file_size)
         sources: tuple[Recipe, ...] = (recipe,)
@@ -204,7 +204,7 @@ class Restoring:
             with contextlib.suppress(CannotCompose):  # without them the engine reads what it misses
                 plan, sources = windows_plan(recipe, older, older_window_rows, blocks)
         file = staging.blank(size_of(plan), target, unabsorbed)
-        self._learned.append(compose(plan, sources, blocks, file, cancelled))
+        self._learned.append(compose(plan, sources, blocks, file, cancelled, gives_way=target is None))
         if target is not None:
             staging.hand(file, target)
         if file != target:

@@ -7,9 +7,11 @@ import stat
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
@@ -204,12 +206,23 @@ def test_a_chat_with_sliding_windows_that_survives_pruning_can_be_used(tmp_path:
 
 
 @pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])
-def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(
+    tmp_path: Path, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[bool] = []
+    in_parallel = positioned.in_parallel
+
+    def watched(*asked: Any, gives_way: bool = False) -> list[Any]:
+        ways.append(gives_way)
+        return in_parallel(*asked, gives_way=gives_way)
+
+    monkeypatch.setattr(positioned, "in_parallel", watched)
     bench = Bench(tmp_path / "store", WINDOW, memory=10**9, older_window_rows=30)
     for length in lengths:
         bench.take("thesis", text(length))
     bench.store.absorb_pending()
     assert len(list((tmp_path / "memory").glob("*/*/*.slot"))) == 1, "no engine can use the others"
+    assert all(ways), "nobody waits for any of it"
     plan = plan_of(bench.find(text(130)))
     again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
     warm = bench.store.stage(plan, bench.slots, older_window_rows=30)

@@ -8,6 +8,7 @@ hashed and written are bytes; "new" is what a turn has added; the few KB that ar
     next turn otherwise, as after a restart     read N    hashed N    written new
     restore of what lies warm                   0         0           0
     restore from disk                           read N    hashed N    written N
+    restore of a part                           read, hashed and written what of it is wanted, in whole blocks
 
 A piece is read, hashed and written while it is in the cache of one core, so that memory sees it once.
 """
@@ -15,6 +16,7 @@ A piece is read, hashed and written while it is in the cache of one core, so tha
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import sys
 import threading
@@ -132,7 +134,7 @@ def in_parallel(
         if failed.is_set() or cancelled():
             raise Cancelled
         if not hasattr(mine, "buffer"):
-            mine.buffer = memoryview(bytearray(PIECE))
+            mine.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for each thread there ever was
         try:
             return do(job, mine.buffer)
         except BaseException:

@@ -65,13 +65,19 @@ def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, cancelled: CancelC
 
 
 def compose(
-    plan: Plan, sources: Sequence[Recipe], blocks: BlockFiles, target: Path, cancelled: CancelCheck = never
+    plan: Plan,
+    sources: Sequence[Recipe],
+    blocks: BlockFiles,
+    target: Path,
+    cancelled: CancelCheck = never,
+    *,
+    gives_way: bool = False,
 ) -> Hashes:
     """Carry out a plan over stored slot files. Returns the XXH3 of blocks of which the recipes did not know it.
 
     `target` is made with mode 0600, or written over in place: to give a file in memory new pages takes longer than
-    everything else, and into those that are there, mapped, several threads read at once. Raises Unusable
-    after looking at every block, OSError where `target` cannot be written, and Cancelled.
+    everything else, and into those that are there, mapped, several threads read at once. `gives_way`: nobody waits
+    for it. Raises Unusable after looking at every block, OSError where `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
     copies: list[list[tuple[Span, int]]] = [[] for _ in sources]
@@ -86,7 +92,7 @@ def compose(
         jobs = list(chain.from_iterable(map(_jobs, sources, map(Placement, copies))))
         ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
         do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
-        learned = positioned.in_parallel(jobs, do, cancelled)
+        learned = positioned.in_parallel(jobs, do, cancelled, gives_way=gives_way)
         out.file.truncate(offset)
     return {job.use.block: xxh3 for job, xxh3 in zip(jobs, learned, strict=True) if xxh3}
 

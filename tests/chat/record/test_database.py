@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.deletion.permanent import forget_strangers
 from kvchat.chat.record import migrations
 from kvchat.chat.record.database import BEING_WRITTEN, Database
 from kvchat.chat.record.database_file import StorageFailed
@@ -23,6 +24,7 @@ from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
 from kvchat.system.migrations import DatabaseTooNew
 from tests.chat.library import fill_chat
+from tests.kvstore.true_files import Bench
 
 RECEIPT = Receipt(
     ttft_ms=310.0,
@@ -240,6 +242,31 @@ def test_no_start_reads_through_all_messages(tmp_path: Path) -> None:
         (step,) = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + BEING_WRITTEN)]
     database.close()
     assert "messages_streaming" in step
+
+
+def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) -> None:
+    """What a start asks to forget strangers, and each turn for how fast the model reads."""
+    database, store = Database(tmp_path / "chats.db"), Bench(tmp_path / "store")
+    for number in range(3):
+        chat = database.create_conversation("A chat")
+        reply = said(database, chat.id, None, Role.ASSISTANT, "r")
+        store.save(chat.id, tuple(range(100 * number + 1, 100 * number + 99)), message=reply.id)
+    store.save("a stranger", tuple(range(1, 50)), message="of nobody")
+    asked: list[str] = []
+    with database.reading() as db:
+        db.set_trace_callback(asked.append)
+    forget_strangers(store.store, database)
+    database.prefill_ms_per_token("m")
+    with database.reading() as db:
+        db.set_trace_callback(None)
+        queries = [query for query in asked if query.lstrip().startswith("SELECT")]
+        steps = [row["detail"] for query in queries for row in db.execute("EXPLAIN QUERY PLAN " + query)]
+    database.close()
+    assert {usage.conversation_id for usage in store.store.usage().conversations} >= {chat.id}
+    assert "a stranger" not in {usage.conversation_id for usage in store.store.usage().conversations}
+    assert len(queries) > 5
+    scans = [step for step in steps if step.startswith("SCAN")]
+    assert not [step for step in scans if step.split()[1] in ("messages", "conversations")], scans
 
 
 def test_a_list_read_again_is_made_of_what_changed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,22 @@ def test_from_disk_it_is_read_hashed_and_written_once(tmp_path: Path, passes: Pa
     assert (read, hashed) == (rows, rows)
     assert written == point.size
     assert bench.read(staged) == BIG.slot_file(text(LENGTH))
+
+
+def test_of_a_part_no_more_is_read_than_its_blocks(tmp_path: Path, passes: Passes) -> None:
+    bench = Bench(tmp_path / "store", BIG, memory=10**9)
+    save(bench, text(LENGTH))
+    absorb(bench)
+    bench.reopen()
+    opened: list[Path] = []
+    block_at = bench.store._parts.blocks.path
+    bench.store._parts.blocks.path = lambda block: opened.append(block_at(block)) or block_at(block)  # type: ignore
+    passes.since()
+    assert bench.restored((*text(600), 7)) == BIG.slot_file(text(600))
+    read, hashed, written = passes.since()
+    assert read == hashed == 3 * 256 * BIG.row_bytes
+    assert written == len(BIG.slot_file(text(600)))
+    assert max(Counter(opened).values()) <= 3, "each to be announced, and read; a block, not a region of it"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
