@@ -196,7 +196,7 @@ class Restoring:
         target: Path | None,
         cancelled: CancelCheck,
     ) -> None:
-        """The whole file, with older window rows where it needs some, at `target` if somebody waits; warm, if it can."""
+        """The file, with older window rows where it needs some, at `target` if somebody waits; warm if it can be."""
         staging, blocks, unabsorbed = self._parts.staging, self._parts.blocks, self._parts.unabsorbed()
         plan = whole(recipe.file_size)
         sources: tuple[Recipe, ...] = (recipe,)
