@@ -36,7 +36,7 @@ from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.session.finishing import Unfinished
 from kvchat.session.restore_cost import BreakEven
 from kvchat.settings import Settings, differ, save_settings
-from kvchat.store_service import BOUND_SETTINGS, StoreService, open_store_or_none, store_bounds
+from kvchat.store_service import BOUND_SETTINGS, StoreService, keep_within_bounds, open_store_or_none
 from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
@@ -284,7 +284,5 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
         with suppress(StoreRefused):  # tried again at the next start
             await worker.run(forget_strangers, store, database)
             # What has grown too old since the last run goes.
-            kept = await asyncio.to_thread(store.usage)
-            bounds = await asyncio.to_thread(store_bounds, paths, settings, kept.physical_bytes)
-            await asyncio.to_thread(store.set_bounds, bounds)
+            await asyncio.to_thread(keep_within_bounds, paths, settings, store)
     return Runtime(paths, settings, database, worker, store)

@@ -53,7 +53,7 @@ class Settings:
     idle_minutes: int | None = None  # without a message for so long, the engine stops; None: it stays
     context_size: int | None = None  # tokens
     kv_type: str = "f16"
-    quota_bytes: int | None = None  # default: 20 GB or 10 % of the disk, whichever is less
+    quota_bytes: int | None = None  # default: as kvstore.admission.default_quota has it
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
     max_age_days: int | None = None  # save points not used for so long are deleted; None: kept until the quota is full
     keep_deleted_days: int = 7  # so long deleted chats and messages can be had back; 0: only until Undo goes

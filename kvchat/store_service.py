@@ -41,6 +41,11 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
     return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
 
 
+def keep_within_bounds(paths: Paths, settings: Settings, store: SavePointStore) -> None:
+    """Put the bounds of these settings into force, and prune to them at once. Raises StoreRefused, OSError."""
+    store.set_bounds(store_bounds(paths, settings, store.occupied()))
+
+
 def long_chat(settings: Settings) -> int:
     """Bytes that a chat of 32K tokens takes with the model in the settings; 0 where that cannot be said."""
     if settings.model_path is None or settings.engine_url:
@@ -142,6 +147,4 @@ class StoreService:
     async def keep_to(self, settings: Settings) -> None:
         """Put the bounds of these settings into force, and prune to them at once."""
         if self.problem is None:
-            kept = (await self.usage()).physical_bytes
-            bounds = await asyncio.to_thread(store_bounds, self._paths, settings, kept)
-            await asyncio.to_thread(self._store.set_bounds, bounds)
+            await asyncio.to_thread(keep_within_bounds, self._paths, settings, self._store)

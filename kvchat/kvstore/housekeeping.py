@@ -80,6 +80,11 @@ class Housekeeping:
         )
 
     @in_words()
+    def occupied(self) -> int:
+        """Bytes that all of it takes on disk, as `usage` has it, without going through the conversations."""
+        return self._parts.occupied()
+
+    @in_words()
     def plan_prune(self, target_bytes: int, protected: str | None = None) -> PrunePlan:
         """What pruning to a size would remove, and what re-reading it would cost. Removes nothing."""
         with self._parts.index.read() as db:

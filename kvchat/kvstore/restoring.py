@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.notes import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
-from kvchat.kvstore.layout.plan import CannotCompose, size_of, whole
+from kvchat.kvstore.layout.plan import CannotCompose, Plan, size_of, whole
 from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.parts import BRIEF_S, DELETED_MEANWHILE, Damage, Parts, in_words
 from kvchat.kvstore.savepoint import (
@@ -180,9 +181,7 @@ class Restoring:
         with contextlib.suppress(CannotCompose):
             if not plan.whole:
                 pieces = prefix_plan(recipe, n_tokens, parts.blocks)
-                file = parts.staging.blank(size_of(pieces), target, parts.unabsorbed())
-                self._learned.append(compose(pieces, (recipe,), parts.blocks, file, cancelled))
-                parts.staging.hand(file, target)
+                parts.staging.hand(self._composed(pieces, (recipe,), target, cancelled), target)
                 return n_tokens
         self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target, cancelled)
         return plan.save_point.n_tokens
@@ -197,19 +196,32 @@ class Restoring:
         cancelled: CancelCheck,
     ) -> None:
         """The file, with older window rows where it needs some, at `target` if somebody waits; warm if it can be."""
-        staging, blocks, unabsorbed = self._parts.staging, self._parts.blocks, self._parts.unabsorbed()
+        staging = self._parts.staging
         plan = whole(recipe.file_size)
         sources: tuple[Recipe, ...] = (recipe,)
         if older_window_rows:
             with contextlib.suppress(CannotCompose):  # without them the engine reads what it misses
-                plan, sources = windows_plan(recipe, older, older_window_rows, blocks)
-        file = staging.blank(size_of(plan), target, unabsorbed)
-        self._learned.append(compose(plan, sources, blocks, file, cancelled, gives_way=target is None))
+                plan, sources = windows_plan(recipe, older, older_window_rows, self._parts.blocks)
+        file = self._composed(plan, sources, target, cancelled)
         if target is not None:
             staging.hand(file, target)
         if file != target:
             staging.keep(point_id, file, older_window_rows, waits=False)
-            staging.trim(unabsorbed)
+            staging.trim(self._parts.unabsorbed())
+
+    def _composed(self, plan: Plan, sources: Sequence[Recipe], target: Path | None, cancelled: CancelCheck) -> Path:
+        """The planned file. If memory cannot hold it after all, the disk may. Raises as `compose` does."""
+        parts = self._parts
+        file = parts.staging.blank(size_of(plan), target, parts.unabsorbed())
+        try:
+            hashes = compose(plan, sources, parts.blocks, file, cancelled, gives_way=target is None)
+        except OSError:
+            if not parts.staging.is_in_memory(file):
+                raise
+            file = parts.staging.blank_on_disk()
+            hashes = compose(plan, sources, parts.blocks, file, cancelled, gives_way=target is None)
+        self._learned.append(hashes)
+        return file
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> str:
         """Why the plan came to nothing; what is bad is set aside."""

@@ -79,7 +79,7 @@ class NoStore:
 
     find = stage = _miss
     keep_in_memory = unstage = set_aside = set_bounds = seen = measure_rebuild = _ignore
-    check_room = plan_prune = prune = pin = never_save = delete_conversation = delete_messages = delete_all = verify = (
+    check_room = occupied = plan_prune = prune = pin = never_save = delete_conversation = delete_messages = delete_all = verify = (
         _refuse
     )
 

@@ -237,13 +237,11 @@ def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
 
     `folder` is a file system in memory, `allowed` what may lie there of which `held` bytes do.
     """
-    if allowed <= 0:
-        return "on disk: too little memory is free"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
-    there = held + shutil.disk_usage(folder).free
-    if min(allowed, there) < 2 * SLACK:
-        return f"on disk: {f'{folder} is full' if there < allowed else 'too little memory is free'}"
-    why = f"{folder} has no more" if there < allowed else "more is left for the engine and others"
-    words = f"in memory ({folder}), up to {size_in_words(min(allowed, there))}, for {why}"
+    place = place_in(folder, held)  # a plan that was made for a small place allows no more than that
+    if min(allowed, place) < SLACK:
+        return f"on disk: {f'{folder} is full' if place <= allowed else 'too little memory is free'}"
+    why = f"{folder} has no more" if place <= allowed else "more is left for the engine and others"
+    words = f"in memory ({folder}), up to {size_in_words(min(allowed, place))}, for {why}"
     return f"{words}; what is larger goes by way of the disk"

@@ -136,12 +136,20 @@ class Staging:
             if target is not None and not self._is_own(target):
                 return target
             if self._memory is None:
-                return self._own / disk.temporary_name()
+                return self.blank_on_disk()
             spare = self._spare_for(self._memory, size, unabsorbed)
             if not self._make_room(self._memory, size - size_of(spare), unabsorbed):
                 self.give_back(spare)
-                return self._own / disk.temporary_name()
+                return self.blank_on_disk()
             return spare
+
+    def blank_on_disk(self) -> Path:
+        """As `blank`, whatever memory has room for."""
+        return self._own / disk.temporary_name()
+
+    def is_in_memory(self, file: Path) -> bool:
+        """Whether it is a file of this process in memory."""
+        return self._memory is not None and file.parent == self._memory.folder
 
     def prepare(self, size: int, cancelled: Callable[[], bool]) -> None:
         """Have a file of that size to write over, its pages at hand, if there is memory and until it is cancelled.
@@ -213,7 +221,7 @@ class Staging:
         if file == target:
             return
         with self._lock:
-            if self._memory is not None and file.parent == self._memory.folder and self._is_own(target):
+            if self.is_in_memory(file) and self._is_own(target):
                 target.symlink_to(file)
             else:
                 disk.link_or_copy(file, target)
@@ -309,7 +317,7 @@ class Staging:
         with self._lock:
             if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
                 return
-            if self._memory is not None and file.parent == self._memory.folder and file.exists():
+            if self._memory is not None and self.is_in_memory(file) and file.exists():
                 self._memory.spare.append(file)
             elif file.parent == self._own:
                 memory_files.delete(file)
