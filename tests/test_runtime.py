@@ -14,6 +14,8 @@ import pytest_asyncio
 
 from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
+from kvchat.kvstore import admission
+from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
@@ -87,6 +89,26 @@ async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_
         runtime = await open_runtime(paths, Settings(max_age_days=days))
         assert await kept(runtime) == left
         await runtime.close()
+
+
+async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
+    paths.ensure()
+    with closing(Database(paths.database)) as database:
+        chat = database.create_conversation("Thesis")
+    bench = Bench(paths.save_points)
+    bench.save(chat.id, line(300))
+    bench.store.close()
+    monkeypatch.setattr(admission, "DEFAULT_QUOTA", 1)
+    monkeypatch.setattr(Housekeeping, "usage", lambda store: pytest.fail("it goes through all chats"))
+    runtime = await open_runtime(paths, Settings())
+    monkeypatch.undo()
+    usage = await runtime.save_points.usage()
+    assert [one.save_points for one in usage.conversations] == [1]
+    assert 1 < usage.quota_bytes <= usage.physical_bytes
+    await runtime.close()
 
 
 async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime: Runtime) -> None:

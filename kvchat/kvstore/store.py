@@ -79,9 +79,8 @@ class NoStore:
 
     find = stage = _miss
     keep_in_memory = unstage = set_aside = set_bounds = seen = measure_rebuild = _ignore
-    check_room = occupied = plan_prune = prune = pin = never_save = delete_conversation = delete_messages = delete_all = verify = (
-        _refuse
-    )
+    check_room = occupied = plan_prune = prune = pin = never_save = _refuse
+    delete_conversation = delete_messages = delete_all = verify = _refuse
 
 
 SavePointStore = BlockStore | NoStore

@@ -17,7 +17,6 @@ from statistics import median
 from kvchat.cli.bench.home import BenchFailed, BenchHome, bench_home, say
 from kvchat.cli.bench.made_files import write_kv_model
 from kvchat.cli.bench.size_store import StoreAlone, store_alone
-from kvchat.cli.command_runtime import chosen_settings
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.terminal import columns
 from kvchat.kvstore.files import disk
@@ -56,16 +55,13 @@ async def measure(options: BenchOptions) -> Size:
 
 
 async def _with_the_engine(options: BenchOptions) -> WithEngine:
-    """The chat of N tokens. Where no model is given, one is made, with the chosen model's vocabulary."""
+    """The chat of N tokens. Where no model is given, one is made."""
     paths = resolve_paths().ensure()
     with tempfile.TemporaryDirectory(prefix="bench-model-", dir=paths.cache) as folder:
         model = options.model
         if model is None:
-            chosen = (await chosen_settings(paths, None, options.engine)).model_path
-            if chosen is None:
-                raise BenchFailed("A model is needed", "", "Give one with --model PATH.")
             model = Path(folder) / "kv.gguf"
-            await asyncio.to_thread(write_kv_model, Path(chosen), model)
+            await asyncio.to_thread(write_kv_model, model)
         wanted = dataclasses.replace(options, model=model)
         async with bench_home(wanted, options.tokens + 2048, REPLY_TOKENS) as home:
             return await _restored(home, options.tokens)

@@ -68,7 +68,8 @@ class _Made:
     def __init__(self, folder: Path, made_bytes: int) -> None:
         self._folder, self._tokens = folder, tuple(range(1, made_bytes // TOKEN_BYTES + 1))
         # Room for one file, not for two: the second is staged where the first was. And no more than in real life.
-        self._budget: MemoryRoom = lambda held: min(int(1.2 * made_bytes), staging_room(held))
+        most = int(1.1 * (made_bytes + TURN * TOKEN_BYTES))
+        self._budget: MemoryRoom = lambda held: min(most, staging_room(held))
         self._open()
 
     def _open(self) -> None:

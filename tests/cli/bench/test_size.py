@@ -25,9 +25,9 @@ def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_
 
 
 @pytest.mark.engine
-def test_the_figures_are_told(tmp_path: Path, smollm2: Path) -> None:
+def test_the_figures_are_told_and_no_model_is_needed(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.write_settings(model_path=str(smollm2), free_floor_bytes=0)
+    home.write_settings(free_floor_bytes=0)
     done = home.run("bench", "--size", "40MB", "--tokens", "300", "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
