@@ -21,9 +21,9 @@ from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary
-from kvchat.library.remote.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.remote.hub import HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.remote.hub_download import Order, fetch_model
+from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths

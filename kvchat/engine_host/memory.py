@@ -14,9 +14,9 @@ from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.kv_cache import padded
-from kvchat.library.memory.bar import COMPUTER, MemoryBar
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.corrections import NOTHING_LEARNED, CorrectionBook, Corrections, factor
+from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.settings import Settings
 from kvchat.words.wording import day
 

@@ -16,8 +16,8 @@ from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity
 from kvchat.engine_host.choice import EngineChoice, ModelMissing
 from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.managed import ManagedHost
-from kvchat.library.memory.bar import MemoryBar, given_back
 from kvchat.library.memory.context_size import ContextChoice
+from kvchat.library.memory.fitting import MemoryBar, given_back
 from kvchat.library.memory.proposals import Proposal
 from kvchat.session.host import ReadyEngine
 from kvchat.settings import Settings, differ

@@ -18,8 +18,8 @@ from kvchat.cli.arguments import build_parser, models_options
 from kvchat.cli.models import NoSuchFile, chosen_file, run
 from kvchat.cli.options import ModelsAction, ModelsOptions
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
-from kvchat.library.remote.curated import SUGGESTIONS, tier_for
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
+from kvchat.library.remote.starter import SUGGESTIONS, tier_for
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
 from tests.library import fake_hub

@@ -14,7 +14,7 @@ from kvchat.chat.events import Notice
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
-from kvchat.library.memory.bar import MemoryBar
+from kvchat.library.memory.fitting import MemoryBar
 from kvchat.runtime import Runtime
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf

@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.local.folders import Machine
-from kvchat.library.memory.bar import COMPUTER, MemoryBar, given_back
+from kvchat.library.memory.fitting import COMPUTER, MemoryBar, given_back
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_library import JudgedModel, ModelLibrary

@@ -46,9 +46,9 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.local.finder import FoundModel, UnreadableFolder
-from kvchat.library.memory.bar import MemoryBar
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.fitting import MemoryBar
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.proposals import Proposal
 from kvchat.library.memory.verdict import Judgement

@@ -2,17 +2,118 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import GgufFacts, NotAModel
-from kvchat.library.local.facts_cache import FactsCache
+from kvchat.library.gguf.facts import GgufFacts, NotAModel, read_facts
 from kvchat.library.local.files import ModelFile, model_files
 from kvchat.library.local.folders import ModelFolder, Source
-from kvchat.system.files import size_of
+from kvchat.system.files import read_json, size_of, whole_file
+
+READER = 1  # raise it when `read_facts` reads the same fields in another way
+Stamp = list[list[int]]
+
+
+class FactsCache:
+    """The facts by path, so that hundreds of headers are not read at every look. Not for several threads at once.
+
+    An entry counts as long as size, times and inode of all the model's files are the same. The file may be deleted.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._entries = _load(file)
+        self._used: dict[str, dict[str, Any]] = {}
+        self._changed = False
+
+    def facts(self, path: Path, parts: Sequence[Path]) -> GgufFacts:
+        """The facts of the model at `path`, whose files are `parts`. Raises NotAModel, which is not remembered."""
+        key, stamp = str(path), _stamps(parts)
+        entry = self._entries.get(key)
+        if entry is None or stamp is None or entry["stamp"] != stamp:
+            entry = {"stamp": stamp, "facts": _plain(read_facts(path))}
+            self._changed = True
+        self._used[key] = entry
+        facts = _rebuilt(GgufFacts, entry["facts"])
+        assert isinstance(facts, GgufFacts)
+        return facts
+
+    def save(self, *, complete: bool) -> None:
+        """Write the file. After a `complete` look, models that were not asked for are forgotten."""
+        kept = self._used if complete else self._entries | self._used
+        if not self._changed and len(kept) == len(self._entries):
+            return
+        with contextlib.suppress(OSError):  # it only saves time
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with whole_file(self._file) as new:
+                new.write_text(json.dumps({"fields": list(_shape(GgufFacts)), "models": kept}), "utf-8")
+
+
+def _load(file: Path) -> dict[str, dict[str, Any]]:
+    """The entries of the file; none where it is missing, damaged, or of a version with other facts."""
+    try:
+        content = read_json(file)
+        if content["fields"] != list(_shape(GgufFacts)):
+            return {}
+        return {path: entry for path, entry in content["models"].items() if {"stamp", "facts"} <= entry.keys()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _stamps(parts: Sequence[Path]) -> Stamp | None:
+    """What changes when a file is replaced, written to, or made readable; None where one cannot be looked at."""
+    try:
+        found = [part.stat() for part in parts]
+    except OSError:
+        return None
+    return [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in found]
+
+
+@cache
+def _shape(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass and of those in it, with their types: facts of another shape are read anew."""
+    lines: list[str] = [f"read by {READER}"]
+    for name, hint in typing.get_type_hints(kind).items():
+        lines.append(f"{kind.__name__}.{name}: {hint}")
+        for nested in typing.get_args(hint) or (hint,):
+            if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+                lines += _shape(nested)
+    return tuple(lines)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON takes it."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _rebuilt(hint: Any, value: Any) -> Any:
+    """The other way round: a value of the type `hint` from what JSON has made of it."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, dict):
+        made = next(kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind))
+        hints = _hints(made)
+        return made(**{name: _rebuilt(hints[name], entry) for name, entry in value.items()})
+    if isinstance(value, list):
+        listed = next(kind for kind in kinds if typing.get_origin(kind) is tuple)
+        return tuple(_rebuilt(typing.get_args(listed)[0], entry) for entry in value)
+    return Path(value) if Path in kinds and value is not None else value
+
+
+_hints = cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ whole layers.
 
 **One decider.** The engine's own `--fit` is off: it measures the computer's memory by what is built in rather than
 by what is free, and what it decides would be known only after the load. kvchat passes context size,
-`--n-gpu-layers` and `--n-cpu-moe`, and shows the same numbers as bars (`bar.py`). Staging is a part of the
+`--n-gpu-layers` and `--n-cpu-moe`, and shows the same numbers as bars (`MemoryBar`). Staging is a part of the
 plan and gives way to a model: what is warm counts as memory that can be had, and before the engine starts the store
 lets go of what is more than the plan leaves it (`EngineMemory.choose`, `MemoryFacts.staging_beside`).
 

@@ -9,9 +9,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.bar import MemoryBar
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
-from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, margin, round_down
+from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, MemoryBar, margin, round_down
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
 from kvchat.words.wording import day

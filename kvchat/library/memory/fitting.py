@@ -3,12 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kvchat.library.memory.bar import MemoryBar
-from kvchat.library.memory.bar import bars as memory_bars
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
+from kvchat.words.wording import size as size_in_words
+
+COMPUTER = "memory"  # how a bar calls the computer's own memory
+
+
+@dataclass(frozen=True)
+class MemoryBar:
+    """One place's memory, in bytes. Without `measured` the parts are estimates from before the load."""
+
+    place: str  # a GPU's name, or COMPUTER
+    free: int  # before the load
+    margin: int  # of that, what kvchat never plans with
+    weights: int
+    kv: int
+    compute: int
+    other: int
+    measured: bool = False
+    staging: int = 0  # of what is left then, what the store may take at most to keep chats ready
+
+    @property
+    def needed(self) -> int:
+        """What the model takes here."""
+        return self.weights + self.kv + self.compute + self.other
+
+    @property
+    def unused(self) -> int:
+        """What is left beside the margin and what is staged; 0 where the model needs the margin or more."""
+        return max(0, self.free - self.margin - self.needed - self.staging)
+
+    @property
+    def in_words(self) -> str:
+        """The bar as one line of text."""
+        parts = ((self.weights, "weights"), (self.kv, "KV cache"), (self.compute, "buffers"), (self.other, "engine"))
+        taken = ", ".join(f"{size_in_words(size)} {what}" for size, what in parts if size)
+        left = ((self.staging, "for staging"), (self.unused, "unused"), (self.margin, "left alone"))
+        rest = ", ".join(f"{size_in_words(size)} {what}" for size, what in left if size)
+        return f"{taken}; {rest}, of {size_in_words(self.free)} free"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the margin stays untouched."""
+        return self.needed <= self.free - self.margin
+
+
+def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
+    """The memory there will be once the model of these bars has gone.
+
+    Weights in the computer's memory are pages of their file, which count as free already.
+    """
+    taken = {bar.place: bar.needed for bar in bars}
+    host = sum(bar.needed - bar.weights for bar in bars if bar.place == COMPUTER)
+    devices = tuple(replace(one, free=one.free + taken.get(one.name, 0)) for one in memory.devices)
+    return replace(memory, available=memory.available + host, devices=devices)
+
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MINIMUM = 2048  # tokens; less is of little use for a conversation
@@ -91,8 +144,19 @@ class Fitting:
         return sum(bar.needed for bar in decide), sum(bar.free for bar in decide)
 
     def _make_bars(self, tokens: int, placement: Placement) -> tuple[MemoryBar, ...]:
-        needs = self._demand.needs(tokens, placement)
-        return memory_bars(self._memory, needs.gpu, needs.host, margin)
+        """One bar for each GPU that takes part and one for the computer's memory.
+
+        llama.cpp spreads layers over GPUs by their free memory: each gets that share; the compute buffer each has whole.
+        """
+        memory, needs = self._memory, self._demand.needs(tokens, placement)
+        gpu, host, found = needs.gpu, needs.host, []
+        for device in memory.devices if gpu.weights else ():
+            share = device.free / memory.device_free
+            weights, kv, other = (round(part * share) for part in (gpu.weights, gpu.kv, gpu.other))
+            found.append(MemoryBar(device.name, device.free, margin(device.free), weights, kv, gpu.compute, other))
+        free, kept = memory.available, margin(memory.available)
+        parts = host.weights, host.kv, host.compute, host.other
+        return (*found, MemoryBar(COMPUTER, free, kept, *parts, staging=memory.staging_beside(host.total, kept)))
 
 
 def round_down(tokens: int) -> int:

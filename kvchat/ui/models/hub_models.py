@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.memory.machine import MemoryFacts
-from kvchat.library.remote.curated import Suggestion, suggestions_for, tier_for
 from kvchat.library.remote.hub import AccessNeeded, HubFile, HubModel, HubRepository, repository_in
+from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.theme import Look

@@ -9,8 +9,8 @@ from kvchat.library.local.files import without_quantisation
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Verdict, judge_size
 from kvchat.library.model_library import JudgedModel
-from kvchat.library.remote.curated import Suggestion
 from kvchat.library.remote.hub import HubFile, HubModel
+from kvchat.library.remote.starter import Suggestion
 from kvchat.ui.widgets.row_list import Row, Tone
 from kvchat.words.wording import size, tokens_short
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QLabel, QWidget
 
-from kvchat.library.memory.bar import COMPUTER, MemoryBar
+from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.library.memory.proposals import Proposal
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look

@@ -11,10 +11,9 @@ from threading import Event
 import pytest
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
-from kvchat.library.local import facts_cache
-from kvchat.library.local.facts_cache import FactsCache
+from kvchat.library.local import finder as finder_module
 from kvchat.library.local.files import display_name, projector_for, without_quantisation
-from kvchat.library.local.finder import FoundModel, ModelFinder
+from kvchat.library.local.finder import FactsCache, FoundModel, ModelFinder
 from kvchat.library.local.folders import Machine, ModelFolder, Source, model_folders
 from kvchat.library.local.ollama import name_of_blob
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -237,7 +236,7 @@ def test_facts_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch
         reads.append(path)
         return read_facts(path)
 
-    monkeypatch.setattr(facts_cache, "read_facts", counted)
+    monkeypatch.setattr(finder_module, "read_facts", counted)
     first = look(tmp_path, cache=cache)
     assert reads == [path, cut]
     again = look(tmp_path, cache=cache)

@@ -27,7 +27,7 @@ from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
 from kvchat.chat.options.presets import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
-from kvchat.library.memory.bar import COMPUTER, MemoryBar
+from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source, Verdict
 from kvchat.session.restore_cost import BreakEven
