@@ -146,7 +146,7 @@ class Fitting:
     def _make_bars(self, tokens: int, placement: Placement) -> tuple[MemoryBar, ...]:
         """One bar for each GPU that takes part and one for the computer's memory.
 
-        llama.cpp spreads layers over GPUs by their free memory: each gets that share; the compute buffer each has whole.
+        llama.cpp spreads layers over GPUs by their free memory: each gets that share, and the compute buffer whole.
         """
         memory, needs = self._memory, self._demand.needs(tokens, placement)
         gpu, host, found = needs.gpu, needs.host, []

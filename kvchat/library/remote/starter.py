@@ -1,4 +1,4 @@
-"""Models to begin with: the starter, which anyone can have within a minute, and a short list by the memory they want."""
+"""Models to begin with: the starter, which anyone can have within a minute, and a short list by their memory."""
 
 from __future__ import annotations
 
