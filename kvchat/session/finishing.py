@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvchat.words.wording import size
+from kvchat.words.wording import rough_duration, size
+
+_ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has shown its own
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,12 @@ class Unfinished:
     """What is to be put away before all is kept."""
 
     bytes: int
-    seconds: float | None  # that it may take; None where nothing was measured
+    seconds: float  # that it may take
 
     @property
     def words(self) -> str:
         """As "2.1 GB, about 12 s"."""
-        return size(self.bytes) + (f", about {max(1, round(self.seconds)):,} s" if self.seconds is not None else "")
+        return f"{size(self.bytes)}, about {rough_duration(self.seconds)}"
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,20 @@ class _Step:
     path: Path | None
     began_at: float
 
-    def left_s(self, rate: float, now: float) -> float:
-        """Seconds to go at so many a byte."""
-        return max(0.0, self.size * rate - (now - self.began_at))
+    @property
+    def written(self) -> int:
+        """Bytes that the engine has written of it."""
+        try:
+            return self.path.stat().st_size if self.path else 0
+        except OSError:
+            return 0
+
+    def left_s(self, rate: float) -> float:
+        """Seconds to go: at so many a byte, or as fast as it has been written so far."""
+        taken, written = time.monotonic() - self.began_at, self.written
+        if written:
+            return taken * max(0, self.size - written) / written
+        return max(0.0, self.size * rate - taken)
 
 
 class Finishing:
@@ -48,7 +61,8 @@ class Finishing:
         self._hurry = asyncio.Event()
         self._step: _Step | None = None
         self._waiting = 0  # bytes that are saved and not absorbed yet
-        self._rates: dict[bool, float] = {}  # seconds a byte: of the engine's saves (True), of absorbing them
+        # Seconds a byte: of the engine's saves (True), of absorbing them.
+        self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
         """Nobody waits for it any more: what is not kept by now will not be."""
@@ -92,25 +106,19 @@ class Finishing:
 
     def left(self) -> Unfinished | None:
         """What is still to be done, None when it is nothing."""
-        step, now = self._step, time.monotonic()
+        step, rates = self._step, self._rates
         waiting = self._waiting + (step.size if step and step.path else 0)
         if step is None and not waiting:
             return None
-        size, rates = max(waiting, step.size if step else 0), self._rates
-        if (step and bool(step.path) not in rates) or (waiting and False not in rates):
-            return Unfinished(size, None)
-        saving = step.left_s(rates[bool(step.path)], now) if step else 0.0
-        return Unfinished(size, saving + waiting * rates.get(False, 0.0))
+        seconds = step.left_s(rates[bool(step.path)]) if step else 0.0
+        return Unfinished(max(waiting, step.size if step else 0), seconds + waiting * rates[False])
 
     def progress(self) -> object:
         """Equal to what it was before only if the engine wrote nothing meanwhile."""
         step = self._step
         if step is None or step.path is None:  # our own work always comes to an end
             return object() if step else None
-        try:
-            return step, step.path.stat().st_size
-        except OSError:
-            return step, 0
+        return step, step.written
 
     @contextlib.contextmanager
     def _running(self, step: _Step) -> Iterator[None]:

@@ -1,0 +1,27 @@
+"""How long quitting will take, as long as nothing is measured and as soon as something is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvchat.session.finishing import Finishing
+
+
+def test_it_is_said_of_the_first_save_too_and_goes_by_what_is_written(tmp_path: Path) -> None:
+    finishing, file = Finishing(), tmp_path / "1.slot"
+    with finishing.saving(20_000_000_000, file):
+        begun = finishing.left()
+        assert begun is not None
+        assert begun.words.startswith("20 GB, about ")
+        file.touch()
+        os.truncate(file, 15_000_000_000)
+        going = finishing.left()
+        assert going is not None
+        assert going.seconds < begun.seconds
+    saved = finishing.left()
+    assert saved is not None
+    assert saved.bytes == 20_000_000_000
+    with finishing.absorbing():
+        assert finishing.left() is not None
+    assert finishing.left() is None
