@@ -105,7 +105,6 @@ class BlockStore(Restoring, Saving, Housekeeping):
         except IndexFailed as failure:
             if not failure.locked:
                 raise
-        self._parts.index.be_patient()
 
     @in_words()
     def staged(self) -> Staged:

@@ -249,10 +249,6 @@ class StoreRefused(KvchatError):
     """Nothing was kept, for a reason the user is told: disk nearly full, quota too small, not this chat's tokens."""
 
 
-class NothingIsKept(StoreRefused):
-    """There is no store to keep anything in, which the user was told when that turned out."""
-
-
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens two sequences share."""
     shared = min(len(a), len(b))

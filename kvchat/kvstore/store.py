@@ -11,7 +11,7 @@ from typing import NoReturn
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
-from kvchat.kvstore.savepoint import AbsorbReport, Loss, Miss, NothingIsKept, StoreUsage, Unseen
+from kvchat.kvstore.savepoint import AbsorbReport, Loss, Miss, StoreRefused, StoreUsage, Unseen
 
 TITLE = "The memory of chats cannot be kept for now"
 
@@ -25,7 +25,7 @@ class NoStore:
     def __init__(self, why: KvchatError) -> None:
         """`why`: what whoever tried to open the store was told."""
         advice = f"{why.advice} You can go on chatting; a chat is read again whenever another one was in between."
-        self.problem = NothingIsKept(TITLE, f"{why.title} {why.detail}".strip(), advice.strip())
+        self.problem = StoreRefused(TITLE, f"{why.title} {why.detail}".strip(), advice.strip())
         self._folders: list[Path] = []
 
     def staging_folder(self) -> Path:
@@ -42,11 +42,6 @@ class NoStore:
         """Delete the file."""
         with contextlib.suppress(OSError):
             place.unlink(missing_ok=True)
-
-    def take(self, slot_file: Path, *_: object, **__: object) -> NoReturn:
-        """Delete the file. Raises NothingIsKept."""
-        self.forget(slot_file)
-        raise self.problem
 
     def staged(self) -> Staged:
         """Nothing, and nothing will be."""
@@ -79,7 +74,7 @@ class NoStore:
 
     find = stage = _miss
     keep_in_memory = unstage = set_aside = set_bounds = seen = measure_rebuild = _ignore
-    check_room = occupied = plan_prune = prune = pin = never_save = _refuse
+    check_room = occupied = take = plan_prune = prune = pin = never_save = _refuse
     delete_conversation = delete_messages = delete_all = verify = _refuse
 
 

@@ -18,7 +18,6 @@ from kvchat.kvstore.savepoint import (
     Cancelled,
     Grown,
     Miss,
-    NothingIsKept,
     RestorePlan,
     SavePoint,
     StagedFile,
@@ -50,6 +49,11 @@ class Lease:
     def __init__(self, slots: Slots, engine: ReadyEngine, owner: str, tell: Tell) -> None:
         self.slots, self.slot, self.engine, self.owner = slots, slots.slot, engine, owner
         self._store, self._tell = slots.store, tell
+
+    @property
+    def keeps(self) -> bool:
+        """Whether saving is of any use: to the engine, and there is where to keep it."""
+        return self.engine.saves and self._store.problem is None
 
     async def load(self, prompt: Tokens) -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill.
@@ -220,10 +224,9 @@ class Lease:
             return await work
         except BaseException as error:
             await asyncio.to_thread(self._store.forget, path)
-            if not isinstance(error, NothingIsKept | StoreRefused | EngineRefused | OSError):
+            if not isinstance(error, StoreRefused | EngineRefused | OSError):
                 raise
-            if not isinstance(error, NothingIsKept):
-                self._tell(SaveSkipped(str(error).removeprefix("Not saved: ")))
+            self._tell(SaveSkipped(str(error).removeprefix("Not saved: ")))
             return None
 
     async def _saved(self, path: Path) -> SlotSave:

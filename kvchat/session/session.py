@@ -176,7 +176,7 @@ class Session:
     async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
         """Save what a full context holds of the messages, so that it is not read again in a larger one."""
         lease = self._leased
-        if lease.engine.saves and lease.engine.can_cut:
+        if lease.keeps and lease.engine.can_cut:
             known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _NOT_SAVED]
             await lease.settle(known)
             await lease.save(known, label=label, tell=False)

@@ -45,7 +45,7 @@ class Settling:
     ) -> None:
         engine = lease.engine
         end: Tokens = ()
-        if engine.saves:
+        if lease.keeps:
             self._tell(Saving())
             if going_on and not engine.can_cut:
                 end = await self._save_where_it_goes_on(lease, label, going_on)
@@ -56,9 +56,9 @@ class Settling:
             if not len(stop) <= len(end) < len(boundary) and await self._settled(lease, stop):
                 await lease.save(stop, label=label, tell=False)
         settled = bool(boundary) and await self._settled(lease, boundary)
-        if settled and engine.saves:
+        if settled and lease.keeps:
             await lease.save(boundary, label=label)
-        elif engine.saves:
+        elif lease.keeps:
             self._tell(SaveSkipped("the next message came first"))
 
     async def _save_where_it_goes_on(self, lease: Lease, label: str, going_on: Sequence[ChatMessage]) -> Tokens:

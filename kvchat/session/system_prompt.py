@@ -40,7 +40,7 @@ async def save_on_the_way(
     Raises EngineGone and EngineRefused.
     """
     engine = lease.engine
-    if not engine.saves or engine.can_cut:
+    if not lease.keeps or engine.can_cut:
         return None
     boundary = await lease.boundary(messages[:1])
     if len(boundary) <= LEAST_GAIN or prompt[: len(boundary)] != boundary:

@@ -67,7 +67,9 @@ class Index:
         """Open or make the file. `set_aside` is given a damaged one. Raises migrations.DatabaseTooNew as well."""
         self.path = path
         self.fresh = False  # the file has been made, or made anew, since somebody last looked at what lies beside it
-        self.patience_s = FIRST_WAIT_S  # how long a write waits for another process's
+        self.patience_s = (
+            FIRST_WAIT_S  # how long a write waits for another process's: long, unless the last was in vain
+        )
         self._set_aside = set_aside
         self._writing = threading.RLock()
         self._readers: list[_Open] = []
@@ -78,10 +80,6 @@ class Index:
             if not _is_damage(error, None):
                 raise IndexFailed(str(error)) from error
             self._renew(seen)
-
-    def be_patient(self) -> None:
-        """From now on nobody waits who could not wait long for a write."""
-        self.patience_s = LOCK_WAIT_S
 
     def close(self) -> None:
         """Close the file."""
@@ -134,9 +132,12 @@ class Index:
                 self._writer.connection.close()
                 with self._in_words():
                     self._writer = self._connect()
-            self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * (patience_s or self.patience_s))}")
+            if patience_s is None:
+                patience_s, self.patience_s = self.patience_s, FIRST_WAIT_S
+            self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
             with self._transaction(self._writer, "BEGIN IMMEDIATE") as connection:
                 yield connection
+            self.patience_s = LOCK_WAIT_S
 
     @contextmanager
     def _turn(self, patience_s: float | None) -> Iterator[None]:

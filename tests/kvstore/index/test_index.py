@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore.files import disk
+from kvchat.kvstore.index import index as index_module
 from kvchat.kvstore.index import usage as index_usage
-from kvchat.kvstore.index.index import TOO_NEW, Index, IndexLost
+from kvchat.kvstore.index.index import LOCK_WAIT_S, TOO_NEW, Index, IndexLost
 from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
 from kvchat.system.migrations import migrate
@@ -251,3 +252,23 @@ def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
     index.shrink()
     assert disk.tree_size(tmp_path) < 350_000  # empty, it takes some 30 pages
     index.close()
+
+
+def test_whoever_opens_it_while_another_process_writes_does_not_wait_for_that_time_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "FIRST_WAIT_S", 0.1)
+    bench = Bench(tmp_path / "store")
+    bench.save("thesis", tuple(range(1, 300)))
+    bench.store.close()
+    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store = bench.open()
+        index = store._parts.index
+        with pytest.raises(StoreRefused):
+            store.pin("thesis", True)
+        assert index.patience_s < LOCK_WAIT_S
+        other.execute("ROLLBACK")
+    store.pin("thesis", True)
+    assert index.patience_s == LOCK_WAIT_S
+    store.close()
