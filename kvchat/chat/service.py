@@ -14,14 +14,14 @@ from kvchat.chat.deletion.permanent import PermanentDeletion
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.external_changes import ExternalChanges
-from kvchat.chat.options.presets import Preset, remember_model
+from kvchat.chat.options import Preset, remember_model
 from kvchat.chat.record import tree
+from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
-from kvchat.chat.record.writers import ANSWERING, Writers
 from kvchat.chat.search.search import Finder
 from kvchat.chat.turn import opening
 from kvchat.chat.turn.prefetch import Prefetch
@@ -65,8 +65,8 @@ class ChatService:
         self._database = database
         self._worker = worker
         self._store = store
-        self._writers = Writers(database.file.with_name(ANSWERING))
-        self._parts = TurnParts(database, worker, host, self.slots, events, self._writers, defaults, sampling)
+        self._locks = ChatLocks(database.file.with_name(ANSWERING))
+        self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
         self._ahead = Prefetch(self._parts, self._background)
@@ -236,7 +236,7 @@ class ChatService:
         """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
         self._background.begin(self._forgetting.left_behind())
         self.recently_deleted.look_after()
-        self._writers.sweep()
+        self._locks.sweep()
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -279,7 +279,7 @@ class ChatService:
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
-        if self.is_answering(conversation_id) or self._writers.elsewhere(conversation_id):
+        if self.is_answering(conversation_id) or self._locks.held_elsewhere(conversation_id):
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.chat.events import Absorbed, EventBus, Notice
-from kvchat.chat.options.options import ChatOptions
+from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings
+from kvchat.chat.record.chat_locks import ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message
-from kvchat.chat.record.writers import Writers
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
@@ -27,9 +27,9 @@ class TurnParts:
     host: EngineHost
     slots: Slots
     events: EventBus
-    writers: Writers
+    locks: ChatLocks
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
-    wishes: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
+    user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
 
     @property
     def slot(self) -> Slot:
@@ -45,12 +45,20 @@ class TurnParts:
 
         What they leave open is the model's. At temperature 0 nothing is added: that is what the model says itself.
         """
-        wished = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.wishes())
-        return wished if wished.temperature == 0 else wished.over(self.defaults())
+        chosen = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.user_sampling())
+        return chosen if chosen.temperature == 0 else chosen.over(self.defaults())
 
     async def path(self, message_id: str) -> list[Message]:
         """The messages from the first to this one; empty if it was deleted."""
         return await self.worker.run(self.database.path, message_id)
+
+    async def branch(self, conversation_id: str) -> list[Message]:
+        """The messages from the first to the end of the conversation's current branch."""
+        return await self.worker.run(self.database.branch, conversation_id)
+
+    async def answer_settings(self, conversation_id: str) -> AnswerSettings:
+        """How the conversation is answered."""
+        return await self.worker.run(answer_settings, self.database, conversation_id)
 
     async def absorb(self) -> None:
         """Have the store take apart what was saved, and tell what that came to."""

@@ -8,7 +8,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more
   than it does. The self-test uses the steps one by one (`session/lease.py`).
 - **One lock** (`Slot.lock`) covers everything from load to save. Switching, sending and deleting wait for it, so
-  two conversations never mix. Turns stand in line for it (`chat/turn/queue.py`), and one that waits can be put
+  two conversations never mix. Turns stand in line for it (`chat/turn/turns.py`), and one that waits can be put
   first. The `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`), and never
   restores what is there already.
 - **Load** asks the store for the save point that shares the longest prefix with the prompt, has it verified and

@@ -1,23 +1,51 @@
-"""Writing conversations to a file, whole or not at all."""
+"""Conversations to a file, whole or not at all: complete as JSON, or to read elsewhere as Markdown or HTML.
+
+The HTML stands alone. What is to be read is of a tree the current branch.
+"""
 
 from __future__ import annotations
 
+import base64
+import html
 import io
+import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
+from markdown_it import MarkdownIt
+
+from kvchat.chat.input.pictures import kind_of
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Conversation, Message
+from kvchat.chat.record.messages import Attachment, Conversation, Message, Role
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
-from kvchat.transfer.documents import as_html, as_markdown, file_name
 from kvchat.transfer.rows import conversation_rows, write_json
+from kvchat.words.markdown import SafeRenderer, is_too_deep, markdown_parser
+from kvchat.words.safe_text import calm, shown_document, spelled_out
+from kvchat.words.wording import one_line, timestamp
 
 T = TypeVar("T")
+SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_STYLE = """
+:root { color-scheme: light dark; }
+body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.6 system-ui, sans-serif; }
+article { border-top: 1px solid #8884; padding: .5rem 0; overflow-wrap: anywhere; }
+article.user { background: #8881; border-radius: .6rem; padding: .5rem 1rem; border: 0; }
+h2.speaker { font-size: .85rem; font-weight: 600; opacity: .65; margin: .4rem 0; }
+pre { overflow-x: auto; padding: .8rem; background: #8882; border-radius: .4rem; }
+code { font-family: ui-monospace, monospace; font-size: .92em; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+td, th { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left; }
+blockquote { margin-left: 0; padding-left: 1rem; border-left: 3px solid #8886; }
+img { max-width: 100%; border-radius: .4rem; }
+.time { opacity: .65; font-size: .85rem; }
+"""
 
 
 class ExportForm(Enum):
@@ -86,8 +114,8 @@ def write_export(
     try:
         if form is ExportForm.JSON:
             return write_json(_counted(conversation_rows(database, conversation_ids), total, progress), text)
-        talks = _counted(_branches(database, conversation_ids), total, progress)
-        text.writelines(as_html(talks) if form is ExportForm.HTML else (as_markdown(*talk) for talk in talks))
+        chats = _counted(_branches(database, conversation_ids), total, progress)
+        text.writelines(as_html(chats) if form is ExportForm.HTML else (as_markdown(*chat) for chat in chats))
         return total
     finally:
         text.detach()  # whoever opened the file closes it
@@ -105,3 +133,95 @@ def _counted(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
     for done, item in enumerate(items, 1):
         yield item
         progress(done, total)
+
+
+def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
+    """One conversation's current branch as Markdown."""
+    parts = [f"# {one_line(calm(conversation.title))}", f"*{timestamp(conversation.created_at)}*"]
+    for message in branch:
+        parts.append(f"## {SPEAKERS[message.role]}")
+        if message.thinking.strip():
+            quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
+            parts.append(f"> *Thinking*\n>\n{quoted}")
+        parts += [f"*Attached: {one_line(calm(attachment.name))}*" for attachment in message.attachments]
+        parts.append(_safe_markdown(message.content.strip()))
+    return "\n\n".join(parts) + "\n"
+
+
+def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> Iterable[str]:
+    """A page with these conversations, in pieces. It runs no script and loads nothing."""
+    yield (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>Chats</title>\n<style>{_STYLE}</style>\n"
+    )
+    reader = markdown_parser(SafeRenderer)
+    for conversation, branch in conversations:
+        yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
+        yield f'<p class="time">{timestamp(conversation.created_at)}</p>\n'
+        for message in branch:
+            yield _article(message, reader)
+    yield "</html>\n"
+
+
+def file_name(conversation: Conversation, suffix: str) -> str:
+    """A name for a conversation's file, on any system: its title and a piece of its id."""
+    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
+    return f"{words or 'Chat'} {conversation.id[:6]}{suffix}"
+
+
+def _article(message: Message, reader: MarkdownIt) -> str:
+    thinking = (
+        f"<details><summary>Thinking</summary>{_plain(calm(message.thinking))}</details>"
+        if message.thinking.strip()
+        else ""
+    )
+    attached = "".join(
+        _picture(attachment)
+        if attachment.data
+        else f"<details><summary>{html.escape(calm(attachment.name))}</summary>{_document(attachment)}</details>"
+        for attachment in message.attachments
+    )
+    body = _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
+    heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
+    return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
+
+
+def _picture(attachment: Attachment) -> str:
+    """The picture itself: the page stands alone."""
+    url = (
+        f"data:image/{(kind_of(attachment.data) or 'png').lower()};base64,{base64.b64encode(attachment.data).decode()}"
+    )
+    return f'<p><img src="{url}" alt="{html.escape(calm(attachment.name))}"></p>'
+
+
+def _document(attachment: Attachment) -> str:
+    return _plain(shown_document(attachment.name, attachment.text))
+
+
+def _rendered(text: str, reader: MarkdownIt) -> str:
+    env: dict[str, Any] = {}
+    tokens = reader.parse(text, env)
+    return _plain(calm(text)) if is_too_deep(tokens) else str(reader.renderer.render(tokens, reader.options, env))
+
+
+def _plain(text: str) -> str:
+    return f'<p style="white-space: pre-wrap">{html.escape(text.strip())}</p>'
+
+
+def _safe_markdown(text: str) -> str:
+    """The text without hidden characters; in lines with code they stand by name.
+
+    A code block that was cut off is closed, so that the next message is not part of it.
+    """
+    fence = ""
+    lines = []
+    for line in text.splitlines():
+        lines.append(spelled_out(line) if fence or "`" in line or line.startswith(("    ", "\t")) else calm(line))
+        found = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if found and not fence:
+            fence = found[1]
+        elif fence and re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
+            fence = ""
+    return "\n".join([*lines, fence] if fence else lines)

@@ -17,10 +17,9 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.system.concurrency import Caller, Progress, call_here
 from kvchat.system.files import in_time, open_plain
-from kvchat.transfer.archives import ZIP_FAULTS, is_zip, open_zip
 from kvchat.transfer.foreign import foreign_parser
-from kvchat.transfer.pieces import LARGEST_FILE, json_pieces
 from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back
+from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size
 

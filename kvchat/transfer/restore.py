@@ -24,7 +24,6 @@ from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
 from kvchat.system.paths import Paths
-from kvchat.transfer.archives import ZIP_FAULTS, open_zip
 from kvchat.transfer.backup import (
     DATABASE,
     FORMAT,
@@ -36,6 +35,7 @@ from kvchat.transfer.backup import (
     BackupFailed,
     belongs,
 )
+from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 from kvchat.words.wording import size as size_in_words
 
 _READY = "ready"  # written last into the folder that waits

@@ -20,8 +20,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from kvchat.chat.deletion.recently_deleted import entries
-from kvchat.chat.options.options import ChatOptions
-from kvchat.chat.options.presets import manner_of, presets, store_options
+from kvchat.chat.options import ChatOptions, answer_settings, presets, store_options
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import Drafts
@@ -165,7 +164,7 @@ def use(paths: Paths) -> set[str]:
             prompt_messages(branch)
             if len(branch) >= 40 and all("\ufffd" not in message.content for message in branch):
                 whole |= {name for name in _NAMES if any(message.content.startswith(name) for message in branch)}
-            _try(lambda id=conversation.id: manner_of(database, id))  # type: ignore[misc]
+            _try(lambda id=conversation.id: answer_settings(database, id))  # type: ignore[misc]
             for form in ExportForm:
                 target = paths.data / f"out.{form.value}"
                 _try(lambda id=conversation.id, form=form, to=target: export_file(database, [id], form, to))  # type: ignore[misc]

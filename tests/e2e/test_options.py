@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.chat.options.options import BadOptions, ChatOptions, FormatRefused
+from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime

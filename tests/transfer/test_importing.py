@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Role
-from kvchat.transfer import archives, importing, pieces
+from kvchat.transfer import importing, untrusted_files
 from kvchat.transfer.foreign import parse_chatgpt
 from kvchat.transfer.importing import import_paths
 from tests.transfer.library import everything, open_library
@@ -244,7 +244,7 @@ def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
 
 
 def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "_STEP", 7)
+    monkeypatch.setattr(untrusted_files, "_STEP", 7)
     database = open_library(tmp_path)
     entries = [chatgpt(), claude(), open_webui() | {"title": 'Ä 🌳 \\ " \n'}, 7, 1.5e-3]
     (tmp_path / "x.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False), "utf-8-sig")
@@ -267,7 +267,7 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
     ],
 )
 def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, after, words):
-    monkeypatch.setattr(pieces, "_STEP", step)
+    monkeypatch.setattr(untrusted_files, "_STEP", step)
     (tmp_path / "x.json").write_text(f"[{json.dumps(chatgpt())}, {json.dumps(claude())},{after}", "utf-8")
     report = import_paths(open_library(tmp_path), [tmp_path / "x.json"])
     assert len(report.imported) == 2
@@ -288,8 +288,8 @@ def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, 
 )
 @pytest.mark.parametrize("zipped", [False, True])
 def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least, content, words, zipped):
-    monkeypatch.setattr(pieces, "_STEP", 5000)
-    monkeypatch.setattr(pieces, bound, least)
+    monkeypatch.setattr(untrusted_files, "_STEP", 5000)
+    monkeypatch.setattr(untrusted_files, bound, least)
     file = tmp_path / "x.json"
     file.write_bytes(content)
     if zipped:
@@ -304,7 +304,7 @@ def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least
 
 def test_hostile_zips_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "LARGEST_FILE", 1_000_000)
-    monkeypatch.setattr(archives, "MOST_LISTED", 10_000)
+    monkeypatch.setattr(untrusted_files, "MOST_LISTED", 10_000)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(3):
             archive.writestr(f"{number}.json", b" " * 400_000)

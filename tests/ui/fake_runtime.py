@@ -23,8 +23,7 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
-from kvchat.chat.options.options import ChatOptions, Manner, check
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, check
 from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.chat.record.prompt import searched_text
@@ -120,15 +119,15 @@ class FakeOptions(OptionsService):
 
     def __init__(self, chat: FakeChat) -> None:
         self.chat = chat
-        self.manners: dict[str, Manner] = {}
+        self.chosen_by_chat: dict[str, AnswerSettings] = {}
         self.systems: dict[str, str] = {}
         self.stored: list[Preset] = []
 
-    async def manner(self, conversation_id: str) -> Manner:
-        return self.manners.get(conversation_id, Manner())
+    async def answer_settings(self, conversation_id: str) -> AnswerSettings:
+        return self.chosen_by_chat.get(conversation_id, AnswerSettings())
 
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
-        self.manners[conversation_id] = Manner(None, options)
+        self.chosen_by_chat[conversation_id] = AnswerSettings(None, options)
 
     async def begun(self, conversation_id: str) -> bool:
         return bool(self.chat.said[conversation_id])

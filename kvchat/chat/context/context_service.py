@@ -22,8 +22,7 @@ from kvchat.chat.context.context import (
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.input.pictures import TOKENS_GUESSED
-from kvchat.chat.options.options import Manner
-from kvchat.chat.options.presets import manner_of
+from kvchat.chat.options import AnswerSettings
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompt import needs_vision, pictures_of, prompt_content, prompt_messages
@@ -60,7 +59,7 @@ class _Case:
     """A conversation, and the engine that answers in it."""
 
     engine: ReadyEngine
-    manner: Manner
+    chosen: AnswerSettings
     sampling: Sampling
     branch: list[Message]
 
@@ -108,17 +107,17 @@ class ContextService:
 
         Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
         """
-        manner = await self._manner(conversation_id) if conversation_id else Manner()
-        if not self._parts.host.is_ready(manner.model):
+        chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
+        if not self._parts.host.is_ready(chosen.model):
             return None
-        engine = (await self._parts.host.ready(manner.model)).rendering(manner.options.template)
+        engine = (await self._parts.host.ready(chosen.model)).rendering(chosen.options.template)
         used = await self._used(engine, conversation_id) if conversation_id else 0
         waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
         for attachment in attachments:
             waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
-        reserve = engine.reserve(self._parts.drawn(None, manner.options).max_tokens)
+        reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
-            self._begin_work(self._grow_ahead(conversation_id, manner.model, tokens))
+            self._begin_work(self._grow_ahead(conversation_id, chosen.model, tokens))
         return ContextUse(used, waiting, reserve, engine.limit)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
@@ -161,9 +160,9 @@ class ContextService:
 
     async def check_vision(self, conversation_id: str | None) -> bool:
         """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""
-        manner = await self._manner(conversation_id) if conversation_id else Manner()
-        await self._parts.host.check_vision(manner.model)
-        return self._parts.host.is_ready(manner.model, sees=True)
+        chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
+        await self._parts.host.check_vision(chosen.model)
+        return self._parts.host.is_ready(chosen.model, sees=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
@@ -193,7 +192,7 @@ class ContextService:
             plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
             said: list[str] = []
             session = self._parts.session(conversation_id)
-            request = Request(messages, lambda: plain, case.manner.model, case.manner.options.template)
+            request = Request(messages, lambda: plain, case.chosen.model, case.chosen.options.template)
             async with session.losses_explained():
                 await session.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
@@ -219,14 +218,11 @@ class ContextService:
     async def _begin(self, conversation_id: str) -> _Case:
         if self._is_answering(conversation_id):
             raise StillAnswering
-        manner = await self._manner(conversation_id)
-        branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        chosen = await self._parts.answer_settings(conversation_id)
+        branch = await self._parts.branch(conversation_id)
         sees = needs_vision(prompt_messages(branch))
-        engine = (await self._parts.host.ready(manner.model, sees=sees)).rendering(manner.options.template)
-        return _Case(engine, manner, self._parts.drawn(None, manner.options), branch)
-
-    async def _manner(self, conversation_id: str) -> Manner:
-        return await self._parts.worker.run(manner_of, self._parts.database, conversation_id)
+        engine = (await self._parts.host.ready(chosen.model, sees=sees)).rendering(chosen.options.template)
+        return _Case(engine, chosen, self._parts.drawn(None, chosen.options), branch)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> int:
         if attachment.data and not engine.sees:
@@ -241,7 +237,7 @@ class ContextService:
         return self._documents[key]
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
-        branch = await self._parts.worker.run(self._parts.database.branch, conversation_id)
+        branch = await self._parts.branch(conversation_id)
         messages = prompt_messages(branch)
         if not messages:
             return 0

@@ -7,10 +7,19 @@ from dataclasses import replace
 
 from kvchat.chat.context.context_service import StillAnswering
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
-from kvchat.chat.options import presets
-from kvchat.chat.options.options import BadOptions, ChatOptions, Manner, check
-from kvchat.chat.options.presets import Preset
-from kvchat.chat.record.messages import Conversation, Message, MessageState, Role, new_message
+from kvchat.chat.options import (
+    AnswerSettings,
+    BadOptions,
+    ChatOptions,
+    Preset,
+    check,
+    copy_name,
+    presets,
+    remember_model,
+    store_options,
+    store_preset,
+)
+from kvchat.chat.record.messages import Conversation, MessageState, Role, new_message
 from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineRefused
@@ -35,26 +44,25 @@ class OptionsService:
         self._parts = parts
         self._is_answering = is_answering
 
-    async def manner(self, conversation_id: str) -> Manner:
+    async def answer_settings(self, conversation_id: str) -> AnswerSettings:
         """How a conversation is answered."""
-        return await self._parts.worker.run(presets.manner_of, self._parts.database, conversation_id)
+        return await self._parts.answer_settings(conversation_id)
 
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
         """Answer a conversation so from its next message on."""
         await self.check(options)
-        if options.template != (await self.manner(conversation_id)).options.template and await self.begun(
-            conversation_id
-        ):
+        before = (await self.answer_settings(conversation_id)).options.template
+        if options.template != before and await self.begun(conversation_id):
             raise TemplateFixed
-        await self._parts.worker.run(presets.store_options, self._parts.database, conversation_id, options)
+        await self._parts.worker.run(store_options, self._parts.database, conversation_id, options)
 
     async def begun(self, conversation_id: str) -> bool:
         """Whether anything has been said in a conversation."""
-        return any(message.role is not Role.SYSTEM for message in await self._branch(conversation_id))
+        return any(message.role is not Role.SYSTEM for message in await self._parts.branch(conversation_id))
 
     async def system_prompt(self, conversation_id: str) -> str:
         """The system prompt of the current branch; empty without one."""
-        branch = await self._branch(conversation_id)
+        branch = await self._parts.branch(conversation_id)
         return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
 
     async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
@@ -65,7 +73,7 @@ class OptionsService:
         """
         if self._is_answering(conversation_id):
             raise StillAnswering
-        parts, branch = self._parts, await self._branch(conversation_id)
+        parts, branch = self._parts, await self._parts.branch(conversation_id)
         before = branch[0] if branch and branch[0].role is Role.SYSTEM else None
         text = text.strip()
         if text == (before.content if before else ""):
@@ -99,17 +107,17 @@ class OptionsService:
 
     async def presets(self) -> list[Preset]:
         """All presets, by name."""
-        return await self._parts.worker.run(presets.presets, self._parts.database)
+        return await self._parts.worker.run(presets, self._parts.database)
 
     async def store_preset(self, preset: Preset) -> Preset:
         """Store a preset, new or changed."""
         await self.check(preset.options)
-        return await self._parts.worker.run(presets.store_preset, self._parts.database, preset)
+        return await self._parts.worker.run(store_preset, self._parts.database, preset)
 
     async def duplicate_preset(self, preset: Preset) -> Preset:
         """A copy under another name."""
         taken = {one.name for one in await self.presets()}
-        copy = replace(preset, id="", is_default=False, name=presets.copy_name(preset.name, taken))
+        copy = replace(preset, id="", is_default=False, name=copy_name(preset.name, taken))
         return await self.store_preset(copy)
 
     async def delete_preset(self, preset: Preset) -> None:
@@ -124,10 +132,7 @@ class OptionsService:
         """A new conversation that begins with a preset."""
         parts = self._parts
         made = await parts.worker.run(parts.database.create_conversation, title, preset.system or None)
-        await parts.worker.run(presets.store_options, parts.database, made.id, preset.options)
+        await parts.worker.run(store_options, parts.database, made.id, preset.options)
         if preset.model:
-            await parts.worker.run(presets.remember_model, parts.database, made.id, preset.model, replace=True)
+            await parts.worker.run(remember_model, parts.database, made.id, preset.model, replace=True)
         return made
-
-    async def _branch(self, conversation_id: str) -> list[Message]:
-        return await self._parts.worker.run(self._parts.database.branch, conversation_id)

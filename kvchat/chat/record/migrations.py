@@ -57,7 +57,7 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     # 5: how each conversation is answered, and the presets it may begin with
     """
-    ALTER TABLE conversations ADD COLUMN options TEXT NOT NULL DEFAULT '';  -- JSON, see kvchat.chat.options.options
+    ALTER TABLE conversations ADD COLUMN options TEXT NOT NULL DEFAULT '';  -- JSON, see kvchat.chat.options
     CREATE TABLE presets (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,

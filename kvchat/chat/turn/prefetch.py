@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvchat.chat.events import Notice
-from kvchat.chat.options.presets import manner_of
 from kvchat.chat.record.prompt import begins_empty, ends_with_reply, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
@@ -67,10 +66,10 @@ class Prefetch:
 
     async def _load(self, conversation_id: str) -> None:
         parts = self._parts
-        manner = await parts.worker.run(manner_of, parts.database, conversation_id)
-        branch = await parts.worker.run(parts.database.branch, conversation_id)
+        chosen = await parts.answer_settings(conversation_id)
+        branch = await parts.branch(conversation_id)
         messages = prompt_messages(branch)
-        request = Request(messages, model=manner.model, template=manner.options.template)
+        request = Request(messages, model=chosen.model, template=chosen.options.template)
         if not parts.host.is_ready(request.model, sees=request.sees):
             return  # another model, or a projector, is loaded for a message, not for a look
         if ends_with_reply(branch) or begins_empty(branch):

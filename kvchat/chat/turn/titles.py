@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvchat.chat.events import ConversationsChanged
-from kvchat.chat.options.presets import manner_of
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
@@ -131,7 +130,7 @@ class Titles:
     async def _attempt(self, conversation_id: str) -> _Attempt:
         """Ask the model, if that can be done now."""
         parts = self._parts
-        attempt = _Attempt(conversation_id, await parts.worker.run(parts.database.branch, conversation_id))
+        attempt = _Attempt(conversation_id, await parts.branch(conversation_id))
         if attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
             await parts.slot.lock.in_spare_time(self._ask(attempt))
         return attempt
@@ -149,12 +148,12 @@ class Titles:
     async def _question(self, attempt: _Attempt, session: Session) -> tuple[Request, Tokens] | None:
         """What to ask, after which turn boundary; None if that cannot be now, or not without reading the chat again."""
         parts, conversation_id = self._parts, attempt.conversation_id
-        manner = await parts.worker.run(manner_of, parts.database, conversation_id)
+        chosen = await parts.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
-        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(manner.model, sees=needs_vision(history)):
+        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(chosen.model, sees=needs_vision(history)):
             return None
         messages = [*history, ChatMessage(Role.USER.value, REQUEST)]
-        request = Request(messages, model=manner.model, template=manner.options.template)
+        request = Request(messages, model=chosen.model, template=chosen.options.template)
         lease = await session.ready(request)
         boundary = await lease.boundary(history)
         if parts.slot.holds(lease.engine.generation) != conversation_id or not await lease.can_return(boundary):

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, TurnFailed
-from kvchat.chat.options.options import FormatRefused, Manner
-from kvchat.chat.options.presets import manner_of
+from kvchat.chat.options import AnswerSettings, FormatRefused
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt, Role
@@ -113,9 +112,9 @@ class Turn:
         if not messages:
             raise ConversationGone
         reply = await self._open_reply(self.beginning)
-        manner = await parts.worker.run(manner_of, parts.database, self.conversation_id)
+        chosen = await parts.answer_settings(self.conversation_id)
         system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
-        request = Request(messages, lambda: self._draw(manner, reply), manner.model, manner.options.template, system)
+        request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, chosen.options.template, system)
         async with reply.written_along():
             await self._say(request, reply)
             while session.outgrown and session.verdict:
@@ -135,9 +134,9 @@ class Turn:
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
         await self._session.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
 
-    def _draw(self, manner: Manner, reply: ReplyWriter) -> Sampling:
+    def _draw(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
         """How the reply is drawn, now that the engine is ready; what earlier requests brought is part of its length."""
-        drawn, said = self._parts.drawn(self._sampling, manner.options), reply.predicted_before
+        drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_before
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
         self._drawn = drawn

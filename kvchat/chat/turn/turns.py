@@ -17,7 +17,7 @@ from kvchat.chat.events import (
     WaitingForChat,
     WaitingForWriter,
 )
-from kvchat.chat.options.presets import remember_model
+from kvchat.chat.options import remember_model
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Attachment, Message
 from kvchat.chat.turn.opening import Beginning, stand_last
@@ -176,7 +176,7 @@ class Turns:
                 reply.set_result(message)
                 self._end_settling_soon()
 
-        alone = self._parts.writers.take(turn.conversation_id)
+        alone = self._parts.locks.acquire(turn.conversation_id)
         try:
             if words is None and not alone:  # what the answer begins with is known when the other one is there
                 alone = await self._wait(turn)
@@ -193,7 +193,7 @@ class Turns:
             done(None)
             self._turns.remove(turn)
             if alone:
-                self._parts.writers.give_back(turn.conversation_id)
+                self._parts.locks.release(turn.conversation_id)
 
     async def _wait(self, turn: Turn) -> bool:
         """Until no other process answers in the chat; False if the turn was stopped before."""
@@ -202,7 +202,7 @@ class Turns:
         turn.behind_another = True
         while not turn.stopped:
             await asyncio.sleep(LOOK_EVERY_S)
-            alone = parts.writers.take(conversation_id)
+            alone = parts.locks.acquire(conversation_id)
             if turn.beginning is not None and turn.beginning.last:
                 with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
                     where = parts.database, turn.beginning.question_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, label, row
 from kvchat.ui.base.tasks import TaskRunner
@@ -71,8 +71,8 @@ class ChatSettings(OptionsPanel):
         await self._load_presets()
         preset, said = await chat.default_preset() or Preset(""), False
         if id is not None:
-            manner, said = await chat.manner(id), await chat.begun(id)
-            preset = Preset("", await chat.system_prompt(id), subject.model, manner.options)
+            chosen, said = await chat.answer_settings(id), await chat.begun(id)
+            preset = Preset("", await chat.system_prompt(id), subject.model, chosen.options)
         model = preset.model or runtime.settings.model_path
         offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
         if subject != self._subject:

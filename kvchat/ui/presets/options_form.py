@@ -8,7 +8,7 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QWidget
 
-from kvchat.chat.options.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
+from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions

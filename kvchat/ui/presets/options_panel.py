@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLayout, QScrollArea, QWidget
 
-from kvchat.chat.options.options import BadOptions
+from kvchat.chat.options import BadOptions
 from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look

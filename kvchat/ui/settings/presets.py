@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QWidget
 
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, column, label
 from kvchat.ui.base.theme import Look

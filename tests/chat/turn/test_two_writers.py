@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.record.chat_locks import ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.chat.record.tree import current_branch
-from kvchat.chat.record.writers import Writers
 from kvchat.chat.turn import opening
 from kvchat.chat.turn.receipts import receipt_line
 from tests.chat.stage import Stage
@@ -24,8 +24,8 @@ from tests.engine_fixtures import FakeEngine
 
 WAITING = "This chat is being answered by another kvchat; waiting..."
 HOLD = (
-    "import sys; from pathlib import Path; from kvchat.chat.record.writers import Writers\n"
-    "writers = Writers(Path(sys.argv[1])); print(writers.take('chat'), flush=True); sys.stdin.read()"
+    "import sys; from pathlib import Path; from kvchat.chat.record.chat_locks import ChatLocks\n"
+    "locks = ChatLocks(Path(sys.argv[1])); print(locks.acquire('chat'), flush=True); sys.stdin.read()"
 )
 
 
@@ -107,40 +107,40 @@ def test_of_many_at_once_each_is_asked_with_all_that_was_said_before(home: Home,
 
 
 def test_the_lock_dies_with_its_process_and_leaves_no_file(tmp_path: Path) -> None:
-    writers = Writers(tmp_path)
+    locks = ChatLocks(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"True\n"
-        assert not writers.take("chat")
-        assert writers.elsewhere("chat")
-        assert not writers.elsewhere("another")
+        assert not locks.acquire("chat")
+        assert locks.held_elsewhere("chat")
+        assert not locks.held_elsewhere("another")
         other.kill()
         other.wait()
     assert list(tmp_path.iterdir())
-    writers.sweep()
+    locks.sweep()
     assert not list(tmp_path.iterdir())
-    assert writers.take("chat")
-    assert writers.take("chat")  # the next message, while the reply before it is being saved
-    writers.give_back("chat")
-    writers.sweep()
+    assert locks.acquire("chat")
+    assert locks.acquire("chat")  # the next message, while the reply before it is being saved
+    locks.release("chat")
+    locks.sweep()
     assert list(tmp_path.iterdir())
-    writers.give_back("chat")
+    locks.release("chat")
     assert not list(tmp_path.iterdir())
 
 
 def test_where_there_can_be_no_lock_chats_go_on(tmp_path: Path) -> None:
     (tmp_path / "answering").write_text("no folder")
-    writers = Writers(tmp_path / "answering")
-    assert writers.take("chat")
-    writers.give_back("chat")
+    locks = ChatLocks(tmp_path / "answering")
+    assert locks.acquire("chat")
+    locks.release("chat")
 
 
 async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    monkeypatch.setattr(Writers, "take", lambda self, id: False)
+    monkeypatch.setattr(ChatLocks, "acquire", lambda self, id: False)
     waiting = stage.runtime.chat.send(chat, "Two")
     await stage.until(lambda: any(type(event).__name__ == "WaitingForWriter" for event in stage.events))
     stage.runtime.chat.stop(chat)
@@ -157,7 +157,7 @@ async def test_the_wait_for_another_process_is_no_part_of_the_time_to_the_first_
     chat = await stage.chat()
     await stage.answered(chat)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(Writers, "take", lambda self, id: False)
+        elsewhere.setattr(ChatLocks, "acquire", lambda self, id: False)
         waiting = stage.runtime.chat.send(chat, "Two")
         await stage.until(lambda: any(type(event).__name__ == "WaitingForWriter" for event in stage.events))
         await asyncio.sleep(0.6)  # the receipt names no wait that is shorter than 0.5 s

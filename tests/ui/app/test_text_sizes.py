@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.input.documents import document_of_text
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app import window_place

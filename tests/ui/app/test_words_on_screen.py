@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.options.options import ChatOptions, Manner
-from kvchat.chat.options.presets import Preset
+from kvchat.chat.options import AnswerSettings, ChatOptions, Preset
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
@@ -70,7 +69,7 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, p
     panel.save.click()
     await until(lambda: not panel.isVisible())
     requested = ChatOptions(Sampling(temperature=0.3, top_k=20, stop=("END", "FIN")), (("enable_thinking", False),))
-    assert runtime.chat.options.manners["c1"].options == requested
+    assert runtime.chat.options.chosen_by_chat["c1"].options == requested
     assert runtime.chat.options.systems["c1"] == "Be brief."
     await opened(panel)
     assert form.read().options == requested
@@ -127,7 +126,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
     panel.preset.activated.emit(1)
     assert panel.form.system.toPlainText() == "Speak in rhymes."
     assert panel.form.numbers["temperature"].text() == "1.2"
-    assert runtime.chat.options.manners.get("c1", Manner()) == Manner()  # not before Save
+    assert runtime.chat.options.chosen_by_chat.get("c1", AnswerSettings()) == AnswerSettings()  # not before Save
 
 
 async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:

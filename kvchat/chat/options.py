@@ -1,13 +1,26 @@
-"""How one conversation is answered: sampling, template options, output format. Values, their bounds, their JSON."""
+"""How one conversation is answered: its options, its model, the presets it may begin with.
+
+- **Its own model.** A conversation remembers the model it began with (`remember_model`); its turn asks the
+  engine host for it, which changes engines between turns. Looking at a conversation loads nothing. A model that is gone
+  leaves choices (`ModelMissing`, `ui/controllers/model.py`).
+- **Its own options.** `chat/context/options_service.py` has the rules: template options are fixed once something was
+  said, another system prompt makes a branch of copies, sampling changes at any time. What they leave open the settings
+  say, then the model's author, then `engine_host/model.py`; at temperature 0 nothing is added.
+  `ui/presets/chat_settings.py` and `ui/settings/presets.py` show them in one form (`ui/presets/options_form.py`);
+  `ui/models/model_choice.py` offers the models on this computer.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from dataclasses import dataclass, field
+import sqlite3
+import uuid
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
@@ -25,7 +38,7 @@ NO_OPTIONS = ChatOptions()
 
 
 @dataclass(frozen=True)
-class Manner:
+class AnswerSettings:
     """How a conversation is answered, and by which model."""
 
     model: str | None = None  # path; None until the first message
@@ -145,3 +158,78 @@ def _sampling(stored: dict[str, Any]) -> Sampling:
 
 def _template(stored: dict[str, Any]) -> TemplateOptions:
     return tuple(sorted((str(name), value) for name, value in stored.items() if isinstance(value, bool | str)))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a chat can begin with. An empty `id`: not stored yet."""
+
+    name: str
+    system: str = ""
+    model: str | None = None  # path; None: the model in use
+    options: ChatOptions = NO_OPTIONS
+    is_default: bool = False  # new chats begin with it
+    id: str = ""
+
+
+class PresetExists(KvchatError):
+    """Two presets cannot have one name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is a preset named “{name}” already", "", "Choose another name.")
+
+
+def presets(database: Database) -> list[Preset]:
+    """All presets, by name. Raises StorageFailed."""
+    return [_preset(row) for row in database.rows("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name")]
+
+
+def store_preset(database: Database, preset: Preset) -> Preset:
+    """Store a preset, new or changed. A default one takes that place from another.
+
+    Raises PresetExists and StorageFailed.
+    """
+    kept = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
+    values = (kept.name, kept.system, kept.model, options_json(kept.options), kept.is_default, kept.id)
+    with database.transaction() as db:
+        if db.execute("SELECT 1 FROM presets WHERE name = ? AND id != ?", (kept.name, kept.id)).fetchone():
+            raise PresetExists(kept.name)
+        if kept.is_default:
+            db.execute("UPDATE presets SET is_default = 0")
+        db.execute(
+            "INSERT OR REPLACE INTO presets (name, system, model, options, is_default, id) VALUES (?, ?, ?, ?, ?, ?)",
+            values,
+        )
+    return kept
+
+
+def copy_name(name: str, taken: set[str]) -> str:
+    """A name for a duplicate: “Name copy”, “Name copy 2”, …"""
+    base = f"{name} copy"
+    return next(found for n in range(1, len(taken) + 2) if (found := base if n == 1 else f"{base} {n}") not in taken)
+
+
+def answer_settings(database: Database, conversation_id: str) -> AnswerSettings:
+    """How a conversation is answered; as by default if it is gone. Raises StorageFailed."""
+    for row in database.rows("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)):
+        return AnswerSettings(row["model"], options_from(row["options"]))
+    return AnswerSettings()
+
+
+def store_options(database: Database, conversation_id: str, options: ChatOptions) -> None:
+    """Answer a conversation so from now on. Raises ConversationGone and StorageFailed."""
+    statement = "UPDATE conversations SET options = ? WHERE id = ?"
+    if not database.write(statement, (options_json(options), conversation_id)):
+        raise ConversationGone
+
+
+def remember_model(database: Database, conversation_id: str, model: str, *, replace: bool) -> None:
+    """Have `model` answer in a conversation; without `replace` only if it has none yet. Raises StorageFailed."""
+    statement = "UPDATE conversations SET model = ? WHERE id = ? AND (? OR model IS NULL)"
+    database.write(statement, (model, conversation_id, replace))
+
+
+def _preset(row: sqlite3.Row) -> Preset:
+    return Preset(
+        row["name"], row["system"], row["model"], options_from(row["options"]), bool(row["is_default"]), row["id"]
+    )

@@ -1,21 +1,34 @@
-"""A JSON file of any size, one chat at a time: what matters is held in memory, and no more than that.
+"""Files that others made, read within bounds: zips, and JSON of any size, one chat at a time.
 
-An export is a list of chats, kvchat's own has one within. Such a list is read piece by piece; any other file is a
-piece as a whole. What a piece may take is bounded.
+An export is a list of chats, kvchat's own has one within. Such a list is read piece by piece, and no more than a piece
+is held in memory; any other file is a piece as a whole. What a piece may take is bounded.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, BinaryIO
 
+from kvchat.system.files import open_plain
 from kvchat.transfer.rows import FORMAT, VERSION, own_entries
 from kvchat.words.wording import size
 
+MOST_LISTED = 16_000_000  # bytes of a zip's list of what is in it: some 150,000 files, each takes 1 KB once it is read
+# What a zip that is damaged, or made to do damage, can end in.
+ZIP_FAULTS = (OSError, ValueError, RuntimeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile)
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_END, _END_64 = b"PK\5\6", b"PK\6\6"
+_END_SIZE, _END_64_SIZE, _LOCATOR_SIZE, _LONGEST_COMMENT = 22, 56, 20, 65_535
 LARGEST_FILE = 2_000_000_000  # characters; ChatGPT's exports of many years have 500 MB
 LARGEST_PIECE = 128_000_000  # characters of one chat, its pictures included
 MOST_PARTS = 6_000_000  # lists, objects, names and texts in one chat; in memory each takes up to 100 bytes
@@ -23,6 +36,40 @@ _STEP = 1_000_000  # characters
 _NEAR_THE_END = 16  # characters: what is cut off there may be whole once more is read
 _OWN = re.compile(rf'\s*{{\s*"format":\s*"{FORMAT}",\s*"version":\s*{VERSION},\s*"conversations":\s*\[')
 _SPACE = re.compile(r"[ \t\n\r]*")
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A zip, for as long as the block takes. Raises OSError and zipfile.BadZipFile."""
+    with open_plain(path) as file:
+        if _directory_size(file) > MOST_LISTED:
+            raise zipfile.BadZipFile("it lists more files than kvchat looks through")
+        with zipfile.ZipFile(file) as archive:
+            if any(member.compress_type not in _PACKED for member in archive.infolist()):
+                raise zipfile.BadZipFile("it is packed in an unusual way")  # which can take any amount of memory
+            yield archive
+
+
+def is_zip(path: Path) -> bool:
+    """Whether a file is a zip, whatever its name. Raises OSError."""
+    with open_plain(path) as file:
+        return zipfile.is_zipfile(file)
+
+
+def _directory_size(file: BinaryIO) -> int:
+    """How many bytes the list is said to take, which `zipfile` would read at once; 0 where there is none."""
+    length = file.seek(0, os.SEEK_END)
+    file.seek(max(0, length - _LONGEST_COMMENT - _END_SIZE - _LOCATOR_SIZE - _END_64_SIZE))
+    tail = file.read()
+    end = len(tail) - _END_SIZE
+    if not (tail[end:].startswith(_END) and tail.endswith(b"\0\0")):
+        end = tail.rfind(_END)
+    if end < 0 or end + _END_SIZE > len(tail):
+        return 0
+    long_end = tail[max(0, end - _LOCATOR_SIZE - _END_64_SIZE) : max(0, end - _LOCATOR_SIZE)]
+    if long_end.startswith(_END_64) and len(long_end) == _END_64_SIZE:
+        return int(struct.unpack_from("<Q", long_end, 40)[0])
+    return int(struct.unpack_from("<I", tail, end + 12)[0])
 
 
 @dataclass(frozen=True)

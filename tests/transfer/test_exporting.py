@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.transfer.documents import file_name
-from kvchat.transfer.exporting import ExportFailed, ExportForm, export_file
+from kvchat.transfer.exporting import ExportFailed, ExportForm, export_file, file_name
 from tests.transfer.library import open_library, talk
 
 

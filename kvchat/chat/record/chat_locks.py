@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 ANSWERING = "answering"  # the folder's name, beside the chats' file
 
 
-class Writers:
+class ChatLocks:
     """The chats this process answers in. For one thread."""
 
     def __init__(self, folder: Path) -> None:
@@ -23,7 +23,7 @@ class Writers:
         self._folder = folder
         self._held: dict[str, tuple[FileLock | None, int]] = {}  # the lock, and how often it was taken
 
-    def take(self, conversation_id: str) -> bool:
+    def acquire(self, conversation_id: str) -> bool:
         """Whether this process answers here now. Each time that it does, it must be given back."""
         lock, count = self._held.get(conversation_id, (None, 0))
         if not count:
@@ -36,7 +36,7 @@ class Writers:
         self._held[conversation_id] = lock, count + 1
         return True
 
-    def give_back(self, conversation_id: str) -> None:
+    def release(self, conversation_id: str) -> None:
         """This process no longer answers here, as often as it took that."""
         lock, count = self._held.pop(conversation_id)
         if count > 1:
@@ -44,13 +44,13 @@ class Writers:
         elif lock is not None:
             _release(lock)
 
-    def elsewhere(self, conversation_id: str) -> bool:
+    def held_elsewhere(self, conversation_id: str) -> bool:
         """Whether another process answers here right now."""
         if conversation_id in self._held or not self._path(conversation_id).exists():
             return False
-        if not self.take(conversation_id):
+        if not self.acquire(conversation_id):
             return True
-        self.give_back(conversation_id)
+        self.release(conversation_id)
         return False
 
     def sweep(self) -> None:
