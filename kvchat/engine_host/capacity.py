@@ -16,6 +16,7 @@ from kvchat.library.gguf.identity import model_identity
 from kvchat.library.local.files import projector_of
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts, available_memory
+from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW
 from kvchat.library.memory.verdict import Judgement, judge
 from kvchat.settings import Settings
@@ -41,15 +42,10 @@ class ModelJudge:
     def __call__(self, facts: GgufFacts) -> Judgement:
         """Whether the model fits."""
         settings, projector = self.settings, projector_of(facts.path)
-        return judge(
-            facts,
-            self.capacity.memory,
-            settings.kv_type,
-            corrections=self._learned(facts),
-            swa_full=FULL_WINDOW in settings.engine_arguments.split(),
-            wanted=settings.context_size,
-            projector=size_of(projector) if projector else 0,
-        )
+        swa_full = FULL_WINDOW in settings.engine_arguments.split()
+        weighed = size_of(projector) if projector else 0
+        demand = Demand(facts, settings.kv_type, swa_full, self._learned(facts), weighed)
+        return judge(demand, self.capacity.memory, settings.context_size)
 
     def _learned(self, facts: GgufFacts) -> Corrections:
         build, device = self.capacity.build, self.capacity.memory.device_kind

@@ -20,13 +20,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import FileStamps, file_identity, file_stamps, model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
-from kvchat.library.memory.context_size import (
-    ContextChoice,
-    begin_with,
-    choose_context_size,
-    larger_choice,
-    smaller_choices,
-)
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
@@ -95,7 +89,7 @@ class EngineChoice:
 
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
-        contexts = smaller_choices(self.context, self._demand(self.corrections), self.memory)
+        contexts = ContextChooser(self._demand(self.corrections), self.memory).smaller(self.context)
         return tuple(self._with(context) for context in contexts)
 
     def larger(self, tokens: int, memory: MemoryFacts, corrections: Corrections) -> ContextChoice | None:
@@ -103,21 +97,13 @@ class EngineChoice:
 
         `corrections`: what is known since the engine was loaded.
         """
-        return larger_choice(tokens, self.context.placement, self._demand(corrections), memory)
+        return ContextChooser(self._demand(corrections), memory).larger(tokens, self.context.placement)
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
         """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
-        situation = Situation(
-            self.most,
-            self.facts,
-            self.memory,
-            self.plan.kv_type_k,
-            self.corrections,
-            wanted,
-            self.plan.extra,
-            takes_arguments=self.location.path is not None,
-        )
-        return proposals(situation)
+        demand, own = self._demand(self.corrections), self.plan.extra
+        takes_arguments = self.location.path is not None
+        return proposals(Situation(self.most, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
 
     def _demand(self, corrections: Corrections) -> Demand:
         plan = self.plan
@@ -163,17 +149,9 @@ def choose_engine(
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
     swa_full = is_swa_full(extra)
-    most = choose_context_size(
-        facts,
-        memory,
-        settings.kv_type,
-        settings.context_size,
-        corrections=corrections,
-        swa_full=swa_full,
-        projector=projector_bytes,
-    )
-    demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
-    context = begin_with(most, needed, demand, memory)
+    chooser = ContextChooser(Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes), memory)
+    most = chooser.choose(settings.context_size)
+    context = chooser.begin_with(most, needed)
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,

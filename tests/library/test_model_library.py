@@ -11,6 +11,7 @@ from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.local.folders import Machine
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar, given_back
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
@@ -21,7 +22,7 @@ PLENTY = MemoryFacts(64_000_000_000)
 
 
 def fits(facts: GgufFacts) -> Judgement:
-    return judge(facts, PLENTY)
+    return judge(Demand(facts), PLENTY)
 
 
 @pytest.fixture

@@ -24,9 +24,10 @@ from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, Staged, place_in, s
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
-from kvchat.library.memory.context_size import ContextChoice, choose_context_size
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.corrections import Circumstances, CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts, available_memory, staging_room
+from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import limit_in_words, store_problem
@@ -103,7 +104,7 @@ def _look_at_model(
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
     wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
-    context = choose_context_size(facts, memory, settings.kv_type, wanted, corrections=learned, swa_full=whole)
+    context = ContextChooser(Demand(facts, settings.kv_type, whole, learned), memory).choose(wanted)
     what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
     row = kv_bytes_per_token(facts, settings.kv_type, settings.kv_type)
     return ModelReport(str(facts.path), True, *what, row), context

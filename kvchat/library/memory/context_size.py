@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, MemoryBar, margin, round_down
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
@@ -38,82 +36,64 @@ class ContextChoice:
         return self.placement is not None and not self.placement.whole
 
 
-def choose_context_size(
-    facts: GgufFacts,
-    memory: MemoryFacts,
-    kv_type: str = "f16",
-    wanted: int | None = None,
-    *,
-    corrections: Corrections = NOTHING_LEARNED,
-    swa_full: bool = False,
-    projector: int = 0,
-) -> ContextChoice:
-    """The context size to launch the engine with. A `wanted` size is honoured, with a warning where it is unwise.
-
-    `projector`: bytes of the one that is loaded as well. Raises ValueError for an unknown KV type.
-    """
-    chooser = _Chooser(Demand(facts, kv_type, swa_full, corrections, projector), memory)
-    return chooser.automatic() if wanted is None else chooser.honour(wanted)
-
-
-def smaller_choices(
-    choice: ContextChoice,
-    demand: Demand,
-    memory: MemoryFacts,
-) -> tuple[ContextChoice, ...]:
-    """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
-    chooser = _Chooser(demand, memory)
-    return tuple(chooser.stepped_down(tokens, placement, choice) for tokens, placement in chooser.steps_below(choice))
-
-
-def larger_choice(
-    tokens: int,
-    placement: Placement | None,
-    demand: Demand,
-    memory: MemoryFacts,
-) -> ContextChoice | None:
-    """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much and what was trained.
-
-    `placement` is where the model is now; with less of it on the GPU only where nothing larger fits otherwise. None
-    where nothing worth a restart fits.
-    """
-    return _Chooser(demand, memory).above(tokens, placement)
-
-
-def begin_with(
-    most: ContextChoice,
-    needed: int,
-    demand: Demand,
-    memory: MemoryFacts,
-) -> ContextChoice:
-    """How much of the context in `most` to lay out at first for chats of `needed` tokens; the rest follows on demand.
-
-    An engine fills its whole KV cache with zeros before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s
-    (measured). So it begins with one and a half times what is needed, in powers of two. All of it is laid out at once
-    where that is quick, on a GPU or up to CHEAP bytes, and where the user chose the size.
-    """
-    size = max(LEAST_BEGINNING, 1 << (3 * needed // 2 - 1).bit_length())
-    original = demand.facts.original_context
-    if original and most.tokens > original:
-        size = max(size, original + STEP)  # beyond it keys are of another kind, and stay of that kind
-    on_gpu = most.placement is not None and most.placement.whole
-    if most.by_user or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
-        return most
-    return _Chooser(demand, memory).part_of(most, size)
-
-
 LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
 WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 
-class _Chooser:
-    """One choice in the making."""
+class ContextChooser:
+    """For a model as it is to be run, and the memory there is. Raises ValueError for an unknown KV type."""
 
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
         self._fit = Fitting(demand, memory)
         self._demand, self._memory, self._facts = demand, memory, demand.facts
 
-    def automatic(self) -> ContextChoice:
+    def choose(self, wanted: int | None = None) -> ContextChoice:
+        """The context size to launch the engine with. A `wanted` one is honoured, with a warning where it is unwise."""
+        return self._automatic() if wanted is None else self._honour(wanted)
+
+    def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
+        """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
+        return tuple(self._stepped_down(tokens, placement, choice) for tokens, placement in self._steps_below(choice))
+
+    def begin_with(self, most: ContextChoice, needed: int) -> ContextChoice:
+        """How much of the context in `most` to lay out at first for chats of `needed` tokens; the rest follows later.
+
+        An engine fills its whole KV cache with zeros before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s
+        (measured). So it begins with one and a half times what is needed, in powers of two. All of it is laid out at
+        once where that is quick, on a GPU or up to CHEAP bytes, and where the user chose the size.
+        """
+        size = max(LEAST_BEGINNING, 1 << (3 * needed // 2 - 1).bit_length())
+        original = self._facts.original_context
+        if original and most.tokens > original:
+            size = max(size, original + STEP)  # beyond it keys are of another kind, and stay of that kind
+        on_gpu = most.placement is not None and most.placement.whole
+        if most.by_user or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
+            return most
+        reason = f"{most.reason} {size:,} are laid out so far, so that it is ready soon; it grows with your chats."
+        return self._choice(size, most.placement or self._fit.in_memory, reason)
+
+    def larger(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
+        """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much.
+
+        `placement` is where the model is now; with less of it on the GPU only where nothing larger fits otherwise. None
+        where nothing worth a restart fits.
+        """
+        most, worthwhile = min(2 * tokens, self._fit.trained), tokens + tokens // WORTHWHILE_PART
+        stays = placement if placement and self._memory.devices else self._fit.in_memory  # the GPU may be gone
+        for place in (lambda _: stays, self._fit.best_placement):
+            larger = self._fit.largest_fitting(most, place)
+            where = place(larger)
+            if larger >= worthwhile and self._fit.fits(larger, where):
+                needed, free = self._fit.compared(larger, where)
+                slower = f" Then {where.in_words(self._memory.beside)}: slower." if where != stays else ""
+                reason = (
+                    f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
+                    f"{self._place(where)} once the engine has stopped.{slower}"
+                )
+                return self._choice(larger, where, reason)
+        return None
+
+    def _automatic(self) -> ContextChoice:
         """The size kvchat chooses."""
         tokens, placement = self._fit.largest(self._fit.trained)
         if not self._fit.fits(tokens, placement):
@@ -138,7 +118,7 @@ class _Chooser:
             )
         return self._choice(tokens, placement, reason)
 
-    def honour(self, wanted: int) -> ContextChoice:
+    def _honour(self, wanted: int) -> ContextChoice:
         """The user's own size, at least one step, with a warning where it is unwise."""
         tokens = max(STEP, wanted)
         placement = self._fit.best_placement(tokens)
@@ -154,36 +134,14 @@ class _Chooser:
             warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
         return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, by_user=True)
 
-    def above(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
-        """The next larger size, None where nothing worth a restart fits."""
-        most, worthwhile = min(2 * tokens, self._fit.trained), tokens + tokens // WORTHWHILE_PART
-        stays = placement if placement and self._memory.devices else self._fit.in_memory  # the GPU may be gone
-        for place in (lambda _: stays, self._fit.best_placement):
-            larger = self._fit.largest_fitting(most, place)
-            where = place(larger)
-            if larger >= worthwhile and self._fit.fits(larger, where):
-                needed, free = self._fit.compared(larger, where)
-                slower = f" Then {where.in_words(self._memory.beside)}: slower." if where != stays else ""
-                reason = (
-                    f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
-                    f"{self._place(where)} once the engine has stopped.{slower}"
-                )
-                return self._choice(larger, where, reason)
-        return None
-
-    def part_of(self, most: ContextChoice, tokens: int) -> ContextChoice:
-        """The first `tokens` of a larger choice, with everything in the same place."""
-        reason = f"{most.reason} {tokens:,} are laid out so far, so that it is ready soon; it grows with your chats."
-        return self._choice(tokens, most.placement or self._fit.in_memory, reason)
-
-    def stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
+    def _stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
         more = f"{before.tokens:,}" if tokens < before.tokens else f"more of the model on {self._memory.beside}"
         less = f"; {placement.in_words(self._memory.beside)}" if self._memory.devices and not placement.whole else ""
         reason = f"{tokens:,} tokens: memory ran out with {more}{less}. {self._share(tokens, placement)}"
         return self._choice(tokens, placement, reason)
 
-    def steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
+    def _steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
         """Half the context again and again; with a GPU, from ENOUGH_ON_DEVICE on, less of the model on it first."""
         steps: list[tuple[int, Placement]] = []
         tokens, placement = choice.tokens, choice.placement or self._fit.in_memory

@@ -71,7 +71,7 @@ class Demand:
     """A model as it is to be run: everything its need depends on but the context size and the place."""
 
     facts: GgufFacts
-    kv_type: str
+    kv_type: str = "f16"
     swa_full: bool = False
     corrections: Corrections = NOTHING_LEARNED
     projector: int = 0  # bytes of the projector that gives it sight

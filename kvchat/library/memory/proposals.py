@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.kv_cache import KV_TYPES
-from kvchat.library.memory.context_size import ContextChoice, choose_context_size
-from kvchat.library.memory.corrections import Corrections
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.placement import Demand
 from kvchat.settings import Settings
 from kvchat.words.wording import size as size_in_words
 
@@ -44,10 +43,8 @@ class Situation:
     """What proposals are made for: a choice, and everything it was made from."""
 
     choice: ContextChoice
-    facts: GgufFacts
+    demand: Demand
     memory: MemoryFacts
-    kv_type: str
-    corrections: Corrections
     wanted: int | None  # the user's own context size
     extra: Sequence[str]  # the user's own arguments for the engine
     takes_arguments: bool  # the engine inside kvchat takes none
@@ -56,14 +53,9 @@ class Situation:
         self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
     ) -> ContextChoice:
         """The choice it would be, in part other."""
-        return choose_context_size(
-            self.facts,
-            self.memory,
-            kv_type or self.kv_type,
-            wanted or self.wanted,
-            corrections=self.corrections,
-            swa_full=swa_full or FULL_WINDOW in self.extra,
-        )
+        kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra
+        demand = dataclasses.replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
+        return ContextChooser(demand, self.memory).choose(wanted or self.wanted)
 
 
 def proposals(situation: Situation) -> tuple[Proposal, ...]:
@@ -74,11 +66,11 @@ def proposals(situation: Situation) -> tuple[Proposal, ...]:
 
 def _smaller_kv(situation: Situation) -> Proposal | None:
     """KV rows of 8.5 bits a value in place of 16 or 32."""
-    choice, facts = situation.choice, situation.facts
+    choice, facts, learned = situation.choice, situation.demand.facts, situation.demand.corrections
     per_block, _ = KV_TYPES[SMALLER_KV]
     divides = facts.key_length % per_block == 0 and facts.value_length % per_block == 0
     # llama.cpp: a quantised V cache requires flash attention
-    if situation.kv_type not in ("f16", "bf16", "f32") or not divides or not situation.corrections.flash_attention:
+    if situation.demand.kv_type not in ("f16", "bf16", "f32") or not divides or not learned.flash_attention:
         return None
     return _bought(
         situation,
@@ -95,10 +87,11 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
 
 def _flash_attention(situation: Situation) -> Proposal | None:
     """Where the engine, left to itself, found that it cannot: the buffer it needs instead grows with the context."""
-    if situation.corrections.flash_attention or not situation.takes_arguments or "-fa" in situation.extra:
+    learned = situation.demand.corrections
+    if learned.flash_attention or not situation.takes_arguments or "-fa" in situation.extra:
         return None
-    better = dataclasses.replace(situation.corrections, flash_attention=True, compute=1.0)
-    forced = dataclasses.replace(situation, corrections=better)
+    better = dataclasses.replace(learned, flash_attention=True, compute=1.0)
+    forced = dataclasses.replace(situation, demand=dataclasses.replace(situation.demand, corrections=better))
     return _bought(
         situation,
         forced.otherwise(),
@@ -138,7 +131,7 @@ def _on_gpu(choice: ContextChoice) -> tuple[int, int]:
 
 def _full_window(situation: Situation) -> Proposal | None:
     """Sliding windows at full length: any point of a conversation can be gone back to. Only where it fits."""
-    choice, facts = situation.choice, situation.facts
+    choice, facts = situation.choice, situation.demand.facts
     if facts.sliding_window is None or facts.is_recurrent or FULL_WINDOW in situation.extra:
         return None
     full = situation.otherwise(swa_full=True)

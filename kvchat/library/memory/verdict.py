@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.context_size import ContextChoice, choose_context_size
-from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.memory.context_size import ContextChooser
 from kvchat.library.memory.fitting import margin
 from kvchat.library.memory.machine import MemoryFacts
-from kvchat.library.memory.placement import ENGINE_BYTES
+from kvchat.library.memory.placement import ENGINE_BYTES, Demand
 from kvchat.words.wording import size as size_in_words
 
 COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
@@ -33,36 +31,23 @@ class Judgement:
     reason: str
 
 
-def judge(
-    facts: GgufFacts,
-    memory: MemoryFacts,
-    kv_type: str = "f16",
-    *,
-    corrections: Corrections = NOTHING_LEARNED,
-    swa_full: bool = False,
-    wanted: int | None = None,
-    projector: int = 0,
-) -> Judgement:
+def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Judgement:
     """A model whose header is known: by the context size that would be chosen for it, or by the user's own.
 
-    `projector`: bytes of the one that is loaded as well when there are pictures to see.
+    The projector in `demand` is loaded as well when there are pictures to see.
     """
-
-    def choose(wanted: int | None, projector: int) -> ContextChoice:
-        return choose_context_size(
-            facts, memory, kv_type, wanted, corrections=corrections, swa_full=swa_full, projector=projector
-        )
-
-    choice = choose(None, projector)
-    if not choice.fits and projector and (blind := choose(None, 0)).fits:
+    chooser = ContextChooser(demand, memory)
+    choice = chooser.choose()
+    blind = ContextChooser(replace(demand, projector=0), memory).choose() if not choice.fits else choice
+    if not choice.fits and blind.fits:
         return Judgement(Verdict.TIGHT, f"{blind.reason} For pictures there is not enough memory.")
     if not choice.fits:
         return Judgement(Verdict.NO, choice.reason)
-    if wanted is not None and not (own := choose(wanted, projector)).fits:
+    if wanted is not None and not (own := chooser.choose(wanted)).fits:
         return Judgement(Verdict.TIGHT, f"{own.tokens:,} tokens: your own choice. {own.warning}")
     if choice.beside_gpu:
         return Judgement(Verdict.TIGHT, f"{choice.reason} {_partly(memory)}")
-    if choice.tokens < min(facts.trained_context, COMFORTABLE):
+    if choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.reason)
     return Judgement(Verdict.FITS, choice.reason)
 

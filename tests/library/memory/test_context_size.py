@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.context_size import ContextChoice, choose_context_size, larger_choice, smaller_choices
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.corrections import Corrections
 from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, MINIMUM, STEP, margin
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.library.memory.placement import Demand
 from kvchat.words.wording import size
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
+from tests.library.memory.choosing import choose
 
 GB = 1_000_000_000
 PLENTY = MemoryFacts(500 * GB)
@@ -23,7 +24,7 @@ def large(tmp_path: Path) -> GgufFacts:
 
 
 def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
-    choice = choose_context_size(read_facts(smollm2), MemoryFacts(14_200_000_000))
+    choice = choose(read_facts(smollm2), MemoryFacts(14_200_000_000))
     assert choice.tokens == 8192
     assert choice.reason == (
         "8,192 tokens: all this model was trained for. "
@@ -34,33 +35,33 @@ def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
 
 
 def test_no_needless_cap(large: GgufFacts) -> None:
-    assert choose_context_size(large, PLENTY).tokens == 131_072
+    assert choose(large, PLENTY).tokens == 131_072
 
 
 def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
-    choice = choose_context_size(large, memory)
+    choice = choose(large, memory)
     assert choice.tokens % STEP == 0
     assert MINIMUM < choice.tokens < 131_072
-    assert choice.needed <= 9 * GB < choose_context_size(large, memory, wanted=choice.tokens + STEP).needed
+    assert choice.needed <= 9 * GB < choose(large, memory, wanted=choice.tokens + STEP).needed
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits into memory; ")
     assert "trained for 131,072" in choice.reason
 
 
 def test_a_smaller_kv_type_makes_room_for_more(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
-    assert choose_context_size(large, memory, "q8_0").tokens > 1.7 * choose_context_size(large, memory).tokens
+    assert choose(large, memory, "q8_0").tokens > 1.7 * choose(large, memory).tokens
 
 
 def test_more_memory_never_means_less_context(large: GgufFacts) -> None:
-    sizes = [choose_context_size(large, MemoryFacts(n * GB // 4)).tokens for n in range(0, 120)]
+    sizes = [choose(large, MemoryFacts(n * GB // 4)).tokens for n in range(0, 120)]
     assert sizes == sorted(sizes)
     assert sizes[0] == MINIMUM
     assert sizes[-1] == 131_072
 
 
 def test_too_little_memory_gets_the_minimum_and_is_told(large: GgufFacts) -> None:
-    choice = choose_context_size(large, MemoryFacts(4 * GB))
+    choice = choose(large, MemoryFacts(4 * GB))
     assert choice.tokens == MINIMUM
     assert not choice.fits
     assert "may not fit" in choice.reason
@@ -69,40 +70,40 @@ def test_too_little_memory_gets_the_minimum_and_is_told(large: GgufFacts) -> Non
 
 def test_a_small_trained_context_is_the_least(tmp_path: Path) -> None:
     facts = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"context_length": 1000}))
-    assert choose_context_size(facts, PLENTY).tokens == 1000
-    assert choose_context_size(facts, MemoryFacts(0)).tokens == 1000
+    assert choose(facts, PLENTY).tokens == 1000
+    assert choose(facts, MemoryFacts(0)).tokens == 1000
 
 
 def test_a_crooked_trained_context_is_rounded_down(tmp_path: Path) -> None:
     facts = read_facts(write_gguf(tmp_path / "odd.gguf", LLAMA | {"context_length": 5000}))
-    assert choose_context_size(facts, PLENTY).tokens == 4864
+    assert choose(facts, PLENTY).tokens == 4864
 
 
 def test_the_users_wish_is_honoured(large: GgufFacts) -> None:
-    fine = choose_context_size(large, PLENTY, wanted=4000)
+    fine = choose(large, PLENTY, wanted=4000)
     assert (fine.tokens, fine.warning) == (4000, "")
     assert "your own choice" in fine.reason
-    beyond = choose_context_size(large, PLENTY, wanted=200_000)
+    beyond = choose(large, PLENTY, wanted=200_000)
     assert beyond.tokens == 200_000
     assert "trained for 131,072" in beyond.warning
-    crowded = choose_context_size(large, MemoryFacts(8 * GB), wanted=100_000)
+    crowded = choose(large, MemoryFacts(8 * GB), wanted=100_000)
     assert crowded.tokens == 100_000
     assert crowded.warning.startswith("This may not fit")
 
 
 def test_a_container_limit_is_named(large: GgufFacts) -> None:
-    assert "allowed here" in choose_context_size(large, MemoryFacts(10 * GB, limited=True)).reason
+    assert "allowed here" in choose(large, MemoryFacts(10 * GB, limited=True)).reason
 
 
 def test_a_gpu_with_room_decides_alone(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
-    choice = choose_context_size(large, memory)
+    choice = choose(large, memory)
     assert ENOUGH_ON_DEVICE <= choice.tokens < 131_072
     assert "12 GB free on the GPU" in choice.reason
 
 
 def test_a_gpu_that_is_too_small_takes_what_layers_it_can(large: GgufFacts) -> None:
-    choice = choose_context_size(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
+    choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
     assert choice.tokens == ENOUGH_ON_DEVICE
     assert choice.fits
     assert choice.placement is not None
@@ -115,16 +116,16 @@ def test_a_gpu_that_is_too_small_takes_what_layers_it_can(large: GgufFacts) -> N
 
 
 def test_gpu_and_memory_together_hold_what_neither_does(large: GgufFacts) -> None:
-    choice = choose_context_size(large, MemoryFacts(4 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),)))
+    choice = choose(large, MemoryFacts(4 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),)))
     assert choice.fits
     assert MINIMUM < choice.tokens < ENOUGH_ON_DEVICE
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits where ")
-    assert not choose_context_size(large, MemoryFacts(4 * GB)).fits
+    assert not choose(large, MemoryFacts(4 * GB)).fits
 
 
 def test_a_mixtures_experts_stay_beside_the_gpu_first(tmp_path: Path) -> None:
     mixture = llama_8b(tmp_path, experts=0.9)
-    choice = choose_context_size(mixture, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
+    choice = choose(mixture, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
     assert choice.placement is not None
     assert choice.placement.gpu_layers == 33
     assert 0 < choice.placement.cpu_experts < 32
@@ -132,7 +133,7 @@ def test_a_mixtures_experts_stay_beside_the_gpu_first(tmp_path: Path) -> None:
 
 
 def test_a_gpu_of_no_use_is_left_alone(large: GgufFacts) -> None:
-    choice = choose_context_size(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", GB // 4),)))
+    choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", GB // 4),)))
     assert choice.placement is not None
     assert choice.placement.gpu_layers == 0
     assert "nothing of the model fits on the GPU" in choice.reason
@@ -142,19 +143,17 @@ def test_a_gpu_of_no_use_is_left_alone(large: GgufFacts) -> None:
 def test_apples_gpu_memory_is_the_computers(large: GgufFacts) -> None:
     own = MemoryFacts(8 * GB, devices=(DeviceMemory("CUDA0", 11 * GB),))
     shared = MemoryFacts(8 * GB, devices=(DeviceMemory("MTL0", 11 * GB),))
-    choice = choose_context_size(large, shared)
-    assert choice.tokens < choose_context_size(large, own).tokens
+    choice = choose(large, shared)
+    assert choice.tokens < choose(large, own).tokens
     assert sum(bar.needed for bar in choice.bars) <= 8 * GB - margin(8 * GB)
 
 
 def test_bars_add_up(large: GgufFacts) -> None:
-    alone = choose_context_size(large, MemoryFacts(10 * GB))
+    alone = choose(large, MemoryFacts(10 * GB))
     (bar,) = alone.bars
     assert bar.needed == alone.needed
     assert bar.needed + bar.margin + bar.unused == bar.free == 10 * GB
-    pair = choose_context_size(
-        large, MemoryFacts(64 * GB, devices=(DeviceMemory("A0", 6 * GB), DeviceMemory("A1", 12 * GB)))
-    )
+    pair = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("A0", 6 * GB), DeviceMemory("A1", 12 * GB))))
     small, big, _ = pair.bars
     assert big.weights == pytest.approx(2 * small.weights, rel=0.01)
     assert small.fits
@@ -163,10 +162,10 @@ def test_bars_add_up(large: GgufFacts) -> None:
 
 def test_chats_kept_ready_are_a_part_of_the_plan_and_take_nothing_from_a_model(large: GgufFacts) -> None:
     full = MemoryFacts(7 * GB, all_there_is=32 * GB).with_staging(disposable=5 * GB, place=16 * GB)
-    choice, roomy = choose_context_size(large, full), choose_context_size(large, MemoryFacts(12 * GB))
+    choice, roomy = choose(large, full), choose(large, MemoryFacts(12 * GB))
     assert (choice.tokens, choice.fits) == (roomy.tokens, True)
-    assert choice.tokens > choose_context_size(large, MemoryFacts(7 * GB)).tokens
-    modest = choose_context_size(large, full, wanted=2048)
+    assert choice.tokens > choose(large, MemoryFacts(7 * GB)).tokens
+    modest = choose(large, full, wanted=2048)
     (bar,) = modest.bars
     assert bar.staging > GB
     assert bar.needed + bar.staging + bar.margin + bar.unused == bar.free == 12 * GB
@@ -174,30 +173,30 @@ def test_chats_kept_ready_are_a_part_of_the_plan_and_take_nothing_from_a_model(l
 
 
 def test_what_was_learned_is_used(large: GgufFacts) -> None:
-    memory, plain = MemoryFacts(10 * GB), choose_context_size(large, MemoryFacts(10 * GB))
-    assert choose_context_size(large, memory, corrections=Corrections(kv=0.5)).tokens > plain.tokens
-    assert choose_context_size(large, memory, corrections=Corrections(weights=1.5)).tokens < plain.tokens
-    assert choose_context_size(large, memory, corrections=Corrections(flash_attention=False)).tokens < plain.tokens
-    held = choose_context_size(large, memory, corrections=Corrections(share=0.7))
+    memory, plain = MemoryFacts(10 * GB), choose(large, MemoryFacts(10 * GB))
+    assert choose(large, memory, corrections=Corrections(kv=0.5)).tokens > plain.tokens
+    assert choose(large, memory, corrections=Corrections(weights=1.5)).tokens < plain.tokens
+    assert choose(large, memory, corrections=Corrections(flash_attention=False)).tokens < plain.tokens
+    held = choose(large, memory, corrections=Corrections(share=0.7))
     assert held.needed <= 7 * GB < plain.needed
 
 
 def test_steps_down_halve_the_context_to_the_floor(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
-    choice = choose_context_size(large, memory)
-    steps = smaller_choices(choice, Demand(large, "f16"), memory)
+    choice = choose(large, memory)
+    steps = ContextChooser(Demand(large, "f16"), memory).smaller(choice)
     assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
     assert steps[-1].tokens == MINIMUM
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
     assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: memory ran out with {choice.tokens:,}.")
-    assert smaller_choices(steps[-1], Demand(large, "f16"), memory) == ()
+    assert ContextChooser(Demand(large, "f16"), memory).smaller(steps[-1]) == ()
 
 
 def test_steps_down_take_layers_off_the_gpu_before_the_context_gets_short(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
-    choice = choose_context_size(large, memory)
-    steps = smaller_choices(choice, Demand(large, "f16"), memory)
+    choice = choose(large, memory)
+    steps = ContextChooser(Demand(large, "f16"), memory).smaller(choice)
     kept = [(step.tokens, step.placement.gpu_layers) for step in steps if step.placement]
     assert kept[0] == (choice.tokens // 2 // STEP * STEP, 33) or kept[0] == (ENOUGH_ON_DEVICE, 33)
     layers = [gpu_layers for tokens, gpu_layers in kept if tokens == ENOUGH_ON_DEVICE]
@@ -206,28 +205,28 @@ def test_steps_down_take_layers_off_the_gpu_before_the_context_gets_short(large:
 
 
 def test_a_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
-    larger = larger_choice(16_384, None, Demand(large, "f16"), MemoryFacts(64 * GB))
+    larger = ContextChooser(Demand(large, "f16"), MemoryFacts(64 * GB)).larger(16_384, None)
     assert larger is not None
     assert larger.tokens == 32_768
     assert (
         larger.reason
         == f"32,768 tokens take about {size(larger.needed)} of the 64 GB free once the engine has stopped."
     )
-    most = larger_choice(16_384, None, Demand(large, "f16"), MemoryFacts(10 * GB))
+    most = ContextChooser(Demand(large, "f16"), MemoryFacts(10 * GB)).larger(16_384, None)
     assert most is not None
     assert 16_384 < most.tokens < 32_768
     assert most.fits
-    assert larger_choice(16_384, None, Demand(large, "f16"), MemoryFacts(8 * GB)) is None
-    assert larger_choice(131_072, None, Demand(large, "f16"), PLENTY) is None
+    assert ContextChooser(Demand(large, "f16"), MemoryFacts(8 * GB)).larger(16_384, None) is None
+    assert ContextChooser(Demand(large, "f16"), PLENTY).larger(131_072, None) is None
     ran_out = Corrections().after_running_out(0.4, 0.0)
-    assert larger_choice(16_384, None, Demand(large, "f16", corrections=ran_out), MemoryFacts(16 * GB)) is None
+    assert ContextChooser(Demand(large, "f16", corrections=ran_out), MemoryFacts(16 * GB)).larger(16_384, None) is None
 
 
 def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(large: GgufFacts) -> None:
     def offered(gpu: float) -> ContextChoice | None:
         memory = MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", round(gpu * GB)),))
-        whole = choose_context_size(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
-        return larger_choice(16_384, whole, Demand(large, "f16"), memory)
+        whole = choose(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
+        return ContextChooser(Demand(large, "f16"), memory).larger(16_384, whole)
 
     roomy, narrow = offered(10), offered(7.8)
     assert roomy is not None
@@ -238,14 +237,14 @@ def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(la
 
 
 def test_a_larger_context_is_reckoned_without_a_gpu_that_is_gone(large: GgufFacts) -> None:
-    whole = choose_context_size(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
+    whole = choose(large, MemoryFacts(32 * GB, devices=(DeviceMemory("CUDA0", 80 * GB),))).placement
     without = MemoryFacts(64 * GB)
-    assert larger_choice(16_384, whole, Demand(large, "f16"), without) == larger_choice(
-        16_384, None, Demand(large, "f16"), without
-    )
+    assert ContextChooser(Demand(large, "f16"), without).larger(16_384, whole) == ContextChooser(
+        Demand(large, "f16"), without
+    ).larger(16_384, None)
 
 
 def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 512}
     facts = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
-    assert "takes about" in choose_context_size(facts, PLENTY).reason
+    assert "takes about" in choose(facts, PLENTY).reason

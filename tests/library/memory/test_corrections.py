@@ -8,11 +8,12 @@ import pytest
 from kvchat.engine.running.allocations import Allocations, Buffer, Purpose
 from kvchat.engine_host.memory import learn, learn_share, measured_bars, share_taken
 from kvchat.library.memory import corrections
-from kvchat.library.memory.context_size import ContextChoice, choose_context_size
+from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.corrections import DAY_S, NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.words.wording import day
 from tests.library.gguf_files import llama_8b
+from tests.library.memory.choosing import choose
 
 GB = 1_000_000_000
 NOW = 1_800_000_000.0
@@ -62,38 +63,38 @@ def allocated(choice: ContextChoice, *, kv: float = 1.0, compute: float = 1.0, r
 @pytest.mark.parametrize("devices", [(), (DeviceMemory("CUDA0", 12 * GB),), (DeviceMemory("CUDA0", 6 * GB),)])
 def test_the_next_estimate_is_what_the_engine_took(tmp_path: Path, devices: tuple[DeviceMemory, ...]) -> None:
     large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB, devices=devices)
-    first = choose_context_size(large, memory)
+    first = choose(large, memory)
     actual = allocated(first, kv=1.3, compute=0.4)
     learned = learn(first, NOTHING_LEARNED, actual)
     assert (learned.kv, learned.compute) == (pytest.approx(1.3, rel=1e-3), pytest.approx(0.4, rel=1e-3))
-    second = choose_context_size(large, memory, corrections=learned)
+    second = choose(large, memory, corrections=learned)
     again = learn(second, learned, allocated(second))
     assert (again.kv, again.compute) == (pytest.approx(1.3, rel=1e-3), pytest.approx(0.4, rel=1e-3))
 
 
 def test_bars_show_the_engines_figures(tmp_path: Path) -> None:
-    choice = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),)))
+    choice = choose(llama_8b(tmp_path), MemoryFacts(16 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),)))
     gpu, computer = measured_bars(choice.bars, allocated(choice, kv=2))
     assert gpu.kv == 2 * choice.bars[0].kv
     assert (gpu.measured, gpu.free, computer.other) == (True, 12 * GB, choice.bars[1].other)
 
 
 def test_refused_flash_attention_is_learned_before_its_buffer(tmp_path: Path) -> None:
-    choice = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB))
+    choice = choose(llama_8b(tmp_path), MemoryFacts(16 * GB))
     learned = learn(choice, NOTHING_LEARNED, allocated(choice, compute=30, refused=True))
     assert (learned.flash_attention, learned.compute) == (False, 1.0)
 
 
 def test_what_did_not_fit_is_not_tried_at_once(tmp_path: Path) -> None:
     large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB)
-    worked = choose_context_size(large, memory, wanted=20_480)
+    worked = choose(large, memory, wanted=20_480)
     learned = learn_share(worked, NOTHING_LEARNED, NOW)
     assert learned.share == share_taken(worked)
-    bounded = choose_context_size(large, memory, corrections=learned)
+    bounded = choose(large, memory, corrections=learned)
     assert bounded.tokens == 20_480
     assert bounded.reason.endswith(f"it is tried again from {day(NOW + DAY_S)} on.")
     assert learn_share(worked, learned, None) == learned
-    more = choose_context_size(large, memory, wanted=40_960, corrections=learned)
+    more = choose(large, memory, wanted=40_960, corrections=learned)
     assert learn_share(more, learned, None) == NOTHING_LEARNED  # more did fit this time
 
 
@@ -102,13 +103,13 @@ def test_what_did_not_fit_is_tried_again_after_a_time_that_doubles(tmp_path: Pat
     now = NOW
     book = CorrectionBook(tmp_path / "memory.json", lambda: now)
     large, memory = llama_8b(tmp_path), MemoryFacts(16 * GB)
-    least = choose_context_size(large, memory, wanted=2048)
+    least = choose(large, memory, wanted=2048)
     book.learn(HERE, learn_share(least, NOTHING_LEARNED, now))
     trials = []
     for number in range(1, 100):
         now = NOW + number * DAY_S
         known = book.find(HERE)
-        tried = choose_context_size(large, memory, corrections=known)
+        tried = choose(large, memory, corrections=known)
         if tried.tokens > least.tokens:
             trials.append(number)
             assert "ran out" not in tried.reason
@@ -117,7 +118,7 @@ def test_what_did_not_fit_is_tried_again_after_a_time_that_doubles(tmp_path: Pat
     # Another failure on the day of one is no reason to wait for longer, and a load that succeeds ends the waiting.
     once_more = book.find(HERE).after_running_out(0.3, now)
     assert once_more.ran_out == book.find(HERE).ran_out
-    book.learn(HERE, learn_share(choose_context_size(large, memory), once_more, None))
+    book.learn(HERE, learn_share(choose(large, memory), once_more, None))
     assert book.find(HERE) == NOTHING_LEARNED
 
 
@@ -128,11 +129,11 @@ def test_a_clock_that_was_wrong_holds_nothing_back(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_tells_no_sizes_teaches_what_suffices(tmp_path: Path) -> None:
-    worked = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB), wanted=20_480)
+    worked = choose(llama_8b(tmp_path), MemoryFacts(16 * GB), wanted=20_480)
     assert learn(worked, learn_share(worked, NOTHING_LEARNED, NOW), None).share == share_taken(worked)
 
 
 def test_a_load_with_another_context_teaches_nothing(tmp_path: Path) -> None:
-    choice = choose_context_size(llama_8b(tmp_path), MemoryFacts(16 * GB))
+    choice = choose(llama_8b(tmp_path), MemoryFacts(16 * GB))
     other = dataclasses.replace(allocated(choice, kv=3), context_size=512)
     assert learn(choice, NOTHING_LEARNED, other) == NOTHING_LEARNED

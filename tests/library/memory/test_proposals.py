@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.context_size import choose_context_size
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import Proposal, Situation, proposals
 from kvchat.settings import Settings
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
+from tests.library.memory.choosing import choose
 
 GB = 1_000_000_000
 
@@ -20,8 +21,8 @@ def situation(
     facts: GgufFacts, free: int, corrections: Corrections = NOTHING_LEARNED, kv_type: str = "f16"
 ) -> Situation:
     memory = MemoryFacts(free)
-    choice = choose_context_size(facts, memory, kv_type, corrections=corrections)
-    return Situation(choice, facts, memory, kv_type, corrections, None, (), takes_arguments=True)
+    choice = choose(facts, memory, kv_type, corrections=corrections)
+    return Situation(choice, Demand(facts, kv_type, corrections=corrections), memory, None, (), takes_arguments=True)
 
 
 @pytest.fixture
@@ -56,19 +57,19 @@ def test_where_memory_is_plentiful_it_would_only_cost(large: GgufFacts) -> None:
 
 def test_a_wish_that_does_not_fit_may_fit_with_it(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
-    choice = choose_context_size(large, memory, "f16", 40_960)
+    choice = choose(large, memory, "f16", 40_960)
     assert not choice.fits
-    here = Situation(choice, large, memory, "f16", NOTHING_LEARNED, 40_960, (), takes_arguments=True)
+    here = Situation(choice, Demand(large), memory, 40_960, (), takes_arguments=True)
     proposal = only(proposals(here))
     assert (proposal.tokens, proposal.gain) == (0, "The 40,960 tokens then fit.")
 
 
 def test_more_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 8 * GB),))
-    choice = choose_context_size(large, memory, "f16", 32_768)
+    choice = choose(large, memory, "f16", 32_768)
     assert choice.fits
     assert choice.beside_gpu
-    here = Situation(choice, large, memory, "f16", NOTHING_LEARNED, 32_768, (), takes_arguments=True)
+    here = Situation(choice, Demand(large), memory, 32_768, (), takes_arguments=True)
     assert "of the model fits on the GPU then, which is faster" in only(proposals(here)).gain
 
 
