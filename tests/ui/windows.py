@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
@@ -16,6 +16,12 @@ from kvchat.ui.messages.reply_view import ReplyView
 from tests.running import opened
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+
+
+def button(within: QWidget, name: str) -> QAbstractButton:
+    """The button with that name, of several the one to be seen."""
+    found = [one for one in within.findChildren(QAbstractButton) if one.accessibleName() == name]
+    return max(found, key=QAbstractButton.isVisible)
 
 
 @asynccontextmanager

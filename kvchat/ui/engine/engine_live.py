@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QProgressBar, QWidget
+from PySide6.QtWidgets import QFormLayout, QLabel, QWidget
 
 from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Speed
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
-from kvchat.ui.base.building import STRETCH, column, label, row
+from kvchat.ui.base.building import column, label, progress_bar
 from kvchat.words.wording import per_second, size, tokens_short
 
 _ROWS = (
@@ -31,27 +31,15 @@ class LivePage(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._values: dict[str, QLabel] = {}
-        self.used = QProgressBar()
-        self.used.setTextVisible(False)
+        self.used = progress_bar("Context used")
         self.used.setFixedWidth(260)
-        self.used.setAccessibleName("Context used")
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(28)
-        grid.setVerticalSpacing(9)
-        grid.setColumnStretch(1, 1)
-        for number, (key, words) in enumerate(_ROWS):
-            name, value = label(words, "muted"), label(_UNKNOWN, wraps=True)
-            name.setAlignment(Qt.AlignmentFlag.AlignTop)
-            value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        form = QFormLayout(self, horizontalSpacing=28, verticalSpacing=9)
+        form.setContentsMargins(4, 6, 4, 0)
+        for key, words in _ROWS:
+            value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
             value.setAccessibleName(words)
-            self._values[key] = value
-            grid.addWidget(name, number, 0)
-            if key == "context":
-                bar = row(self.used, STRETCH)  # or the bar's width would be the column's
-                grid.addLayout(column(value, bar, spacing=5), number, 1)
-            else:
-                grid.addWidget(value, number, 1)
-        column(grid, STRETCH, on=self, margins=(4, 6, 4, 0))
+            bar = [(self.used, 0, Qt.AlignmentFlag.AlignLeft)] if key == "context" else []
+            form.addRow(label(words, "muted"), column(value, *bar, spacing=5))
 
     def value(self, key: str) -> str:
         """What a row says."""

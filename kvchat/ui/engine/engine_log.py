@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QTextCursor
-from PySide6.QtWidgets import (
-    QCheckBox,
-    QLineEdit,
-    QPlainTextEdit,
-    QPushButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QCheckBox, QPlainTextEdit, QWidget
 
 from kvchat.engine.running.log import Level, at_least
-from kvchat.ui.base.building import column, label, row
+from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row
 from kvchat.ui.base.text_cursors import mark
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
@@ -31,16 +25,27 @@ class LogPage(QWidget):
         self._lines: list[str] = []
         self._shown: list[str] = []
         self._showing = False
-        self.search, self.found = QLineEdit(), label(kind="small")
-        self.level, self.follow, self.copy = ChoiceBox(look), QCheckBox("Follow"), QPushButton("Copy")
-        self.text = QPlainTextEdit()
-        self._build()
+        self.search = line_edit("Search the log", "Search", clearable=True)
+        self.found, self.level = label(kind="small"), ChoiceBox(look)
+        self.level.setAccessibleName("Which lines")
+        for level, words in _LEVELS:
+            self.level.addItem(words, level.value)
+        self.follow = QCheckBox("Follow")
+        self.follow.setChecked(True)
+        self.follow.setAccessibleDescription("Stay at the newest line")
+        self.copy = button("Copy", self._copy, name="Copy the log")
+        self.text = plain_text("Engine log", page_font(look.type.mono, look.type.small))
+        self.text.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        above = row((self.search, 1), self.found, self.level, self.follow, self.copy, spacing=10)
+        column(above, (self.text, 1), on=self, spacing=10, margins=0)
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
         self.search.textChanged.connect(self._search)
         self.search.returnPressed.connect(self.find_next)
         self.level.activated.connect(lambda _: self._show())
         self.follow.toggled.connect(self._follow)
-        self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText("\n".join(self._shown)))
         look.changed.connect(self._search)
         QShortcut(QKeySequence(QKeySequence.StandardKey.Find), self).activated.connect(self._begin_search)
 
@@ -101,23 +106,5 @@ class LogPage(QWidget):
         self.search.setFocus()
         self.search.selectAll()
 
-    def _build(self) -> None:
-        self.search.setPlaceholderText("Search")
-        self.search.setAccessibleName("Search the log")
-        self.search.setClearButtonEnabled(True)
-        self.level.setAccessibleName("Which lines")
-        for level, words in _LEVELS:
-            self.level.addItem(words, level.value)
-        self.follow.setChecked(True)
-        self.follow.setAccessibleDescription("Stay at the newest line")
-        self.copy.setAccessibleName("Copy the log")
-        self.text.setProperty("kind", "log")
-        self.text.setReadOnly(True)
-        self.text.setTextInteractionFlags(
-            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
-        )
-        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.text.setFont(page_font(self._look.type.mono, self._look.type.small))
-        self.text.setAccessibleName("Engine log")
-        above = row((self.search, 1), self.found, self.level, self.follow, self.copy, spacing=10)
-        column(above, (self.text, 1), on=self, spacing=10, margins=0)
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText("\n".join(self._shown))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import Qt, Signal, SignalInstance
-from PySide6.QtWidgets import QFrame, QProgressBar, QPushButton, QScrollArea
+from PySide6.QtCore import Signal, SignalInstance
+from PySide6.QtWidgets import QFrame, QPushButton
 
 from kvchat.library.remote.downloads import RUNS, Download, DownloadState
 from kvchat.library.remote.hub import AccessNeeded
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
 from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.ui.widgets.layouts import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.wording import rough_duration, size
 
 _MOST_HEIGHT = 230  # pixels; about three downloads
 
 
-class DownloadsView(QScrollArea):
+class DownloadsView(ScrollPage):
     """Hidden while there is none."""
 
     pause_requested = Signal(object)  # Download
@@ -27,15 +27,10 @@ class DownloadsView(QScrollArea):
     token_requested = Signal()
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("page")
         self.views: dict[Path, DownloadView] = {}
-        self.setWidgetResizable(True)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setAccessibleName("Downloads")
-        ground = ScrollGround("page")
-        self._column = column(STRETCH, on=ground, spacing=8, margins=0)
-        self.setWidget(ground)
+        self._column = column(STRETCH, on=self.ground, spacing=8, margins=0)
         self.hide()
 
     def show_download(self, download: Download) -> None:
@@ -67,12 +62,10 @@ class DownloadView(QFrame):
 
     def __init__(self, owner: DownloadsView) -> None:
         super().__init__()
-        self.setProperty("kind", "card")
+        styled(self, "card")
         self._owner = owner
         self.download: Download | None = None
-        self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), QProgressBar()
-        self.bar.setTextVisible(False)
-        self.bar.setRange(0, 1000)
+        self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
         self.pause = self._button("Pause", owner.pause_requested)
         self.resume = self._button("Resume", owner.resume_requested)
         self.again = self._button("Try again", owner.resume_requested)

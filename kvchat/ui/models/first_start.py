@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import (
-    QFileDialog,
-    QFrame,
-    QLabel,
-    QProgressBar,
-    QPushButton,
-    QScrollArea,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFileDialog, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.errors import KvchatError
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.icons import app_icon
-from kvchat.ui.widgets.layouts import ScrollGround
+from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.wording import size
 
 STARTER = "Fetch the starter model (98 MB)"
@@ -42,21 +34,18 @@ class FirstStart(QWidget):
         super().__init__(parent)
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _wide_button(STARTER, "primary")
-        self.models = _wide_button("Find models on this computer, or get another…", "")
-        self.pick = _wide_button("Choose a model file…", "")
-        self.back = _wide_button("Back", "flat")
+        self.starter = _wide_button(STARTER, self.fetch_starter, "primary")
+        self.models = _wide_button("Find models on this computer, or get another…", self.models_requested)
+        self.pick = _wide_button("Choose a model file…", self.open_file_dialog)
+        self.back = _wide_button("Back", self.back_requested, "flat")
         self._can_go_back = False
         self.back.hide()
-        self.starter.clicked.connect(self.fetch_starter)
-        self.models.clicked.connect(self.models_requested)
-        self.pick.clicked.connect(self.open_file_dialog)
-        self.back.clicked.connect(self.back_requested)
-        ground = ScrollGround("page")
-        row(STRETCH, (self._build_column(), 1000), STRETCH, on=ground)
-        area = QScrollArea()
-        area.setWidgetResizable(True)
-        area.setWidget(ground)
+        self.error = Card()
+        for widget in (self.error, self.error.title):
+            widget.setProperty("tone", "bad")
+        self.error.hide()
+        area = ScrollPage("page")
+        row(STRETCH, (self._build_column(), 1000), STRETCH, on=area.ground)
         column(area, on=self, margins=0)
 
     def show_progress(self, done: int, total: int) -> None:
@@ -78,22 +67,21 @@ class FirstStart(QWidget):
     def show_error(self, error: KvchatError) -> None:
         """It did not work."""
         self._show_fetching(False)
-        self.error_title.setText(error.title)
-        self.error_words.setText(" ".join(part for part in (error.detail, error.advice) if part))
-        self._error.show()
+        self.error.say(error.title, error.detail, error.advice)
+        self.error.show()
 
     def show_choices(self, can_go_back: bool) -> None:
         """Back to the beginning, with nothing running and nothing wrong."""
         self._can_go_back = can_go_back
         self._show_fetching(False)
-        self._error.hide()
+        self.error.hide()
 
     def open_file_dialog(self) -> None:
         """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
         open_gguf_dialog(self, self.pick_requested.emit)
 
     def fetch_starter(self) -> None:
-        """Wish for the starter model."""
+        """Ask for the starter model."""
         self.show_progress(0, 0)
         self.amount.setText("Asking for it…")
         self.starter_requested.emit()
@@ -108,40 +96,23 @@ class FirstStart(QWidget):
             choice.setVisible(not fetching)
         self.back.setVisible(self._can_go_back and not fetching)
         if fetching:
-            self._error.hide()
+            self.error.hide()
 
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
-        choices = self.starter, self.models, self.pick, self._build_progress(), self._build_error(), self.back
+        choices = self.starter, self.models, self.pick, self._build_progress(), self.error, self.back
         column(*_greeting(), 8, *choices, on=box, spacing=12, margins=24)
-        middle = QVBoxLayout()
-        middle.addStretch(2)
-        middle.addWidget(box)
-        middle.addStretch(3)
-        return middle
+        return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 
     def _build_progress(self) -> QWidget:
         self._progress = QWidget()
-        self.bar = QProgressBar()
-        self.bar.setTextVisible(False)
-        self.bar.setAccessibleName("Fetching the starter model")
+        self.bar = progress_bar("Fetching the starter model")
         self.amount = label(kind="muted")
         self.cancel = button("Cancel", self._cancel, name="Cancel fetching")
-        parts = self.bar, row((self.amount, 1), self.cancel)
-        column(*parts, on=self._progress, spacing=10, margins=(0, 4, 0, 0))
+        column(self.bar, row((self.amount, 1), self.cancel), on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
         return self._progress
-
-    def _build_error(self) -> QWidget:
-        self._error = QFrame()
-        self._error.setProperty("kind", "card")
-        self._error.setProperty("tone", "bad")
-        self.error_title, self.error_words = label(wraps=True), label(wraps=True)
-        self.error_title.setProperty("tone", "bad")
-        column(self.error_title, self.error_words, on=self._error, margins=(16, 12, 16, 12))
-        self._error.hide()
-        return self._error
 
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
@@ -153,18 +124,18 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
 
 
 def _greeting() -> tuple[QLabel, QLabel, QLabel]:
-    mark = QLabel()
-    mark.setPixmap(app_icon().pixmap(QSize(64, 64)))
+    logo = QLabel()
+    logo.setPixmap(app_icon().pixmap(QSize(64, 64)))
     title = label("Choose a model to talk to", "hero")
     words = (
         "Everything stays on this computer. kvchat keeps what the model worked out about each "
         "chat, so that it answers at once when you come back."
     )
-    return mark, title, label(words, "muted", wraps=True)
+    return logo, title, label(words, "muted", wraps=True)
 
 
-def _wide_button(words: str, kind: str) -> QPushButton:
-    made = button(words, kind=kind)
+def _wide_button(words: str, on_click: Any, kind: str = "") -> QPushButton:
+    made = button(words, on_click, kind)
     made.setMinimumHeight(38)
     made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
     return made

@@ -8,14 +8,14 @@ from typing import Any
 
 from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QLineEdit, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.remote.hub import AccessNeeded, HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button, column, label, row
+from kvchat.ui.base.building import button, column, label, line_edit, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
@@ -23,27 +23,6 @@ from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.row_list import Row, RowList
 
 SAID = "Searching and downloading ask huggingface.co; nothing is asked before you do."
-
-
-class AccessCard(Card):
-    """A repository that wants to know who asks."""
-
-    token_requested = Signal()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.page = ""
-        self.open_page = self.add_button("Open its page")
-        self.token = self.add_button("Access token…", "primary")
-        self.open_page.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(self.page)))
-        self.token.clicked.connect(self.token_requested)
-        self.hide()
-
-    def show_error(self, error: AccessNeeded) -> None:
-        """What is needed."""
-        self.page = error.page
-        self.say(error.title, error.detail, error.advice)
-        self.show()
 
 
 class ModelsHub(QWidget):
@@ -60,18 +39,19 @@ class ModelsHub(QWidget):
         self._heading_of_results = ""
         self._heading_before = ""  # while the heading says what is being asked
         self._repository: HubRepository | None = None
-        self.field, self.search = QLineEdit(), button("Search", self._search)
-        self.field.setPlaceholderText("Name of a model, or an address on huggingface.co")
-        self.field.setAccessibleName("Search Hugging Face")
-        self.field.setClearButtonEnabled(True)
+        hint = "Name of a model, or an address on huggingface.co"
+        self.field, self.search = line_edit("Search Hugging Face", hint, clearable=True), button("Search", self._search)
         self.field.returnPressed.connect(self._search)
         self.back = button("‹ Back", self._go_back, "link", name="Back to the list")
         self.heading = label(kind="strong")
         self.list = RowList(look, "Models on Hugging Face")
         self.list.taken.connect(self._take)
         self.list.current_changed.connect(self._show_current)
-        self.access = AccessCard()
-        self.access.token_requested.connect(self.token_requested)
+        self.access = Card()  # of a repository that wants to know who asks
+        self.access_page = ""
+        self.access.add_button("Open its page", "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
+        self.access.add_button("Access token…", "primary", self.token_requested)
+        self.access.hide()
         self.reason, said = label(kind="small", wraps=True), label(SAID, "small", wraps=True)
         self.take = button("Show files", lambda: self._take(self.list.current), "primary")
         asked, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
@@ -108,7 +88,9 @@ class ModelsHub(QWidget):
     def _failed(self, error: KvchatError) -> None:
         self.heading.setText(self._heading_before)
         if isinstance(error, AccessNeeded):
-            self.access.show_error(error)
+            self.access_page = error.page
+            self.access.say(error.title, error.detail, error.advice)
+            self.access.show()
         else:
             self._panel.tell(error)
 
@@ -160,9 +142,8 @@ class ModelsHub(QWidget):
     def _show_current(self) -> None:
         chosen = self.list.current
         files = self._repository is not None
-        words = "Download" if files else "Show files"
-        self.take.setText(words)
-        self.take.setAccessibleName(words)
+        self.take.setText("Download" if files else "Show files")
+        self.take.setAccessibleName(self.take.text())
         self.take.setEnabled(chosen is not None)
         self.reason.setText(chosen.tip if chosen else "")
         self.reason.setVisible(bool(chosen and chosen.tip))

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QLineEdit, QMenu, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from kvchat.library.local.finder import UnreadableFolder
 from kvchat.library.model_library import JudgedModel
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.ui.base.building import button, column, label, row
+from kvchat.ui.base.building import button, column, label, line_edit, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -24,24 +24,11 @@ from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.wording import several
 
+_NO_MODEL = (
+    "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other applications and in "
+    "the ones you choose."
+)
 _SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
-
-
-class NoModels(Card):
-    """What to do where no model was found."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.say(
-            "No model was found on this computer",
-            "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other "
-            "applications and in the ones you choose.",
-            "",
-        )
-        self.starter = self.add_button(STARTER, "primary")
-        self.more = self.add_button("Get another…")
-        self.folder = self.add_button("Choose a folder…")
-        self.hide()
 
 
 class ModelsHere(QWidget):
@@ -56,10 +43,7 @@ class ModelsHere(QWidget):
         self._runtime, self._panel = runtime, panel
         self._models: list[JudgedModel] = []
         self._looking = False
-        self.filter = QLineEdit()
-        self.filter.setPlaceholderText("Filter by name")
-        self.filter.setAccessibleName("Filter the models by name")
-        self.filter.setClearButtonEnabled(True)
+        self.filter = line_edit("Filter the models by name", "Filter by name", clearable=True)
         self.filter.textChanged.connect(self._show)
         self.list = RowList(look, "Models on this computer")
         self.list.taken.connect(self._use)
@@ -67,10 +51,12 @@ class ModelsHere(QWidget):
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.use = button("Use this model", lambda: self._use(self.list.current), "primary")
         self.folders = button("Folders…", self.open_folders, name="Folders to look in")
-        self.none = NoModels()
-        self.none.starter.clicked.connect(self.starter_requested)
-        self.none.more.clicked.connect(self.more_requested)
-        self.none.folder.clicked.connect(self._ask_folder)
+        self.none = Card()
+        self.none.say("No model was found on this computer", _NO_MODEL, "")
+        self.none.add_button(STARTER, "primary", self.starter_requested)
+        self.none.add_button("Get another…", "", self.more_requested)
+        self.none.add_button("Choose a folder…", "", self._ask_folder)
+        self.none.hide()
         below = row((self.status, 1), self.folders, self.use, spacing=8)
         parts = self.filter, self.none, (self.list, 1), self.reason, below
         column(*parts, on=self, spacing=8, margins=0)

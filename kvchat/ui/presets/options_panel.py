@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLayout, QScrollArea, QWidget
+from PySide6.QtWidgets import QLayout, QWidget
 
 from kvchat.chat.options import BadOptions
 from kvchat.ui.base.building import STRETCH, button, column, row
@@ -11,7 +10,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.presets.options_form import Filling, OptionsForm
-from kvchat.ui.widgets.layouts import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollPage
 
 
 class OptionsPanel(Panel):
@@ -56,13 +55,8 @@ class OptionsPanel(Panel):
 
     def _build(self, *above: QWidget | QLayout) -> None:
         """Put everything in its place; Tab goes from above to below."""
-        ground = ScrollGround("settingsPage")
-        column(self.form, on=ground, margins=(24, 4, 24, 12))
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        scroll.setWidget(ground)
+        scroll = ScrollPage("settingsPage")
+        column(self.form, on=scroll.ground, margins=(24, 4, 24, 12))
         top = column(*above, spacing=8, margins=(24, 18, 24, 8))
         below = row(STRETCH, self._leave, self.save, spacing=8, margins=(24, 10, 24, 16))
         column(top, (scroll, 1), below, on=self, spacing=0, margins=0)

@@ -6,8 +6,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QLineEdit, QScrollArea, QWidget
+from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
@@ -15,29 +14,25 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.entries import Change, ChoiceEntry, Entry, FieldEntry, NumberEntry
-from kvchat.ui.widgets.layouts import ScrollGround
+from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.number_text import Notation
 
 E = TypeVar("E", bound=Entry)
 
 
-class SettingsPage(QScrollArea):
+class SettingsPage(ScrollPage):
     """A page; subclasses name it and `add` their entries. What is changed is put into force and stored at once."""
 
     name = ""
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         """`panel`: the window the page stands in, which starts what is asked for and tells what failed."""
-        super().__init__()
+        super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
-        self.setWidgetResizable(True)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setAccessibleName(self.name)
-        ground = ScrollGround("settingsPage")
-        self._column = column(label(self.name, "title"), 6, STRETCH, on=ground, spacing=0, margins=(28, 22, 28, 22))
-        self.setWidget(ground)
+        parts = label(self.name, "title"), 6, STRETCH
+        self._column = column(*parts, on=self.ground, spacing=0, margins=(28, 22, 28, 22))
 
     def add(self, entry: E) -> E:
         """Put an entry below those there are."""

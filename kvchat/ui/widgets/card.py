@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import SignalInstance
+from typing import Any
+
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
 from kvchat.ui.base.building import button, column, label, styled
@@ -32,8 +33,8 @@ class Card(QFrame):
             one.setVisible(bool(words))
         self.setAccessibleName(" ".join(words for words in (title, detail, advice) if words))
 
-    def add_button(self, words: str, kind: str = "", clicked: SignalInstance | None = None) -> QPushButton:
-        """One more button, which emits `clicked`."""
-        made = button(words, clicked, kind)
+    def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
+        """One more button; see `button`."""
+        made = button(words, on_click, kind)
         self.buttons.addWidget(made)
         return made

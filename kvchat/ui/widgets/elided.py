@@ -7,8 +7,9 @@ import re
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy
 
+from kvchat.ui.base.building import styled
 from kvchat.words.wording import one_line
 
 _SEPARATORS = re.compile(r"[/\\._-]")
@@ -28,23 +29,19 @@ def breakable(text: str) -> str:
 class ElidedLabel(QLabel):
     """A one-line label that never asks for more room than there is."""
 
-    def __init__(self, kind: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setProperty("kind", kind)
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self._whole = ""
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
+        self.whole = ""  # the text as it was given
         self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
-    @property
-    def whole(self) -> str:
-        """The text as it was given."""
-        return self._whole
-
     def set_text(self, text: str) -> None:
         """Show `text`, on one line."""
-        self._whole = one_line(text)
+        self.whole = one_line(text)
+        self.setAccessibleName(self.whole)
         self._elide()
+        self.updateGeometry()
 
     def minimumSizeHint(self) -> QSize:
         """Any width will do."""
@@ -52,7 +49,7 @@ class ElidedLabel(QLabel):
 
     def sizeHint(self) -> QSize:
         """As wide as the whole text."""
-        return QSize(self.fontMetrics().horizontalAdvance(self._whole) + 4, super().sizeHint().height())
+        return QSize(self.fontMetrics().horizontalAdvance(self.whole) + 4, super().sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Fit the text again."""
@@ -60,19 +57,17 @@ class ElidedLabel(QLabel):
         self._elide()
 
     def _elide(self) -> None:
-        shown = self.fontMetrics().elidedText(self._whole, Qt.TextElideMode.ElideRight, max(self.width(), 24))
+        shown = self.fontMetrics().elidedText(self.whole, Qt.TextElideMode.ElideRight, max(self.width(), 24))
         self.setText(shown)
-        self.setToolTip(plain_tip(self._whole) if shown != self._whole else "")
-        self.setAccessibleName(self._whole)
-        self.updateGeometry()
+        self.setToolTip(plain_tip(self.whole) if shown != self.whole else "")
 
 
 class ElidedButton(QPushButton):
     """A one-line button whose text gives way, but never its tail."""
 
-    def __init__(self, kind: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setProperty("kind", kind)
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        styled(self, kind)
         self._whole = self._tail = self._tip = ""
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
 

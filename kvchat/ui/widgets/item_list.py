@@ -62,32 +62,22 @@ class ItemModel(QAbstractListModel, Generic[R]):
             self._pass_over_to(rows, self._key)
 
     def _pass_over_to(self, rows: Sequence[R], key: Callable[[R], object]) -> None:
-        """Take rows away, put the others in order, add what is new: what is being edited or selected stays so."""
+        """Take rows away, then put the others and new ones in order: what is being edited or selected stays so."""
         places = {key(row): place for place, row in enumerate(rows)}
-        here = [row for row in self.rows if key(row) in places]
         for first, last in _runs([place for place, row in enumerate(self.rows) if key(row) not in places])[::-1]:
             self.beginRemoveRows(QModelIndex(), first, last)
             self.rows = [*self.rows[:first], *self.rows[last + 1 :]]
             self.endRemoveRows()
-        ordered = sorted(here, key=lambda row: places[key(row)])
-        if ordered != here:
-            self._put_in_order(ordered, key)
-        known = {key(row) for row in here}
-        for first, last in _runs([place for place, row in enumerate(rows) if key(row) not in known]):
-            self.beginInsertRows(QModelIndex(), first, last)
-            self.rows = [*self.rows[:first], *rows[first : last + 1], *self.rows[first:]]
-            self.endInsertRows()
-        self.rows = rows
-        if rows:
-            self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
-
-    def _put_in_order(self, ordered: Sequence[R], key: Callable[[R], object]) -> None:
+        here = [key(row) for row in self.rows]
+        if here == list(places):
+            self.rows = rows
+            if rows:
+                self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
+            return
         self.layoutAboutToBeChanged.emit()
         kept = self.persistentIndexList()
-        keys = [key(self.rows[index.row()]) for index in kept]
-        places = {key(row): place for place, row in enumerate(ordered)}
-        self.rows = ordered
-        self.changePersistentIndexList(kept, [self.index(places[one]) for one in keys])
+        self.rows = rows
+        self.changePersistentIndexList(kept, [self.index(places[here[index.row()]]) for index in kept])
         self.layoutChanged.emit()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008

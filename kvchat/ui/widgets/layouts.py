@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
+from PySide6.QtWidgets import QLayout, QLayoutItem, QScrollArea, QWidget
 
 
 class FlowLayout(QLayout):
@@ -96,15 +96,21 @@ def height_for_width(layout: QLayout, width: int) -> int:
     return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
 
 
-class ScrollGround(QWidget):
-    """A page for a QScrollArea that grows to the area's width.
-
-    A plain QWidget would be as tall as its wrapped labels at their narrowest, and leave a void below them.
-    """
+class ScrollPage(QScrollArea):
+    """A page that scrolls up and down: what stands on it is laid out on its `ground`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
-        self.setObjectName(name)
+        """`name` is the ground's in the style sheet."""
+        super().__init__(widgetResizable=True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.ground = _Ground()
+        self.ground.setObjectName(name)
+        self.setWidget(self.ground)
+
+
+class _Ground(QWidget):
+    """Grows to the area's width. A plain QWidget would be as tall as its wrapped labels at their narrowest."""
 
     def minimumSizeHint(self) -> QSize:
         """No least height where the height depends on the width: then the area asks for it itself."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
+from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import ReplyDelta, ReplyFinished
@@ -18,6 +18,7 @@ from kvchat.ui.controllers.chat import MOST_TURNS
 from kvchat.ui.messages.message_view import MessageView
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import button
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -44,11 +45,6 @@ async def views(window: MainWindow, count: int = 4) -> list[MessageView]:
     page = window.transcript
     await until(lambda: len(page.messages) == len(page.views) == count, f"{count} messages")
     return [page.views[message.id] for message in page.messages]
-
-
-def button(within: QWidget, name: str) -> QAbstractButton:
-    found = [one for one in within.findChildren(QAbstractButton) if one.accessibleName() == name]
-    return next(one for one in found if one.isVisible())
 
 
 def said(runtime: FakeRuntime) -> list[Message]:

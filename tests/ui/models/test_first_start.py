@@ -57,9 +57,9 @@ async def test_an_error_is_shown_and_the_choice_comes_back(runtime: FakeRuntime,
     page = window.first_start
     page.show_progress(1, 2)
     page.show_error(KvchatError("Could not be fetched", "No network.", "Pick a file."))
-    assert page.error_title.text() == "Could not be fetched"
-    assert page.error_words.text() == "No network. Pick a file."
-    assert page.error_title.isVisible()
+    assert page.error.title.text() == "Could not be fetched"
+    assert (page.error.detail.text(), page.error.advice.text()) == ("No network.", "Pick a file.")
+    assert page.error.title.isVisible()
     assert page.starter.isVisible()
 
 
@@ -77,8 +77,8 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
     runtime.refuse = KvchatError("Not a GGUF file", "", "Pick another.")
     window.first_start.pick_requested.emit(Path("/x.txt"))
-    await until(lambda: window.first_start.error_title.isVisible())
-    assert window.first_start.error_title.text() == "Not a GGUF file"
+    await until(lambda: window.first_start.error.title.isVisible())
+    assert window.first_start.error.title.text() == "Not a GGUF file"
 
 
 async def test_a_model_that_comes_by_itself_ends_the_page(runtime: FakeRuntime, window: MainWindow) -> None:

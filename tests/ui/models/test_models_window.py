@@ -22,12 +22,14 @@ from kvchat.library.remote.downloads import DownloadState
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.models.downloads_view import DownloadView
+from kvchat.ui.models.first_start import STARTER
 from kvchat.ui.models.models_window import ModelsWindow
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import button
 
 LEFT = Qt.MouseButton.LeftButton
 REPOSITORY = "org/Thing-7B-GGUF"
@@ -302,14 +304,14 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     models = window.side_windows.open_models()
     await until(models.here.none.isVisible)
     assert models.here.use.isHidden()
-    qtbot.mouseClick(models.here.none.more, LEFT)
+    qtbot.mouseClick(button(models.here.none, "Get another…"), LEFT)
     assert models.hub.isVisible()
     models.tabs.button(0).click()
-    qtbot.mouseClick(models.here.none.folder, LEFT)
+    qtbot.mouseClick(button(models.here.none, "Choose a folder…"), LEFT)
     dialog = models.findChild(QFileDialog)
     assert isinstance(dialog, QFileDialog)
     dialog.close()
-    qtbot.mouseClick(models.here.none.starter, LEFT)
+    qtbot.mouseClick(button(models.here.none, STARTER), LEFT)
     assert asked == [True]
     assert not models.isVisible()
     assert window.first_start.is_fetching

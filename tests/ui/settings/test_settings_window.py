@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import SettingsChanged
@@ -29,6 +29,7 @@ from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import button
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -44,10 +45,6 @@ def typed(qtbot: QtBot, entry: NumberEntry, text: str) -> None:
     qtbot.keyClick(entry.field, Qt.Key.Key_Delete)
     qtbot.keyClicks(entry.field, text)
     qtbot.keyClick(entry.field, Qt.Key.Key_Return)
-
-
-def button(parent: QWidget, name: str) -> QAbstractButton:
-    return next(one for one in parent.findChildren(QAbstractButton) if one.accessibleName() == name)
 
 
 def question(settings: SettingsWindow) -> ConfirmDialog:
