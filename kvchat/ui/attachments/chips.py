@@ -1,21 +1,102 @@
-"""Documents as chips and pictures as tiles: those that go with the message being written, or went with one."""
+"""What goes with a message, written or being written: documents as chips, pictures small as tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QIcon, QImage, QPixmap
+from PySide6.QtWidgets import QFrame, QToolButton, QWidget
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.ui.attachments.cards import AttachmentCard, AttachmentChip, PictureTile
+from kvchat.ui.attachments.pictures import decoded, shape
 from kvchat.ui.attachments.views import AttachmentView, PictureView
-from kvchat.ui.base.building import column
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.building import button, column, label, row, styled, tool_button
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look, restyle
+from kvchat.ui.widgets.elided import plain_tip
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.folding import Term, any_span
+from kvchat.words.wording import one_line, size, tokens_short
 
+HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels, of a tile
 _GAP = 4  # pixels
+_LOOK_MS = 15
+_NAME_LETTERS = 34
+_thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
+
+
+class AttachmentCard(QFrame):
+    """One attachment: a button that opens it, how much it is, and the cross that takes it away again."""
+
+    opened = Signal()
+    removed = Signal()
+
+    def __init__(self, look: Look, attachment: Attachment, what: str, tip: str) -> None:
+        super().__init__()
+        self.attachment = attachment
+        self._look = look
+        styled(self, "chip")
+        tip = plain_tip(f"{attachment.name}\n{size(attachment.size)}\n{tip}")
+        self.name = button("", self.opened, name=f"{what} {attachment.name}", tip=tip)
+        self.count = label(size(attachment.size), "small")
+
+    def cross(self) -> QToolButton:
+        """The button that takes it away."""
+        name, picture = f"Remove {self.attachment.name}", icon("close", self._look.theme.muted)
+        cross = tool_button(name, self.removed, tip="Remove", icon=picture)
+        cross.setIconSize(QSize(12, 12))
+        return cross
+
+    def show_found(self, found: bool) -> None:
+        """Whether what is searched for is in it."""
+        restyle(self, "found", "true" if found else "false")
+        self.name.setAccessibleDescription("What you search for is in it" if found else "")
+
+    def show_tokens(self, tokens: int, *, counted: bool) -> None:
+        """How many tokens it has; an estimate says so."""
+        self.count.setText(f"{tokens_short(tokens)} tokens" if counted else f"about {tokens_short(tokens)} tokens")
+
+
+class AttachmentChip(AttachmentCard):
+    """One document, by its name."""
+
+    def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
+        super().__init__(look, attachment, "Attachment", "Show what the model is given")
+        styled(self.name, "chip").setText(short_name(attachment.name))
+        self.name.setIcon(icon("document", look.theme.muted))
+        cross = [self.cross()] if removable else []
+        row(self.name, self.count, *cross, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
+
+
+class PictureTile(AttachmentCard):
+    """One picture, small. It is decoded in a thread and shown when that is done."""
+
+    def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
+        super().__init__(look, attachment, "Picture", "Show it large")
+        shown = shape(attachment.data)
+        size = tile_size(shown) if shown is not None else QSize(NARROWEST, HEIGHT)
+        styled(self.name, "picture").setIconSize(size)
+        self.name.setFixedSize(size)
+        below = [row((self.count, 1), self.cross(), spacing=2)] if removable else []
+        column((self.name, 0, Qt.AlignmentFlag.AlignCenter), *below, on=self, spacing=2, margins=6)
+        self._ratio = self.devicePixelRatioF()
+        self._decoding = _thread.submit(_thumbnail, attachment.data, size * self._ratio)
+        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer.timeout.connect(self._show_when_ready)
+        self._timer.start()
+
+    def _show_when_ready(self) -> None:
+        if not self._decoding.done():
+            return
+        self._timer.stop()
+        image = self._decoding.result()
+        if image is None:
+            self.name.setIcon(icon("document", self._look.theme.muted))
+            return
+        image.setDevicePixelRatio(self._ratio)
+        self.name.setIcon(QIcon(QPixmap.fromImage(image)))
 
 
 class ChipRows(QWidget):
@@ -79,3 +160,22 @@ class ChipRows(QWidget):
 
     def _remove(self, attachment: Attachment, *, removable: bool) -> None:
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
+
+
+def tile_size(picture: QSize) -> QSize:
+    """A picture's size on its tile: as high as the tile, unless it would be too wide. Of a sliver a little is seen."""
+    return picture.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
+
+
+def _thumbnail(data: bytes, size: QSize) -> QImage | None:
+    image = decoded(data, size * 2)
+    if image is None:
+        return None
+    return image.scaled(size, Qt.AspectRatioMode.IgnoreAspectRatio, Qt.TransformationMode.SmoothTransformation)
+
+
+def short_name(name: str) -> str:
+    """A file's name with the middle left out where it is long; the ending matters."""
+    name = one_line(name)
+    half = (_NAME_LETTERS - 1) // 2
+    return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"

@@ -7,45 +7,33 @@ from kvchat.ui.base.colors import Theme
 
 def style_sheet(t: Theme, base: float, small: float, icon: int) -> str:
     """Qt style sheet for theme `t`; `base` and `small` are font sizes in points, `icon` is an icon's size in pixels."""
-    parts = _frames(t), _words(t, base, small), _buttons(t, small, icon), _inputs(t), _menus(t), _scroll_bars(t)
+    parts = _frames(t), _words(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t), _scroll_bars(t)
     return "\n".join(parts)
 
 
 def _frames(t: Theme) -> str:
+    boxed = f"background: {t.raised}; border: 1px solid {t.line}"
     return f"""
-    QMainWindow, QDialog, QMessageBox {{ background: {t.page}; }}
+    QMainWindow, QDialog, QMessageBox, #settingsPage {{ background: {t.page}; }}
+    #header, #transcript, #transcriptColumn, #page, #firstStart {{ background: {t.page}; border: none; }}
     #sidebar {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; }}
     #strip {{ background: {t.sidebar}; border: none; border-top: 1px solid {t.line}; }}
-    #header {{ background: {t.page}; border: none; }}
-    #transcript, #transcriptColumn, #page, #firstStart {{ background: {t.page}; border: none; }}
-    #settingsPage {{ background: {t.page}; }}
-    #settingsPages {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; padding: 14px 10px; }}
-    #settingsPages::item {{ padding: 0 10px; border: 1px solid transparent; border-radius: 8px; color: {t.text}; }}
-    #settingsPages::item:hover {{ background: {t.hover}; }}
-    #settingsPages::item:selected {{ background: {t.selected}; }}
-    #settingsPages::item:focus {{ border: 1px solid {t.accent}; }}
     QSplitter::handle {{ background: transparent; }}
     QFrame[kind="bubble"] {{ background: {t.bubble}; border: none; border-radius: 14px; }}
     QFrame[kind="code"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px; }}
-    QFrame[kind="card"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
-    QFrame[kind="composer"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 18px; }}
+    QFrame[kind="card"], QFrame[kind="notice"] {{ {boxed}; border-radius: 12px; }}
+    QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}
+    QFrame[kind="card"][tone="bad"] {{ background: {t.bad_soft}; border: 1px solid {t.bad_soft}; }}
+    QFrame[kind="composer"] {{ {boxed}; border-radius: 18px; }}
     QFrame[kind="composer"][focused="true"] {{ border: 1px solid {t.accent}; }}
     QFrame[kind="chip"] {{ background: {t.hover}; border: none; border-radius: 9px; }}
     QFrame[kind="composer"] QFrame[kind="chip"] {{ background: {t.selected}; }}
-    QPushButton[kind="picture"] {{ border: none; padding: 0; background: transparent; }}
     QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
     QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
-    QFrame[kind="notice"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 12px; }}
-    QFrame[kind="notice"][tone="warn"] {{ background: {t.warn_soft}; border: 1px solid {t.warn_soft}; }}
-    QFrame[kind="card"][tone="bad"] {{ background: {t.bad_soft}; border: 1px solid {t.bad_soft}; }}
     QFrame[kind="quote"] {{ border: none; border-left: 2px solid {t.line}; border-radius: 0; background: transparent; }}
-    #palette {{ background: {t.raised}; border: 1px solid {t.line}; }}
-    #palette QLineEdit {{ padding: 8px 10px; }}
-    #paletteList::item {{ border-radius: 8px; }}
-    #paletteList::item:hover {{ background: {t.hover}; }}
-    #paletteList::item:selected {{ background: {t.selected}; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
+    #palette {{ {boxed}; }}
     """
 
 
@@ -71,52 +59,48 @@ def _words(t: Theme, base: float, small: float) -> str:
 
 
 def _buttons(t: Theme, small: float, icon: int) -> str:
+    def push(*kinds: str, state: str = "") -> str:
+        return ", ".join(f'QPushButton[kind="{kind}"]{state}' for kind in kinds)
+
     return f"""
     QPushButton, QToolButton {{ icon-size: {icon}px; }}
     QPushButton {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
                    padding: 6px 14px; }}
-    QPushButton:hover {{ background: {t.hover}; }}
+    QToolButton {{ background: transparent; border: 1px solid transparent; border-radius: 8px; padding: 4px; }}
+    QToolButton[kind="quiet"] {{ padding: 3px; }}
+    QPushButton:hover, QToolButton:hover {{ background: {t.hover}; }}
     QPushButton:focus, QToolButton:focus {{ border: 1px solid {t.accent}; }}
     QPushButton:disabled {{ color: {t.muted}; }}
-    QPushButton[kind="primary"], QPushButton:default {{ background: {t.accent}; color: {t.on_accent};
-                   border: 1px solid {t.accent}; font-weight: 600; }}
-    QPushButton[kind="primary"]:focus {{ border: 1px solid {t.text}; }}
-    QPushButton[kind="primary"]:disabled {{ background: {t.hover}; color: {t.muted}; border: 1px solid {t.hover}; }}
-    QPushButton[kind="danger"] {{ color: {t.bad}; }}
-    QPushButton[kind="flat"] {{ background: transparent; border: 1px solid transparent; padding: 5px 8px; }}
-    QPushButton[kind="flat"]:hover {{ background: {t.hover}; }}
-    QPushButton[kind="flat"]:focus {{ border: 1px solid {t.accent}; }}
-    QPushButton[kind="quiet"] {{ background: transparent; border: none; color: {t.muted}; font-size: {small}pt;
-                   padding: 3px 5px 3px 0; text-align: left; }}
-    QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus {{ color: {t.text}; text-decoration: underline; }}
-    QPushButton[kind="quiet"][tone="warn"] {{ color: {t.warn}; }}
-    QPushButton[kind="link"] {{ background: transparent; border: none; color: {t.accent}; font-size: {small}pt;
-                   padding: 3px 0; }}
-    QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus {{ text-decoration: underline; }}
-    QPushButton[kind="chip"] {{ background: transparent; border: none; padding: 3px 0; text-align: left; }}
-    QPushButton[kind="chip"]:hover, QPushButton[kind="chip"]:focus {{ color: {t.accent}; }}
-    QPushButton[kind="usage"] {{ background: transparent; border: none; border-radius: 8px; color: {t.muted};
-                   font-size: {small}pt; text-align: left; padding: 6px 8px; }}
-    QPushButton[kind="usage"]:hover, QPushButton[kind="usage"]:focus {{ background: {t.hover}; color: {t.text}; }}
-    QPushButton[kind="tab"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
-                   padding: 6px 12px; color: {t.muted}; font-weight: 600; }}
-    QPushButton[kind="tab"]:hover {{ background: {t.hover}; }}
-    QPushButton[kind="tab"]:checked {{ background: {t.selected}; color: {t.text}; }}
-    QPushButton[kind="tab"]:focus {{ border: 1px solid {t.accent}; }}
-    QPushButton[kind="new"] {{ background: transparent; border: 1px solid transparent; border-radius: 9px;
-                   text-align: left; padding: 8px 10px; font-weight: 600; }}
-    QPushButton[kind="new"]:hover {{ background: {t.hover}; }}
-    QPushButton[kind="new"]:focus {{ border: 1px solid {t.accent}; }}
-    QPushButton[kind="send"] {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: {icon}px;
-                   padding: 0; }}
-    QPushButton[kind="send"]:disabled {{ background: {t.line}; border: 1px solid {t.line}; }}
-    QPushButton[kind="send"]:focus {{ border: 2px solid {t.text}; }}
-    QPushButton[kind="jump"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 16px; padding: 0; }}
-    QPushButton[kind="jump"]:hover {{ background: {t.hover}; }}
-    QToolButton {{ background: transparent; border: 1px solid transparent; border-radius: 8px; padding: 4px; }}
-    QToolButton:hover {{ background: {t.hover}; }}
-    QToolButton[kind="quiet"] {{ padding: 3px; }}
     QToolButton::menu-indicator, QPushButton::menu-indicator {{ image: none; width: 0; }}
+    {push("primary")}, QPushButton:default {{ background: {t.accent}; color: {t.on_accent};
+                   border: 1px solid {t.accent}; font-weight: 600; }}
+    {push("primary", state=":focus")} {{ border: 1px solid {t.text}; }}
+    {push("primary", state=":disabled")} {{ background: {t.hover}; color: {t.muted}; border: 1px solid {t.hover}; }}
+    {push("danger")} {{ color: {t.bad}; }}
+    {push("flat", "tab", "new")} {{ background: transparent; border: 1px solid transparent; border-radius: 9px; }}
+    {push("flat")} {{ padding: 5px 8px; }}
+    {push("tab")} {{ padding: 6px 12px; color: {t.muted}; font-weight: 600; }}
+    {push("new")} {{ text-align: left; padding: 8px 10px; font-weight: 600; }}
+    {push("flat", "tab", "new", state=":hover")} {{ background: {t.hover}; }}
+    {push("tab", state=":checked")} {{ background: {t.selected}; color: {t.text}; }}
+    {push("flat", "tab", "new", state=":focus")} {{ border: 1px solid {t.accent}; }}
+    {push("quiet", "link", "chip", "usage", "picture")} {{ background: transparent; border: none; padding: 3px 0; }}
+    {push("quiet", "link", "usage")} {{ color: {t.muted}; font-size: {small}pt; }}
+    {push("quiet", "chip", "usage")} {{ text-align: left; }}
+    {push("quiet")} {{ padding: 3px 5px 3px 0; }}
+    {push("quiet", state=":hover")}, {push("quiet", state=":focus")} {{ color: {t.text}; text-decoration: underline; }}
+    {push("quiet", state='[tone="warn"]')} {{ color: {t.warn}; }}
+    {push("link")} {{ color: {t.accent}; }}
+    {push("link", state=":hover")}, {push("link", state=":focus")} {{ text-decoration: underline; }}
+    {push("chip", state=":hover")}, {push("chip", state=":focus")} {{ color: {t.accent}; }}
+    {push("usage")} {{ border-radius: 8px; padding: 6px 8px; }}
+    {push("usage", state=":hover")}, {push("usage", state=":focus")} {{ background: {t.hover}; color: {t.text}; }}
+    {push("picture")} {{ padding: 0; }}
+    {push("send")} {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: {icon}px; padding: 0; }}
+    {push("send", state=":disabled")} {{ background: {t.line}; border: 1px solid {t.line}; }}
+    {push("send", state=":focus")} {{ border: 2px solid {t.text}; }}
+    {push("jump")} {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 16px; padding: 0; }}
+    {push("jump", state=":hover")} {{ background: {t.hover}; }}
     """
 
 
@@ -126,25 +110,15 @@ def _inputs(t: Theme) -> str:
                    selection-background-color: {t.selection}; selection-color: {t.text}; }}
     QPlainTextEdit[kind="log"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px;
                    padding: 8px; }}
-    QListView {{ background: transparent; border: none; outline: none; }}
-    QComboBox {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px;
-                   padding: 5px 30px 5px 11px; }}
+    QComboBox, QLineEdit {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; }}
+    QComboBox {{ border-radius: 8px; padding: 5px 30px 5px 11px; }}
     QComboBox:disabled {{ color: {t.muted}; }}
-    QListWidget[kind="boxed"] {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 10px;
-                   padding: 4px; }}
-    QListWidget[kind="boxed"]::item {{ padding: 6px 8px; border-radius: 6px; color: {t.text}; }}
-    QListWidget[kind="boxed"]::item:selected {{ background: {t.selected}; }}
     QComboBox:hover {{ background: {t.hover}; }}
-    QComboBox:focus {{ border: 1px solid {t.accent}; }}
     QComboBox::drop-down {{ border: none; width: 0; }}
-    QComboBox QAbstractItemView {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
-                   padding: 4px; outline: none; }}
-    QComboBox QAbstractItemView::item {{ padding: 6px 8px; border-radius: 6px; }}
-    QComboBox QAbstractItemView::item:selected {{ background: {t.selected}; color: {t.text}; }}
-    QLineEdit {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line};
-                   border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
+    QLineEdit {{ border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
                    selection-color: {t.on_accent}; }}
-    QLineEdit:focus {{ border: 1px solid {t.accent}; }}
+    #palette QLineEdit {{ padding: 8px 10px; }}
+    QComboBox:focus, QLineEdit:focus {{ border: 1px solid {t.accent}; }}
     QLineEdit[tone="bad"], QLineEdit[tone="bad"]:focus {{ border: 1px solid {t.bad}; }}
     QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
@@ -159,15 +133,29 @@ def _inputs(t: Theme) -> str:
     """
 
 
-def _menus(t: Theme) -> str:
+def _lists(t: Theme) -> str:
     return f"""
+    QListView {{ background: transparent; border: none; outline: none; }}
+    #settingsPages {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; padding: 14px 10px; }}
+    #settingsPages::item {{ padding: 0 10px; border: 1px solid transparent; color: {t.text}; }}
+    QListWidget[kind="boxed"], QComboBox QAbstractItemView, QMenu {{ background: {t.raised}; color: {t.text};
+                   border: 1px solid {t.line}; padding: 4px; outline: none; }}
+    QListWidget[kind="boxed"] {{ border-radius: 10px; }}
+    QListWidget::item {{ border-radius: 8px; }}
+    QListWidget[kind="boxed"]::item, QComboBox QAbstractItemView::item {{ padding: 6px 8px; border-radius: 6px;
+                   color: {t.text}; }}
+    #settingsPages::item:hover, #paletteList::item:hover {{ background: {t.hover}; }}
+    QListWidget::item:selected, QComboBox QAbstractItemView::item:selected {{ background: {t.selected};
+                   color: {t.text}; }}
+    #settingsPages::item:selected, #paletteList::item:selected {{ background: {t.selected}; }}
+    #settingsPages::item:focus {{ border: 1px solid {t.accent}; }}
     QTabWidget::pane {{ border: none; border-top: 1px solid {t.line}; padding-top: 14px; }}
     QTabBar {{ background: transparent; }}
     QTabBar::tab {{ background: transparent; color: {t.muted}; border: none; border-bottom: 2px solid transparent;
                    padding: 6px 4px; margin-right: 18px; }}
     QTabBar::tab:selected {{ color: {t.text}; border-bottom: 2px solid {t.accent}; }}
     QTabBar::tab:hover, QTabBar::tab:focus {{ color: {t.text}; }}
-    QMenu {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; border-radius: 8px; padding: 5px; }}
+    QMenu {{ border-radius: 8px; padding: 5px; }}
     QMenu::item {{ padding: 6px 24px 6px 12px; border-radius: 6px; }}
     QMenu::item:selected {{ background: {t.hover}; }}
     QMenu::item:disabled {{ color: {t.muted}; }}

@@ -10,8 +10,7 @@ from PySide6.QtGui import QImage, QKeyEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.ui.attachments.cards import short_name
-from kvchat.ui.attachments.chips import ChipRows
+from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, tool_button
 from kvchat.ui.base.icons import icon, stop_icon
 from kvchat.ui.base.theme import Look, page_font, restyle
@@ -217,7 +216,7 @@ class Composer(QWidget):
         font = page_font(self._look.type.family, self._look.type.body)
         self.editor.setFont(font)
         for one, side in ((self.button, 20), (self.attach, 18)):
-            one.setFixedSize(QSize(1, 1) * self._look.px(32))
+            one.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             one.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # the placeholder is drawn in it
         self._fit()

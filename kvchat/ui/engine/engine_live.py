@@ -38,8 +38,10 @@ class LivePage(QWidget):
         for key, words in _ROWS:
             value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
             value.setAccessibleName(words)
-            bar = [(self.used, 0, Qt.AlignmentFlag.AlignLeft)] if key == "context" else []
-            form.addRow(label(words, "muted"), column(value, *bar, spacing=5))
+            if key == "context":
+                form.addRow(label(words, "muted"), column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
+            else:
+                form.addRow(label(words, "muted"), value)
 
     def value(self, key: str) -> str:
         """What a row says."""

@@ -22,6 +22,7 @@ class Card(QFrame):
         for one in said:
             one.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self._button_row = QWidget()
+        self._button_row.hide()
         self.buttons = FlowLayout(self._button_row)
         self.buttons.setContentsMargins(0, 6, 0, 0)
         column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
@@ -37,4 +38,5 @@ class Card(QFrame):
         """One more button; see `button`."""
         made = button(words, on_click, kind)
         self.buttons.addWidget(made)
+        self._button_row.show()
         return made

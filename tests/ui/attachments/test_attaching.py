@@ -18,7 +18,7 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.engine_host.vision import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.attachments.cards import short_name
+from kvchat.ui.attachments.chips import short_name
 from kvchat.ui.attachments.views import AttachmentView, PictureView
 from kvchat.ui.chat.composer import LONG_PASTE
 from kvchat.ui.messages.user_view import UserView

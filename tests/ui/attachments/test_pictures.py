@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.input.pictures import CannotAttach, kind_of, picture_of, pixels
-from kvchat.ui.attachments.cards import HEIGHT, WIDEST, PictureTile, tile_size
+from kvchat.ui.attachments.chips import HEIGHT, WIDEST, PictureTile, tile_size
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
 from kvchat.ui.base.theme import Look
 from tests.pictures import png
