@@ -170,7 +170,7 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         chat, runtime, sidebar, header = self.chat, self._runtime, self.sidebar, self.header
         chat.opened.connect(self._chat_page.show_messages)
-        for changed in (chat.model_changed, self.models.used, self.first_start.back_requested):
+        for changed in (chat.model_changed, self.models.used, self.first_start.back.clicked):
             changed.connect(self._show_right_page)
         for new in (self.context_card.new, sidebar.new_button):
             new.clicked.connect(self.new_conversation)

@@ -40,6 +40,7 @@ _GLYPHS = {
     "M4.5 7v10c0 1.7 3.4 3 7.5 3s7.5-1.3 7.5-3V7M4.5 12c0 1.7 3.4 3 7.5 3s7.5-1.3 7.5-3",
     "disk-off": "M8.2 4.4C9.4 4.1 10.7 4 12 4c4.1 0 7.5 1.3 7.5 3v9.5"
     "M4.5 7v10c0 1.7 3.4 3 7.5 3 2.2 0 4.2-.4 5.5-1M3.5 3.5l17 17",
+    "stop": "M9 7.5h6a1.5 1.5 0 0 1 1.5 1.5v6a1.5 1.5 0 0 1-1.5 1.5h-6a1.5 1.5 0 0 1-1.5-1.5v-6a1.5 1.5 0 0 1 1.5-1.5z",
     "warning": "M12 4.5L21 19.5H3zM12 10v4.5M12 17h.01",
     "pin": "M9 4h6M10 4v6l-3.5 4.5h11L14 10V4M12 14.5V20.5",
     "info": "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM12 11v5M12 8h.01",
@@ -48,20 +49,11 @@ _GLYPHS = {
 
 @lru_cache(maxsize=256)
 def icon(name: str, colour: str) -> QIcon:
-    """A line icon in `colour` ("#rrggbb"). Needs a QGuiApplication."""
-    width = 3.2 if name == "dots" else 1.9
+    """A line icon, or the filled square that stops a reply, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
+    width, fill = 3.2 if name == "dots" else 1.9, colour if name == "stop" else "none"
     return _render(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="none" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="{fill}" '
         f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"/></svg>'
-    )
-
-
-@lru_cache(maxsize=16)
-def stop_icon(colour: str) -> QIcon:
-    """The filled square that stops a reply."""
-    return _render(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">'
-        f'<rect x="6.5" y="6.5" width="11" height="11" rx="2.5" fill="{colour}"/></svg>'
     )
 
 

@@ -1,4 +1,4 @@
-"""TaskRunner are coroutines: this starts them, keeps them alive, and takes their errors to the right door."""
+"""What the user asked for runs in coroutines: this starts them, keeps them alive, and tells of their errors."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 
-ErrorDoor = Callable[[KvchatError], None]
+ErrorHandler = Callable[[KvchatError], None]
 
 
 class TaskRunner:
     """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`.
 
-    Made on a running loop, which need not be running while Qt handles the event that starts a wish.
+    Made on a running loop, which need not be running while Qt handles the event that starts a task.
     """
 
-    def __init__(self, on_error: ErrorDoor, on_bug: Callable[[BaseException], None]) -> None:
+    def __init__(self, on_error: ErrorHandler, on_bug: Callable[[BaseException], None]) -> None:
         self.on_error = on_error
         self._on_bug = on_bug
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
+    def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
         """Run `run` in the background; its KvchatError goes to `on_error`, where given."""
         task = self._loop.create_task(run)
         self._keep(task, on_error or self.on_error)
@@ -39,7 +39,7 @@ class TaskRunner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _keep(self, task: asyncio.Future[Any], on_error: ErrorDoor) -> None:
+    def _keep(self, task: asyncio.Future[Any], on_error: ErrorHandler) -> None:
         self._tasks.add(task)
 
         def done(finished: asyncio.Future[Any]) -> None:

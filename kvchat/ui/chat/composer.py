@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, tool_button
-from kvchat.ui.base.icons import icon, stop_icon
+from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 
 _MOST_LINES = 8
@@ -205,7 +205,7 @@ class Composer(QWidget):
         self.attach.setIcon(icon("paperclip", theme.muted))
         self.button.setEnabled(self._busy or can_send)
         if self._busy:
-            self.button.setIcon(stop_icon(theme.on_accent))
+            self.button.setIcon(icon("stop", theme.on_accent))
         else:
             self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
         words = "Stop" if self._busy else "Send"

@@ -47,7 +47,7 @@ class ChatController(Controller):
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         views.transcript.retry_requested.connect(self.retry)
-        views.transcript.tail.first_requested.connect(self.go_first)
+        views.transcript.tail.first.clicked.connect(self.go_first)
 
     async def start(self) -> None:
         """Show what there is: the list, the newest conversation, the engine."""

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from kvchat.chat.events import Event
 from kvchat.runtime import Runtime
-from kvchat.ui.base.tasks import ErrorDoor
+from kvchat.ui.base.tasks import ErrorHandler
 from kvchat.ui.controllers.views import Views
 
 
@@ -30,7 +30,9 @@ class Controller(QObject):
     def _hear(self, event: Event) -> None:
         """Something happened."""
 
-    def _timer(self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorDoor | None = None) -> QTimer:
+    def _timer(
+        self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorHandler | None = None
+    ) -> QTimer:
         """Once started, it starts `run` so many milliseconds later; its KvchatError goes to `on_error`, where given."""
         timer = QTimer(self, singleShot=True, interval=ms)
         timer.timeout.connect(lambda: self._runner.start(run(), on_error))

@@ -27,13 +27,12 @@ class ModelController(Controller):
         super().__init__(runtime, views, window)
         self._chat, self._window = chat, window
         failure, engine, first_start = views.transcript.tail.failure, views.engine_card, views.first_start
-        failure.use_current_requested.connect(self.use_current)
-        failure.locate_requested.connect(self._locate_for_conversation)
-        failure.model_requested.connect(self.models_requested)
-        engine.model.clicked.connect(self.models_requested)
+        failure.use_current.clicked.connect(self.use_current)
+        failure.locate.clicked.connect(self._locate_for_conversation)
+        for choose in (failure.model, engine.model, first_start.models):
+            choose.clicked.connect(self.models_requested)
         engine.locate.clicked.connect(self._locate)
         engine.fetch.clicked.connect(self._fetch_again)
-        first_start.models_requested.connect(self.models_requested)
         first_start.pick_requested.connect(lambda path: self._runner.start(self.use(path)))
 
     async def use(self, path: Path) -> None:

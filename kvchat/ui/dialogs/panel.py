@@ -11,7 +11,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QDialog, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
-from kvchat.ui.base.tasks import ErrorDoor, TaskRunner
+from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import Notices
 
@@ -67,7 +67,7 @@ class Panel(QDialog):
         while self._unsubscribe:
             self._unsubscribe.pop()()
 
-    def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorDoor | None = None) -> asyncio.Task[Any]:
+    def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
         """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
         return self.runner.start(run, on_error or self.tell)
 

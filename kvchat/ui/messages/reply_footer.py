@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from typing import Any
+
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFormLayout, QFrame, QSizePolicy, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
@@ -58,17 +60,15 @@ class ReceiptView(QWidget):
 class ReplyFooter(QWidget):
     """The quiet lines under one reply that has ended."""
 
-    retry_requested = Signal()
-    go_on_requested = Signal()
-
-    def __init__(self, message: Message, actions: QWidget, *, numbers: bool) -> None:
+    def __init__(self, message: Message, actions: QWidget, *, retry: Any, go_on: Any, numbers: bool) -> None:
+        """`retry` and `go_on` are called, or emitted, when that is asked for; `numbers`: with the receipt."""
         super().__init__()
         self.receipt: ReceiptView | None = None
-        self._go_on = button("Continue", self.go_on_requested, "link", name="Continue this reply")
+        self._go_on = button("Continue", go_on, "link", name="Continue this reply")
         self._go_on.hide()
         lines = column(spacing=2)
         if message.state in _STATE_WORDS:
-            lines.addLayout(self._ending(message.state))
+            lines.addLayout(self._ending(message.state, retry))
         if message.receipt is not None and numbers:
             self.receipt = ReceiptView(message.receipt)
             lines.addWidget(self.receipt)
@@ -83,11 +83,11 @@ class ReplyFooter(QWidget):
         """As tall as its lines; an opened receipt wraps."""
         return height_for_width(self._row, width)
 
-    def _ending(self, state: MessageState) -> FlowLayout:
+    def _ending(self, state: MessageState, retry: Any) -> FlowLayout:
         line = FlowLayout(spacing=_APART)
         line.addWidget(label(_STATE_WORDS[state], "small"))
         if state is MessageState.INTERRUPTED:
-            line.addWidget(button("Try again", self.retry_requested, "link", name="Try this reply again"))
+            line.addWidget(button("Try again", retry, "link", name="Try this reply again"))
         line.addWidget(self._go_on)
         return line
 

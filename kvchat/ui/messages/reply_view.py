@@ -174,9 +174,13 @@ class ReplyView(MessageView):
             self.footer = None
         self.action_row.setVisible(not self.streaming)
         if not self.streaming:
-            self.footer = ReplyFooter(self.message, self.action_row, numbers=self.style_in_use.look.numbers)
+            self.footer = ReplyFooter(
+                self.message,
+                self.action_row,
+                retry=self.retry_requested,
+                go_on=lambda: self._request(Request.CONTINUE),
+                numbers=self.style_in_use.look.numbers,
+            )
             self.footer.setParent(self)
-            self.footer.retry_requested.connect(self.retry_requested)
-            self.footer.go_on_requested.connect(lambda: self._request(Request.CONTINUE))
             self.footer.offer_to_go_on(self._last)
             self.footer.setVisible(self.editor is None)

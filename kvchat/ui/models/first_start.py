@@ -25,19 +25,17 @@ class FirstStart(QWidget):
     """The page that leads to a model. It does no work itself: it says what was asked for."""
 
     pick_requested = Signal(object)  # Path of a GGUF file
-    models_requested = Signal()  # those on this computer, and more
     starter_requested = Signal()
     cancel_requested = Signal()
-    back_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _wide_button(STARTER, self.fetch_starter, "primary")
-        self.models = _wide_button("Find models on this computer, or get another…", self.models_requested)
+        self.models = _wide_button("Find models on this computer, or get another…")
         self.pick = _wide_button("Choose a model file…", self.open_file_dialog)
-        self.back = _wide_button("Back", self.back_requested, "flat")
+        self.back = _wide_button("Back", kind="flat")
         self._can_go_back = False
         self.back.hide()
         self.error = Card()
@@ -134,7 +132,7 @@ def _greeting() -> tuple[QLabel, QLabel, QLabel]:
     return logo, title, label(words, "muted", wraps=True)
 
 
-def _wide_button(words: str, on_click: Any, kind: str = "") -> QPushButton:
+def _wide_button(words: str, on_click: Any = None, kind: str = "") -> QPushButton:
     made = button(words, on_click, kind)
     made.setMinimumHeight(38)
     made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from PySide6.QtCore import QUrl, Signal
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QWidget
 
@@ -28,8 +28,6 @@ SAID = "Searching and downloading ask huggingface.co; nothing is asked before yo
 class ModelsHub(QWidget):
     """Asks the network only when the user searches, opens a repository or downloads."""
 
-    token_requested = Signal()
-
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
         self._runtime, self._panel = runtime, panel
@@ -50,7 +48,7 @@ class ModelsHub(QWidget):
         self.access = Card()  # of a repository that wants to know who asks
         self.access_page = ""
         self.access.add_button("Open its page", "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
-        self.access.add_button("Access token…", "primary", self.token_requested)
+        self.token = self.access.add_button("Access token…", "primary")
         self.access.hide()
         self.reason, said = label(kind="small", wraps=True), label(SAID, "small", wraps=True)
         self.take = button("Show files", lambda: self._take(self.list.current), "primary")

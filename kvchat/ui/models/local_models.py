@@ -35,8 +35,6 @@ class ModelsHere(QWidget):
     """Looks when it is told to, and shows what comes in."""
 
     use_requested = Signal(object)  # Path
-    starter_requested = Signal()
-    more_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
@@ -53,8 +51,7 @@ class ModelsHere(QWidget):
         self.folders = button("Folders…", self.open_folders, name="Folders to look in")
         self.none = Card()
         self.none.say("No model was found on this computer", _NO_MODEL, "")
-        self.none.add_button(STARTER, "primary", self.starter_requested)
-        self.none.add_button("Get another…", "", self.more_requested)
+        self.starter, self.more = self.none.add_button(STARTER, "primary"), self.none.add_button("Get another…")
         self.none.add_button("Choose a folder…", "", self._ask_folder)
         self.none.hide()
         below = row((self.status, 1), self.folders, self.use, spacing=8)

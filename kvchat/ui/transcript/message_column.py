@@ -14,9 +14,12 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
 from kvchat.chat.record.messages import Message
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.copying import message_text
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
-from kvchat.ui.rendering.page_style import COLUMN_WIDTH
+from kvchat.ui.rendering.formulas import Formulas
+from kvchat.ui.rendering.page_style import COLUMN_WIDTH, PageStyle
 from kvchat.ui.transcript.row_heights import RowHeights
 from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
 
@@ -32,9 +35,11 @@ View = UserView | ReplyView
 class MessageColumn(QScrollArea):
     """Places the messages and what stands below them. Subclasses make the widgets."""
 
-    def __init__(self, colour: str, parent: QWidget | None = None) -> None:
-        """`colour`: of the button that leads to the end."""
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._look = look
+        self._formulas = Formulas(self)
+        self._style = PageStyle(look, self._formulas)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # its place is kept: nothing moves
         self.verticalScrollBar().setEnabled(False)  # unseen until there is something to scroll
@@ -53,10 +58,9 @@ class MessageColumn(QScrollArea):
         self.tail = TranscriptTail(self._ground)
         self.tail.changed.connect(self._fit_tail)
         self._tail_height = 0
-        self._jump = JumpButton(self, colour)
+        self._jump = JumpButton(self, look)
         self._jump.clicked.connect(self.scroll_to_end)
-        self._filler = QTimer(self)
-        self._filler.setSingleShot(True)
+        self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._fill_ahead)
         self.verticalScrollBar().valueChanged.connect(self._scrolled)
 
@@ -98,7 +102,7 @@ class MessageColumn(QScrollArea):
 
     def whole_message(self, message: Message, *, markdown: bool) -> str:
         """All of a message, as Markdown or as words."""
-        raise NotImplementedError
+        return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
     def _new_view(self, message: Message) -> View:
         """A widget for this message, shown on the ground."""
@@ -106,7 +110,9 @@ class MessageColumn(QScrollArea):
 
     def _guess(self, message: Message) -> int:
         """How tall a message may be, gap included."""
-        raise NotImplementedError
+        letters = max(int(self._column_width() / self._style.letter_width), 1)
+        lines = 1 + message.content.count("\n") + len(message.content) // letters
+        return round(lines * self._style.line_height * 0.9) + 60
 
     def _pinned(self) -> set[str]:
         """The messages whose widgets must stay, beside those that are being written anew."""

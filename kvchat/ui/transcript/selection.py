@@ -36,8 +36,7 @@ class Selection(QObject):
         self._anchor: Spot | None = None
         self._head: Spot | None = None  # in another text than the anchor; None while the selection is within one
         self._mouse = QPoint()
-        self._scroller = QTimer(self)
-        self._scroller.setInterval(_SCROLL_MS)
+        self._scroller = QTimer(self, interval=_SCROLL_MS)
         self._scroller.timeout.connect(self._scroll)
 
     def watch(self, text: QTextEdit, view: MessageView) -> None:

@@ -9,6 +9,7 @@ from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.layouts import height_for_width
 
@@ -19,19 +20,12 @@ JUMP_ROOM = _SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
 class FailureCard(Card):
     """A turn that failed, in the transcript."""
 
-    retry_requested = Signal()
-    use_current_requested = Signal()  # answer with the model in use, the conversation's own being gone
-    locate_requested = Signal()
-    model_requested = Signal()
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("tone", "bad")
         self.title.setProperty("tone", "bad")
-        self.retry = self.add_button("Try again", "", self.retry_requested)
-        self.use_current = self.add_button("", "primary", self.use_current_requested)
-        self.locate = self.add_button("Locate it…", "", self.locate_requested)
-        self.model = self.add_button("Choose another model", "", self.model_requested)
+        self.retry, self.use_current = self.add_button("Try again"), self.add_button("", "primary")
+        self.locate, self.model = self.add_button("Locate it…"), self.add_button("Choose another model")
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
@@ -51,13 +45,12 @@ class TranscriptTail(QWidget):
     """Takes no room while there is nothing to say."""
 
     retry_requested = Signal()
-    first_requested = Signal()
     changed = Signal()  # it may be taller or shorter
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.pending = label(kind="muted", wraps=True)  # what happens before the first token, where the reply will be
-        self.first = button("Answer this chat first", self.first_requested, "link")
+        self.first = button("Answer this chat first", kind="link")
         self.failure = FailureCard()
         self.unanswered = QWidget()  # a message was left without a reply
         self.answer = button("Try again", self.retry_requested, "link", name="Answer the last message")
@@ -66,7 +59,7 @@ class TranscriptTail(QWidget):
         self._column = column(self.pending, first, self.failure, self.unanswered, on=self, spacing=22, margins=0)
         for widget in (self.pending, self.first, self.failure, self.unanswered):
             widget.hide()
-        self.failure.retry_requested.connect(self.retry_requested)
+        self.failure.retry.clicked.connect(self.retry_requested)
 
     def say_pending(self, words: str) -> None:
         """Say what happens before the first token; empty hides the line."""
@@ -91,18 +84,18 @@ class TranscriptTail(QWidget):
 class JumpButton(QPushButton):
     """Stands in the middle of a page's lower edge while the reader is elsewhere."""
 
-    def __init__(self, page: QWidget, colour: str) -> None:
+    def __init__(self, page: QWidget, look: Look) -> None:
         super().__init__(page)
-        self._page = page
+        self._page, self._look = page, look
         styled(self, "jump").setAccessibleName("Go to the newest message")
         self.setFixedSize(_SIZE, _SIZE)
         self.setIconSize(QSize(18, 18))
-        self.set_colour(colour)
         self.hide()
+        self._restyle()
+        look.changed.connect(self._restyle)
 
-    def set_colour(self, colour: str) -> None:
-        """The theme changed."""
-        self.setIcon(icon("arrow-down", colour))
+    def _restyle(self) -> None:
+        self.setIcon(icon("arrow-down", self._look.theme.text))
 
     def place(self) -> None:
         """The page has another size."""

@@ -1,4 +1,4 @@
-"""The page: one conversation's messages, what goes on below them, and what is selected, found and wished there."""
+"""The page: one conversation's messages, what goes on below them, and what is selected, found and asked for there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.copying import message_text
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
-from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.hit_marks import HitMarks
@@ -34,21 +32,16 @@ class Transcript(MessageColumn):
     message_requested = Signal(MessageRequest)
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(look.theme.text, parent)
+        super().__init__(look, parent)
         self.setObjectName("transcript")
         self.setAccessibleName("Chat")
-        self._look = look
-        self._formulas = Formulas(self)
-        self._style = PageStyle(look, self._formulas)
         self._live: tuple[str, str, str, float | None] | None = None
         self._edits: dict[str, str] = {}  # begun, of messages that have no widget now
         self._came_by: tuple[str, bool] | None = None  # the branch gone to, and whether forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
         self.marks = HitMarks(self, look)
-        self._gather = QTimer(self)
-        self._gather.setSingleShot(True)
-        self._gather.setInterval(_GATHER_MS)
+        self._gather = QTimer(self, singleShot=True, interval=_GATHER_MS)
         self._gather.timeout.connect(self._show_formulas)
         self._formulas.ready.connect(lambda: self._gather.isActive() or self._gather.start())
         look.changed.connect(self._restyle)
@@ -153,10 +146,6 @@ class Transcript(MessageColumn):
             stop = self._stop_in_sight(forwards=False) or self
         return stop is not None and self._give_keys(stop, forwards)
 
-    def whole_message(self, message: Message, *, markdown: bool) -> str:
-        """All of a message, as Markdown or as words."""
-        return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
-
     def _drop(self, ids: Sequence[str]) -> None:
         """What is being written in their places is kept."""
         for id in ids:
@@ -207,11 +196,6 @@ class Transcript(MessageColumn):
             return
         to_top, to_bottom = top - _AROUND, top + height + _AROUND - area
         self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
-
-    def _guess(self, message: Message) -> int:
-        letters = max(int(self._column_width() / self._style.letter_width), 1)
-        lines = 1 + message.content.count("\n") + len(message.content) // letters
-        return round(lines * self._style.line_height * 0.9) + 60
 
     def _new_view(self, message: Message) -> View:
         view: View
@@ -270,7 +254,6 @@ class Transcript(MessageColumn):
 
     def _restyle(self) -> None:
         self._style = PageStyle(self._look, self._formulas)
-        self._jump.set_colour(self._look.theme.text)
         self.selection.clear()
         self._drop([id for id in self.views if id not in self._editing()])
         self._arrange()
