@@ -15,7 +15,7 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.engine_fixtures import FakeEngine
-from tests.kept import Kept
+from tests.store_contents import StoreContents
 
 E = TypeVar("E")
 
@@ -74,9 +74,9 @@ class Stage:
     def errors(self) -> list[str]:
         return [str(event.error) for event in self.of(TurnFailed)]
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoreContents:
         """What the store keeps."""
-        return Kept(self.home)
+        return StoreContents(self.home)
 
     def save_points(self) -> list[SavePoint]:
         """The save points kept, oldest first."""

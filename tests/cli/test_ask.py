@@ -21,7 +21,7 @@ from kvchat.kvstore.store import TITLE
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
-from tests.theirs import KEY, Theirs
+from tests.users_server import KEY, UsersServer
 
 LONG_REPLY = "word " * 400
 
@@ -71,7 +71,7 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
 @pytest.mark.usefixtures("no_keyring")
 def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
     home = Home(tmp_path / "home")
-    theirs = Theirs(fake_engine.path, fake_engine.plan, saves=False)
+    theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=False)
     try:
         home.write_settings(engine_url=theirs.address.url)
         server_key(resolve_paths({"KVCHAT_HOME": str(home.folder)})).save(KEY)

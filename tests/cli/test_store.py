@@ -19,8 +19,8 @@ from kvchat.cli.store import plan_lines, run
 from kvchat.kvstore.files.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.system.paths import resolve_paths
-from tests.kept import Kept, spoil
 from tests.kvstore.true_files import FULL, Bench
+from tests.store_contents import StoreContents, spoil
 
 SHARED = tuple(range(1, 601))  # the leading tokens that both conversations have in common
 
@@ -35,8 +35,8 @@ class Filled:
     letters_block: Path  # one that nothing else needs
 
     @property
-    def kept(self) -> Kept:
-        return Kept(self.home)
+    def kept(self) -> StoreContents:
+        return StoreContents(self.home)
 
     def open(self) -> Bench:
         """The store as another process has it open."""

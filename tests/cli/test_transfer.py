@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.system.paths import resolve_paths
-from tests.test_files import a_device
+from tests.system.test_files import a_device
 from tests.transfer.library import everything, open_library, talk
 
 

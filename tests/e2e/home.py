@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.kept import Kept
+from tests.store_contents import StoreContents
 
 GREEDY = {"temperature": 0.0, "seed": 1}
 
@@ -62,9 +62,9 @@ class Home:
         return [m for m in self.messages() if m["role"] == "assistant" and m["state"] in wanted]
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> StoreContents:
         """What the store keeps."""
-        return Kept(self.folder)
+        return StoreContents(self.folder)
 
     def run(self, *arguments: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
         """`kvchat …` in a process of its own."""

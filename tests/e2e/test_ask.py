@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.home import Home, engine_arguments, notes
-from tests.kept import spoil
+from tests.store_contents import spoil
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ import pytest
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
-from tests.kept import Kept
+from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(
     first, second, third = (receipt(reply) for reply in replies)
     assert (first.source, second.source, third.source) == (Source.COLD, Source.COLD, Source.DISK)
 
-    saved = {point.conversation_id: point.tokens for point in Kept(tmp_path / "home").save_points()}
+    saved = {point.conversation_id: point.tokens for point in StoreContents(tmp_path / "home").save_points()}
     shared = common_prefix(saved[replies[1].conversation_id], saved[replies[2].conversation_id])
     assert third.cached_tokens >= 0.98 * shared, (third, shared)
     assert shared > 0.9 * third.prompt_tokens

@@ -30,7 +30,7 @@ from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.running import ask
-from tests.theirs import KEY, Theirs
+from tests.users_server import KEY, UsersServer
 
 LONG = "Tell me again, and at length, how a cache of keys and values comes to know what was said before. " * 20
 sees_processes = pytest.mark.skipif(sys.platform != "linux", reason="looks into another process")
@@ -43,8 +43,8 @@ def fake(fake_engine: FakeEngine, tmp_path: Path) -> FakeEngine:
 
 
 @contextlib.contextmanager
-def serving(fake: FakeEngine, *, saves: bool = True) -> Iterator[Theirs]:
-    theirs = Theirs(fake.path, fake.plan, saves=saves)
+def serving(fake: FakeEngine, *, saves: bool = True) -> Iterator[UsersServer]:
+    theirs = UsersServer(fake.path, fake.plan, saves=saves)
     try:
         yield theirs
     finally:
@@ -216,7 +216,7 @@ async def test_the_real_server(tmp_path: Path, smollm2: Path, real_llama_server:
     assert real_llama_server.path is not None
     slots = tmp_path / "slots"
     slots.mkdir()
-    theirs = Theirs(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))
+    theirs = UsersServer(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))
     try:
         async with attached(tmp_path, theirs.address.url) as runtime:
             await runtime.apply_settings(replace(runtime.settings, max_tokens=8))

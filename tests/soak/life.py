@@ -29,8 +29,8 @@ from kvchat.session.host import EARLY_TOKENS
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 from tests.e2e.home import notes
-from tests.kept import Kept
 from tests.soak.moments import Fate, Fulfilment, say
+from tests.store_contents import StoreContents
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0, seed=1)
 LONG = Sampling(max_tokens=200, temperature=0.0, seed=1)
@@ -45,7 +45,7 @@ class Life:
     """One run."""
 
     def __init__(self, runtime: Runtime, home: Path, seed: int, fulfilment: Fulfilment) -> None:
-        self._runtime, self._kept, self._dice = runtime, Kept(home), random.Random(seed)
+        self._runtime, self._kept, self._dice = runtime, StoreContents(home), random.Random(seed)
         self._fulfilment = fulfilment
         self._asking: dict[str, str] = {}  # words on their way to the disk, by chat
         self._streamed: dict[str, tuple[int, float]] = {}  # by message: characters that have come, and when it was said

@@ -12,7 +12,7 @@ from kvchat.chat.turn.receipts import receipt_line
 from kvchat.session.events import RestoreFailed
 from kvchat.ui.chat.turn_story import TurnStory
 from tests.chat.stage import QUESTION, Stage
-from tests.kept import spoil
+from tests.store_contents import spoil
 
 OTHER = "Something quite different about a violin, a lamp and a clock."
 SYSTEM = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3

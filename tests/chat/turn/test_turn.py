@@ -20,7 +20,7 @@ from kvchat.session.lease import NOT_WORTH_IT
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
-from tests.kept import spoil
+from tests.store_contents import spoil
 
 
 async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> None:

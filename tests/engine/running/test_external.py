@@ -20,7 +20,7 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailed
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
-from tests.theirs import Theirs
+from tests.users_server import UsersServer
 
 IMPATIENT = ReachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
 
@@ -37,13 +37,13 @@ async def attached(address: ServerAddress, policy: ReachPolicy = IMPATIENT) -> A
 
 
 @pytest.fixture
-def theirs(fake_engine: FakeEngine) -> AsyncIterator[Theirs]:
-    theirs = Theirs(fake_engine.path, fake_engine.plan)
+def theirs(fake_engine: FakeEngine) -> AsyncIterator[UsersServer]:
+    theirs = UsersServer(fake_engine.path, fake_engine.plan)
     yield theirs  # type: ignore[misc]
     theirs.end()
 
 
-async def test_a_server_is_used_and_left_as_it_was(theirs: Theirs) -> None:
+async def test_a_server_is_used_and_left_as_it_was(theirs: UsersServer) -> None:
     async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
         assert (await (await engine.ready()).facts()).context_size == 4096
         assert engine.generation == 1
@@ -51,7 +51,7 @@ async def test_a_server_is_used_and_left_as_it_was(theirs: Theirs) -> None:
     assert theirs.process.poll() is None
 
 
-async def test_one_that_goes_and_comes_back_is_another_generation(theirs: Theirs) -> None:
+async def test_one_that_goes_and_comes_back_is_another_generation(theirs: UsersServer) -> None:
     async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
         await engine.ready()
         theirs.end()
@@ -79,7 +79,7 @@ async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None
                 await asyncio.wait_for(engine.ready(), 60)
 
 
-async def test_a_wrong_key_is_said(theirs: Theirs) -> None:
+async def test_a_wrong_key_is_said(theirs: UsersServer) -> None:
     patient = replace(IMPATIENT, unreachable_s=30.0)
     async with attached(replace(theirs.address, key="guessed"), patient) as engine:
         with pytest.raises(EngineFailed, match="does not accept the key"):
@@ -88,7 +88,7 @@ async def test_a_wrong_key_is_said(theirs: Theirs) -> None:
 
 async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="load")
-    theirs = Theirs(fake_engine.path, fake_engine.plan)
+    theirs = UsersServer(fake_engine.path, fake_engine.plan)
     try:
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
             await until(lambda: engine.status.state is EngineState.LOADING)
@@ -119,7 +119,7 @@ async def test_another_program_is_said() -> None:
         server.server_close()
 
 
-async def test_letting_go_while_looking(theirs: Theirs) -> None:
+async def test_letting_go_while_looking(theirs: UsersServer) -> None:
     theirs.end()
     async with attached(theirs.address, replace(IMPATIENT, unreachable_s=60.0)) as engine:
         waiting = asyncio.create_task(engine.ready())
@@ -165,7 +165,7 @@ def test_what_is_no_address_is_refused_in_words(text: str) -> None:
 async def test_saving_is_used_only_where_the_file_can_be_had(
     fake_engine: FakeEngine, tmp_path: Path, saves: bool
 ) -> None:
-    theirs = Theirs(fake_engine.path, fake_engine.plan, saves=saves)
+    theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=saves)
     try:
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
             await engine.ready()

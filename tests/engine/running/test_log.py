@@ -3,7 +3,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from kvchat.engine.running.log import EngineLog
+from kvchat.engine.running.log import EngineLog, Level, at_least, with_levels
 
 
 def test_lines_are_put_together_however_they_are_cut() -> None:
@@ -57,3 +57,25 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_log(tmp_path: Path) -> 
     log = EngineLog(tmp_path / "file" / "engine.log")
     log.feed(b"still here\n")
     assert log.lines == ("still here",)
+
+
+LINES = """\
+kvchat starts llama-server --model m.gguf
+0.00.006.018 I srv    load_model: loading model
+  continued
+0.00.291.553 W llama_context: n_ctx_seq (200192) > n_ctx_train (8192)
+0.00.296.764 E ggml_aligned_malloc: insufficient memory
+what it could not have
+0.00.300.000 D detail
+terminate called after throwing an instance
+12.00.300.000 I later""".splitlines()
+
+
+def test_levels_and_what_continues_a_line() -> None:
+    assert [level.name[0] for level, _ in with_levels(LINES)] == list("IIIWEEDEI")
+
+
+def test_only_what_matters() -> None:
+    assert len(at_least(LINES, Level.DETAIL)) == 9
+    assert at_least(LINES, Level.WARNING) == [LINES[3], LINES[4], LINES[5], LINES[7]]
+    assert at_least(LINES, Level.ERROR) == [LINES[4], LINES[5], LINES[7]]

@@ -5,7 +5,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.engine.running.plan import LaunchPlan, embedded_parameters, llama_server_arguments
+import pytest
+
+from kvchat.engine import embedded
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan, embedded_parameters, llama_server_arguments, prepare
 
 PLAN = LaunchPlan(Path("/models/a b.gguf"), 8192, Path("/slots"), port=4567, kv_type_k="q8_0", kv_type_v="q5_1")
 
@@ -83,3 +87,40 @@ def test_no_web_page_may_talk_to_the_engine() -> None:
 def test_workers_and_the_users_own_arguments_come_last() -> None:
     arguments = llama_server_arguments(replace(PLAN, rpc_workers=("den:1", "attic:2"), extra=("-t", "4")))
     assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]
+
+
+UNPREPARED = LaunchPlan(Path("/m.gguf"), 4096, Path("/slots"))
+SERVER = EngineLocation(EngineKind.LLAMA_SERVER, Path("/bin/llama-server"))
+EMBEDDED = EngineLocation(EngineKind.EMBEDDED)
+
+
+@pytest.mark.parametrize("location", [SERVER, EMBEDDED])
+def test_the_key_is_fresh_and_only_in_the_environment(location: EngineLocation) -> None:
+    first, second = prepare(location, UNPREPARED), prepare(location, UNPREPARED)
+    assert first.key != second.key
+    assert first.key in first.environment.values()
+    assert first.key not in " ".join(first.command)
+    assert first.key not in repr(first)
+
+
+def test_a_port_is_chosen_where_the_plan_leaves_it_open() -> None:
+    invocation = prepare(SERVER, UNPREPARED)
+    assert invocation.plan.port > 0
+    assert invocation.command[invocation.command.index("--port") + 1] == str(invocation.plan.port)
+    assert invocation.base_url == f"http://127.0.0.1:{invocation.plan.port}"
+    assert prepare(SERVER, replace(UNPREPARED, port=4567)).plan.port == 4567
+
+
+def test_each_engine_gets_its_own_command() -> None:
+    assert prepare(SERVER, UNPREPARED).command[0] == "/bin/llama-server"
+    invocation = prepare(EMBEDDED, UNPREPARED)
+    assert json.loads(invocation.command[-1])["port"] == invocation.plan.port
+    assert invocation.environment[embedded.KEY_VARIABLE] == invocation.key
+
+
+def test_the_environment_of_the_user_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "1")
+    monkeypatch.setenv("LLAMA_API_KEY", "the user's own, for another server")
+    invocation = prepare(SERVER, UNPREPARED)
+    assert invocation.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
+    assert invocation.environment["LLAMA_API_KEY"] == invocation.key

@@ -17,7 +17,7 @@ from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import Health, LlamaServerClient
-from kvchat.engine.speaking.errors import EngineBroken, EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -294,3 +294,49 @@ async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> 
     assert answered.is_set()
     await client.aclose()
     server.close()
+
+
+def streaming(*events: str) -> LlamaServerClient:
+    """A client of a server that streams these events."""
+    body = "".join(f"data: {event}\n\n" for event in events)
+    answer = httpx2.Response(200, headers={"content-type": "text/event-stream"}, text=body)
+    return LlamaServerClient("http://engine", "key", transport=httpx2.MockTransport(lambda _: answer))
+
+
+def told_timings(cached: int) -> str:
+    numbers = f'"cache_n": {cached}, "prompt_n": 1, "prompt_ms": 1.0, "predicted_n": 0, "predicted_ms": 0.0'
+    return f'{{"content": "", "stop": true, "timings": {{{numbers}}}}}'
+
+
+@pytest.mark.parametrize(("cached", "kept"), [(100, 100), (150, 100), (40, 40), (0, 0)])
+async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, kept: int) -> None:
+    async with contextlib.aclosing(streaming(told_timings(cached))) as client:
+        client.rows.count_as_saved(100)
+        await client.with_template({"thinking": True}).prefill([1, 2, 3])
+        assert client.rows.kept == kept
+
+
+async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
+    async with contextlib.aclosing(streaming("{}")) as client:
+        client.rows.count_as_saved(100)
+        with pytest.raises(EngineError):
+            await client.prefill([1, 2, 3])
+        assert client.rows.kept == 0
+
+
+async def test_a_slot_that_was_filled_or_emptied_is_known_only_when_that_is_said() -> None:
+    async with contextlib.aclosing(
+        LlamaServerClient("http://engine", "key", transport=httpx2.MockTransport(lambda _: httpx2.Response(500)))
+    ) as client:
+        for change in (client.erase_slot(), client.restore_slot("a.slot")):
+            client.rows.count_as_saved(100)
+            with pytest.raises(EngineError):
+                await change
+            assert client.rows.kept == 0
+
+
+async def test_where_others_ask_too_nothing_is_ever_known() -> None:
+    async with contextlib.aclosing(streaming(told_timings(100))) as client:
+        client.rows.alone = False
+        client.rows.count_as_saved(100)
+        assert client.rows.kept == 0

@@ -17,7 +17,7 @@ KEY = "the-users-own-key"
 _PORTS = count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
 
 
-class Theirs:
+class UsersServer:
     """A llama-server the user started."""
 
     def __init__(self, program: Path, plan: LaunchPlan, *, saves: bool = True) -> None:

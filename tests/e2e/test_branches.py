@@ -23,8 +23,8 @@ from kvchat.settings import Settings
 from tests import running
 from tests.e2e.home import engine_path
 from tests.e2e.restarts import SYSTEM, receipt
-from tests.kept import Kept
 from tests.models import starter_model, tiny_model
+from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
 
@@ -130,7 +130,7 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
     talk = (await chat.new_conversation(SYSTEM)).id
     assert await chat.send(talk, "Which is the longest bridge?", ENDS)
     await chat.idle()
-    boundary = max(point.n_tokens for point in Kept(home).save_points() if point.conversation_id == talk)
+    boundary = max(point.n_tokens for point in StoreContents(home).save_points() if point.conversation_id == talk)
 
     chat.titles.begin(lambda: True)
     chat.titles.come()

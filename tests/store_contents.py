@@ -13,7 +13,7 @@ from kvchat.kvstore.savepoint import SavePoint
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoreContents:
     """The store below one home folder."""
 
     home: Path
