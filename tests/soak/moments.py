@@ -20,14 +20,14 @@ import psutil
 from kvchat.chat.service import ChatService
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.runtime import Runtime
-from kvchat.session.lease import SlotFiles
+from kvchat.session.lease import Lease
 from kvchat.transfer.service import TransferService
 
 MOMENTS: dict[str, tuple[type, str]] = {
     "starting": (Runtime, "begin"),
-    "saving": (SlotFiles, "save"),
+    "saving": (Lease, "save"),
     "absorbing": (BlockStore, "absorb_pending"),
-    "restoring": (SlotFiles, "restore"),
+    "restoring": (Lease, "restore"),
     "pruning": (BlockStore, "prune"),
     "deleting": (ChatService, "delete"),
     "forgetting": (BlockStore, "delete_conversation"),
