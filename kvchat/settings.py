@@ -171,8 +171,8 @@ def _temperature(value: Any) -> str:
     return "" if fits else f"This must be a number from 0 to {HIGHEST_TEMPERATURE:.0f}."
 
 
-def _tokens(count: float) -> str:
-    return several(int(count), "token")
+def _several(one: str) -> Callable[[float], str]:
+    return lambda count: several(int(count), one)
 
 
 _RULES: dict[str, _Rule] = {
@@ -183,18 +183,18 @@ _RULES: dict[str, _Rule] = {
     "engine_arguments": _text,
     "rpc_workers": _text,
     "engine_start": _one_of(ENGINE_STARTS),
-    "idle_minutes": _whole(1, MOST_IDLE_MINUTES, "{:,.0f} minutes".format),
-    "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _tokens),
+    "idle_minutes": _whole(1, MOST_IDLE_MINUTES, _several("minute")),
+    "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _several("token")),
     "kv_type": _one_of(KV_TYPE_NAMES),
     "quota_bytes": _whole(LEAST_QUOTA, MOST_BYTES, size),
     "free_floor_bytes": _whole(0, MOST_BYTES, size),
-    "max_age_days": _whole(1, MOST_DAYS, "{:,.0f} days".format),
-    "keep_deleted_days": _whole(0, MOST_DAYS, "{:,.0f} days".format),
+    "max_age_days": _whole(1, MOST_DAYS, _several("day")),
+    "keep_deleted_days": _whole(0, MOST_DAYS, _several("day")),
     "theme": _one_of(THEMES),
     "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
     "show_numbers": _switch,
     "model_titles": _switch,
     "temperature": _temperature,
-    "max_tokens": _whole(1, MOST_TOKENS, _tokens),
+    "max_tokens": _whole(1, MOST_TOKENS, _several("token")),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
 }

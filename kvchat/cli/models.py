@@ -227,5 +227,5 @@ def _token(library: ModelLibrary, options: ModelsOptions) -> int:
         return 0
     # Not as an argument: those can be seen by every user of the machine.
     value = getpass.getpass("Access token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
-    print(f"Kept in {library.token.save(value).value}.")
+    print(f"Kept in {library.token.save(value)}.")
     return 0

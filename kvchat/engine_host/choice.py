@@ -13,13 +13,13 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine
 from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
 from kvchat.engine_host.capacity import memory_for
-from kvchat.engine_host.vision import CannotSee, find_projector
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import FileStamps, file_identity, file_stamps, model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.library.local.files import display_name, projector_of
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import MemoryFacts
@@ -27,6 +27,29 @@ from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
+
+_OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # the user's own arguments that load one
+
+
+class CannotSee(KvchatError):
+    """Pictures cannot be shown to the model in use."""
+
+    def __init__(self, model: str, why: str = "", advice: str = "") -> None:
+        super().__init__(
+            f"{model} cannot see pictures",
+            why or "The file it sees with (it has “mmproj” in its name) does not lie beside it.",
+            advice or "Choose a model that can see. If this one can, download it again: that file comes with it.",
+        )
+
+
+def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
+    """The projector to load with a model, None where the user's arguments load one. Raises CannotSee."""
+    if any(word in _OWN for word in extra):
+        return None
+    projector = projector_of(model)
+    if projector is None:
+        raise CannotSee(display_name(model))
+    return projector
 
 
 class NoModel(KvchatError):

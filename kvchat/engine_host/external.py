@@ -18,8 +18,7 @@ from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, EngineRef
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.base import BaseHost
-from kvchat.engine_host.choice import promised_strategy, with_file_stamps
-from kvchat.engine_host.vision import CannotSee
+from kvchat.engine_host.choice import CannotSee, promised_strategy, with_file_stamps
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files import disk, process_locks
 from kvchat.kvstore.savepoint import Fingerprint

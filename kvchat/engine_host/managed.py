@@ -15,9 +15,8 @@ from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine_host.base import BaseHost, tell_bug
-from kvchat.engine_host.choice import EngineChoice
+from kvchat.engine_host.choice import CannotSee, EngineChoice, find_projector
 from kvchat.engine_host.memory import EngineMemory
-from kvchat.engine_host.vision import CannotSee, find_projector
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy

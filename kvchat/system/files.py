@@ -46,6 +46,15 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is replaced or written to: size, modification time in ns, inode; zeros without one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_size, found.st_mtime_ns, found.st_ino)
+
+
 class TooLarge(OSError):
     """A file is larger than what it may be."""
 

@@ -79,20 +79,16 @@ def _apply_missing(connection: sqlite3.Connection, steps: Sequence[Step]) -> Non
             "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
         )
         for number in range(version(connection) + 1, len(steps) + 1):
-            _take(connection, steps[number - 1])
+            step = steps[number - 1]
+            for statement in statements(step) if isinstance(step, str) else ():
+                connection.execute(statement)
+            if not isinstance(step, str):
+                step(connection)
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-
-
-def _take(connection: sqlite3.Connection, step: Step) -> None:
-    if not isinstance(step, str):
-        step(connection)
-        return
-    for statement in statements(step):
-        connection.execute(statement)
 
 
 def version(connection: sqlite3.Connection) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -123,7 +124,9 @@ def install_places(environment: Mapping[str, str] | None = None) -> list[Path]:
 def engine_version(location: EngineLocation) -> str:
     """The engine's own version line. Blocks for as long as the program takes; raises EngineNotFound if it fails."""
     if location.path is None:
-        return _package_version()
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a bundle may come without package metadata
+            return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+        return "xllamacpp"
     answer = _ask([str(location.path), "--version"])
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("version")), lines[-1] if lines else "unknown")
@@ -199,13 +202,6 @@ def _is_program(path: Path) -> bool:
         return path.is_file() and os.access(path, os.X_OK)
     except OSError:
         return False
-
-
-def _package_version() -> str:
-    try:
-        return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-    except importlib.metadata.PackageNotFoundError:  # a bundle may come without package metadata
-        return "xllamacpp"
 
 
 def _ask(command: list[str]) -> str:

@@ -124,8 +124,7 @@ def parse_workers(text: str) -> tuple[str, ...]:
 
     IPv6 addresses are written [::1]:50052.
     """
-    workers = tuple(re.split(r"[,\s]+", text.strip())) if text.strip(", \n\t") else ()
-    workers = tuple(worker for worker in workers if worker)
+    workers = tuple(filter(None, re.split(r"[,\s]+", text)))
     for worker in workers:
         host, colon, port = worker.rpartition(":")
         right_host = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%\w]+\]", host)

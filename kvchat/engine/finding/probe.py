@@ -20,13 +20,12 @@ from kvchat.engine.finding.discovery import (
 )
 from kvchat.engine.finding.options import KnownOptions, parse_help
 from kvchat.errors import KvchatError
+from kvchat.system.files import stamp_of
 
 # The first build known to tell in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
 # pull requests 15827 and 15879, September 2025). Without that no restore can be proved.
 MINIMUM_BUILD = 6451
 NEEDED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "--slot-save-path", "--parallel")
-
-_Stamp = tuple[int, int, int]
 
 
 class EngineTooOld(KvchatError):
@@ -82,7 +81,7 @@ def probe(location: EngineLocation) -> EngineProbe:
     """Ask the engine, once for each file as it lies there. Raises EngineNotFound when it is none, or cannot be run."""
     if location.path is None:
         return EngineProbe(engine_version(location), None, None)
-    stamp = _stamp(location.path)
+    stamp = stamp_of(location.path)
     with _lock:
         known = _probed.get(location.path)
     if known and known[0] == stamp:
@@ -101,7 +100,7 @@ def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
     """What tells one build of an engine from another: its version or, where that has no number, the program's stamp."""
     if location.path is None or asked.build is not None:
         return asked.version
-    size, changed_ns, _ = _stamp(location.path)
+    size, changed_ns, _ = stamp_of(location.path)
     return f"{asked.version}, {size} bytes of {changed_ns}"
 
 
@@ -125,17 +124,8 @@ def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProb
     raise refusal
 
 
-_probed: dict[Path, tuple[_Stamp, EngineProbe]] = {}
+_probed: dict[Path, tuple[tuple[int, int, int], EngineProbe]] = {}
 _lock = threading.Lock()
-
-
-def _stamp(program: Path) -> _Stamp:
-    """What changes when a program is replaced; zeros for one that is gone, which then says so itself."""
-    try:
-        found = program.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 @dataclass(frozen=True)

@@ -122,13 +122,8 @@ def with_levels(lines: Iterable[str]) -> Iterator[tuple[Level, str]]:
     level = Level.INFO
     for line in lines:
         match = _LEVEL.match(line)
-        if match:
-            level = _LETTERS[match[1]]
-            yield level, line
-        elif _TROUBLE.search(line):
-            yield Level.ERROR, line
-        else:
-            yield level, line
+        level = _LETTERS[match[1]] if match else level
+        yield (Level.ERROR if not match and _TROUBLE.search(line) else level), line
 
 
 def at_least(lines: Iterable[str], least: Level) -> list[str]:

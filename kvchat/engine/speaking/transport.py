@@ -51,7 +51,7 @@ class Transport:
         self._make = functools.partial(
             httpx2.AsyncClient,
             base_url=base_url,
-            verify=_trust(base_url),
+            verify=_trust(base_url.partition(":")[0]),
             trust_env=False,  # a proxy has no business between us and our own child
             transport=transport,
         )
@@ -183,14 +183,10 @@ class Transport:
             )
 
 
-def _trust(base_url: str) -> ssl.SSLContext:
-    """Whose certificates count. Reading all of them takes long, and an engine of our own speaks plain HTTP."""
-    return _known_authorities() if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
 @functools.cache
-def _known_authorities() -> ssl.SSLContext:
-    return httpx2.create_ssl_context(trust_env=False)
+def _trust(scheme: str) -> ssl.SSLContext:
+    """Whose certificates count. Reading all of them takes long, and an engine of our own speaks plain HTTP."""
+    return httpx2.create_ssl_context(trust_env=False) if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:

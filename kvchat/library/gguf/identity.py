@@ -9,7 +9,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.library.gguf.facts import read_facts, unreadable
-from kvchat.system.files import open_plain
+from kvchat.system.files import open_plain, stamp_of
 
 FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
 
@@ -58,13 +58,5 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
 
 
 def file_stamps(files: Sequence[Path]) -> FileStamps:
-    """What changes when a file is replaced or written to; zeros for one that is gone."""
-    return tuple(_stamp(file) for file in files)
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_size, found.st_mtime_ns, found.st_ino)
+    """The stamp of each; zeros for one that is gone."""
+    return tuple(stamp_of(file) for file in files)

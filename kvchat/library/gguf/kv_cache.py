@@ -26,12 +26,6 @@ class KvEstimate:
 
     per_token: float  # grows with the context
     fixed: int  # sliding windows and recurrent state: the same however long the conversation
-    notes: tuple[str, ...]  # why this is an upper bound; empty when exact
-
-    @property
-    def exact(self) -> bool:
-        """Whether the header told everything."""
-        return not self.notes
 
 
 def kv_bytes_per_token(facts: GgufFacts, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
@@ -69,7 +63,7 @@ def kv_estimate(facts: GgufFacts, n_ctx: int, kv_type_k: str = "f16", kv_type_v:
         else:
             per_token += row
         fixed += STATE_BYTES * layer.state
-    return KvEstimate(per_token, fixed, facts.kv.notes)
+    return KvEstimate(per_token, fixed)
 
 
 def padded(tokens: int) -> int:

@@ -92,7 +92,7 @@ def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(top, onerror=told, followlinks=True):
         place = Path(folder)
-        identity = _identity(place)
+        identity = identity_of(place)
         if identity is None or identity in seen or stop.is_set():
             folders.clear()
             continue
@@ -104,9 +104,10 @@ def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator
             yield place, names
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """What a file or folder is, whatever links lead to it; None where it cannot be looked at."""
     try:
-        found = folder.stat()
+        found = path.stat()
     except OSError:
         return None
     return (found.st_dev, found.st_ino)

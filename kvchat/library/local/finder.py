@@ -16,7 +16,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, NotAModel, read_facts
-from kvchat.library.local.files import ModelFile, model_files
+from kvchat.library.local.files import ModelFile, identity_of, model_files
 from kvchat.library.local.folders import ModelFolder, Source
 from kvchat.system.files import read_json, size_of, whole_file
 
@@ -159,13 +159,9 @@ class ModelFinder:
 
     def _met_before(self, file: ModelFile) -> bool:
         """Whether another path has led to this file already."""
-        try:
-            found = file.path.stat()
-        except OSError:
-            return False  # missing: told as such
-        identity = (found.st_dev, found.st_ino)
+        identity = identity_of(file.path)
         known = identity in self._seen
-        self._seen.add(identity)
+        self._seen |= {identity} if identity else set()  # one that is missing is told as such
         return known
 
     def _cannot_read(self, path: Path, error: OSError) -> None:

@@ -7,7 +7,6 @@ stored?"; Jan's data folder, which has moved over the years.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.system.files import read_plain
+from kvchat.system.files import read_json, read_plain
 
 
 class Source(Enum):
@@ -147,7 +146,7 @@ def _text(path: Path) -> str:
 def _json_entry(path: Path, name: str) -> str:
     """A text entry of another program's JSON file; empty where there is none."""
     try:
-        entry = json.loads(_text(path)).get(name)
-    except (ValueError, AttributeError):
+        entry = read_json(path, 1_000_000).get(name)
+    except (OSError, ValueError, AttributeError):
         return ""
     return entry if isinstance(entry, str) else ""

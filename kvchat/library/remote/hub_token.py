@@ -6,22 +6,14 @@ The token itself never goes into a log, an error or a repr.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.system.secret_store import Keeper, SecretStore
+from kvchat.system.secret_store import SecretStore
 
 ACCOUNT = "Hugging Face access token"
 FILE_NAME = "huggingface-token"
-
-
-class TokenPlace(Enum):
-    """Where a token was found or is kept; the value is how a sentence ends: "kept in …"."""
-
-    KEYRING = Keeper.KEYRING.value
-    FILE = Keeper.FILE.value
-    ELSEWHERE = "HF_TOKEN or the Hugging Face command line tool"
+ELSEWHERE = "HF_TOKEN or the Hugging Face command line tool"
 
 
 class BadToken(KvchatError):
@@ -30,10 +22,10 @@ class BadToken(KvchatError):
 
 @dataclass(frozen=True)
 class AccessToken:
-    """A token and its place."""
+    """A token and where it was found or is kept."""
 
     value: str = field(repr=False)
-    place: TokenPlace
+    place: str  # how a sentence ends: "kept in …"; ELSEWHERE: it is not ours
 
 
 class TokenStore:
@@ -57,24 +49,21 @@ class TokenStore:
 
     def _look(self) -> AccessToken | None:
         if kept := self._kept.load():
-            return AccessToken(kept[0], _PLACES[kept[1]])
+            return AccessToken(kept[0], kept[1].value)
         from huggingface_hub import get_token
 
         found = get_token()
-        return AccessToken(found, TokenPlace.ELSEWHERE) if found else None
+        return AccessToken(found, ELSEWHERE) if found else None
 
-    def save(self, value: str) -> TokenPlace:
-        """Keep a token; returns where. Raises BadToken, and OSError where not even the file can be written."""
+    def save(self, value: str) -> str:
+        """Keep a token; returns where, in words. Raises BadToken, and OSError where not even a file can be written."""
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
             raise BadToken("This is no access token", "A token is one word, such as hf_…", "Copy it once more.")
         self._looked = False
-        return _PLACES[self._kept.save(value)]
+        return self._kept.save(value).value
 
     def forget(self) -> None:
         """Forget the token kvchat keeps, wherever it is."""
         self._looked = False
         self._kept.forget()
-
-
-_PLACES = {Keeper.KEYRING: TokenPlace.KEYRING, Keeper.FILE: TokenPlace.FILE}

@@ -8,7 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QLineEdit, QWidget
 
-from kvchat.library.remote.hub_token import AccessToken, TokenPlace, TokenStore
+from kvchat.library.remote.hub_token import ELSEWHERE, AccessToken, TokenStore
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -62,11 +62,11 @@ class TokenDialog(Panel):
         await self._load()
 
     def _show(self, token: AccessToken | None) -> None:
-        self.forget.setVisible(token is not None and token.place is not TokenPlace.ELSEWHERE)
+        self.forget.setVisible(token is not None and token.place != ELSEWHERE)
         if token is None:
             self.place.setText("No token is kept.")
-        elif token.place is TokenPlace.ELSEWHERE:
-            self.place.setText(f"One was found in {token.place.value}; it is used unless you give another.")
+        elif token.place == ELSEWHERE:
+            self.place.setText(f"One was found in {token.place}; it is used unless you give another.")
         else:
-            self.place.setText(f"One is kept in {token.place.value}.")
+            self.place.setText(f"One is kept in {token.place}.")
         fit_height(self, _LETTERS)

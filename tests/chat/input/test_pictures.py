@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.record.prompt import needs_vision, prompt_messages
 from kvchat.engine.speaking.bodies import messages_body
 from kvchat.engine.speaking.wire import Picture
-from kvchat.engine_host.vision import CannotSee, find_projector
+from kvchat.engine_host.choice import CannotSee, find_projector
 from kvchat.library.local.files import projector_of
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths

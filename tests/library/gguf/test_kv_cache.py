@@ -6,7 +6,7 @@ import gguf
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.gguf.kv_cache import KV_TYPES, kv_bytes, kv_bytes_per_token, kv_estimate
+from kvchat.library.gguf.kv_cache import KV_TYPES, KvEstimate, kv_bytes, kv_bytes_per_token, kv_estimate
 from tests.library.gguf_files import LLAMA, write_gguf
 
 
@@ -21,7 +21,7 @@ def test_smollm2_exactly(smollm2: Path) -> None:
     assert kv_bytes(facts, 8192) == 23_040 * 8192
     assert kv_bytes_per_token(facts, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
     assert kv_bytes_per_token(facts, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
-    assert kv_estimate(facts, 8192).exact
+    assert not facts.kv.notes
 
 
 def test_kv_types_are_those_of_llama_cpp() -> None:
@@ -49,7 +49,7 @@ def test_known_architectures_have_their_pattern_and_others_an_upper_bound(tmp_pa
     row = 2 * 2 * 16 * 2
     assert kv_bytes_per_token(known) == row
     assert kv_bytes_per_token(unknown) == 6 * row
-    assert "sliding window" in kv_estimate(unknown, 4096).notes[0]
+    assert "sliding window" in unknown.kv.notes[0]
 
 
 def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> None:
@@ -58,10 +58,12 @@ def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> No
     interval = write_gguf(tmp_path / "a.gguf", LLAMA | state | {"full_attention_interval": 2}, architecture="qwen3next")
     listed = write_gguf(tmp_path / "b.gguf", LLAMA | state | {"attention.head_count_kv": [0, 2, 0, 2]})
     for path in (interval, listed):
-        estimate = kv_estimate(read_facts(path), 4096)
-        assert (estimate.per_token, estimate.fixed, estimate.exact) == (2 * row, 2 * per_layer, True)
-    silent = kv_estimate(read_facts(write_gguf(tmp_path / "c.gguf", LLAMA | state)), 4096)
-    assert (silent.per_token, silent.fixed, silent.exact) == (4 * row, 4 * per_layer, False)
+        facts = read_facts(path)
+        assert kv_estimate(facts, 4096) == KvEstimate(2 * row, 2 * per_layer)
+        assert not facts.kv.notes
+    silent = read_facts(write_gguf(tmp_path / "c.gguf", LLAMA | state))
+    assert kv_estimate(silent, 4096) == KvEstimate(4 * row, 4 * per_layer)
+    assert silent.kv.notes
 
 
 def test_shared_layers_keep_no_rows(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from keyring.backend import KeyringBackend
 from keyring.backends import fail, null
 
-from kvchat.library.remote.hub_token import FILE_NAME, BadToken, TokenPlace, TokenStore
+from kvchat.library.remote.hub_token import ELSEWHERE, FILE_NAME, BadToken, TokenStore
+from kvchat.system.secret_store import Keeper
 from tests.library.fake_hub import TOKEN
 
 
@@ -49,10 +50,10 @@ def test_a_keyring_is_preferred(tmp_path: Path) -> None:
     keyring.set_keyring(backend)
     store = TokenStore(tmp_path)
     assert store.load() is None
-    assert store.save(f" {TOKEN}\n") is TokenPlace.KEYRING
+    assert store.save(f" {TOKEN}\n") == Keeper.KEYRING.value
     found = store.load()
     assert found is not None
-    assert (found.value, found.place) == (TOKEN, TokenPlace.KEYRING)
+    assert (found.value, found.place) == (TOKEN, Keeper.KEYRING.value)
     assert not (tmp_path / FILE_NAME).exists()
     store.forget()
     assert store.load() is None
@@ -63,13 +64,13 @@ def test_a_keyring_is_preferred(tmp_path: Path) -> None:
 def test_without_a_keyring_a_private_file_serves(tmp_path: Path, backend: type[KeyringBackend]) -> None:
     keyring.set_keyring(backend())
     store = TokenStore(tmp_path / "config")
-    assert store.save(TOKEN) is TokenPlace.FILE
+    assert store.save(TOKEN) == Keeper.FILE.value
     file = tmp_path / "config" / FILE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     found = TokenStore(tmp_path / "config").load()
     assert found is not None
-    assert (found.value, found.place) == (TOKEN, TokenPlace.FILE)
-    assert store.save("hf_another_one") is TokenPlace.FILE
+    assert (found.value, found.place) == (TOKEN, Keeper.FILE.value)
+    assert store.save("hf_another_one") == Keeper.FILE.value
     store.forget()
     store.forget()
     assert store.load() is None
@@ -79,7 +80,7 @@ def test_a_token_moves_to_the_keyring_once_there_is_one(tmp_path: Path) -> None:
     keyring.set_keyring(fail.Keyring())
     TokenStore(tmp_path).save(TOKEN)
     keyring.set_keyring(MemoryKeyring())
-    assert TokenStore(tmp_path).save(TOKEN) is TokenPlace.KEYRING
+    assert TokenStore(tmp_path).save(TOKEN) == Keeper.KEYRING.value
     assert not (tmp_path / FILE_NAME).exists()
 
 
@@ -88,7 +89,7 @@ def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeyp
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     found = TokenStore(tmp_path).load()
     assert found is not None
-    assert (found.value, found.place) == (TOKEN, TokenPlace.ELSEWHERE)
+    assert (found.value, found.place) == (TOKEN, ELSEWHERE)
 
 
 @pytest.mark.parametrize("value", ["", "  ", "hf_", "two words here", "hf_ümlaut_abc", "hf_abc\ndef_ghi"])

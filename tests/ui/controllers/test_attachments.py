@@ -15,7 +15,7 @@ from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.input.documents import document_of_file, document_of_text
 from kvchat.chat.record.messages import Attachment
-from kvchat.engine_host.vision import CannotSee
+from kvchat.engine_host.choice import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import short_name
