@@ -37,7 +37,17 @@ from kvchat.kvstore.layout.parser import read_row_map
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
 from kvchat.kvstore.restoring import Restoring
-from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, RebuildSpeed, StagedFile, StoreRefused, never
+from kvchat.kvstore.savepoint import (
+    AbsorbReport,
+    Bounds,
+    CancelCheck,
+    Miss,
+    RebuildSpeed,
+    RestorePlan,
+    StagedFile,
+    StoreRefused,
+    never,
+)
 from kvchat.kvstore.saving import Saving
 
 
@@ -167,6 +177,16 @@ class BlockStore(Restoring, Saving, Housekeeping):
             self._remember_hashes()
         self.prepare().result()
         return report
+
+    def stage(
+        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, cancelled: CancelCheck = never
+    ) -> StagedFile | Miss:
+        """As without saving; what needs older rows is absorbed first, for they are taken from blocks."""
+        if older_window_rows:
+            with contextlib.suppress(StoreRefused):
+                if plan.save_point.id in self._unabsorbed():
+                    self._absorb_staged(cancelled)
+        return super().stage(plan, slot_path, older_window_rows=older_window_rows, cancelled=cancelled)
 
     def unstage(self, staged: StagedFile) -> None:
         """The engine is done with the staged file: another one may be next."""

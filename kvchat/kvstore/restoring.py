@@ -200,7 +200,7 @@ class Restoring:
         plan = whole(recipe.file_size)
         sources: tuple[Recipe, ...] = (recipe,)
         if older_window_rows:
-            with contextlib.suppress(CannotCompose):  # without them the engine reads what it misses
+            with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
                 plan, sources = windows_plan(recipe, older, older_window_rows, self._parts.blocks)
         file = self._composed(plan, sources, target, cancelled)
         if target is not None:

@@ -34,6 +34,7 @@ from kvchat.kvstore.savepoint import (
     common_prefix,
 )
 
+_LOOK_EVERY_S = 0.05  # whether somebody still waits for another thread to be done
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
 
 
@@ -148,7 +149,10 @@ class Saving:
         """
         absorbed = written = 0
         refused: list[str] = []
-        with self._absorbing:
+        while not self._absorbing.acquire(timeout=_LOOK_EVERY_S):
+            if cancelled():
+                return AbsorbReport(0, 0, ())
+        try:
             for point_id in sorted(self._unabsorbed(), key=int):
                 if cancelled():
                     break
@@ -165,6 +169,8 @@ class Saving:
                     written += new or 0
                 finally:
                     self._parts.drop_new()
+        finally:
+            self._absorbing.release()
         if absorbed:
             self._parts.staging.trim(self._unabsorbed())
         return AbsorbReport(absorbed, written, tuple(refused))

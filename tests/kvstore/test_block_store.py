@@ -205,6 +205,25 @@ def test_a_chat_with_sliding_windows_that_survives_pruning_can_be_used(tmp_path:
     assert len(given) == len(replace(WINDOW, window=WINDOW.window + 8).slot_file(text(120)))
 
 
+def test_a_chat_with_sliding_windows_can_be_used_before_it_is_absorbed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", WINDOW, memory=10**9)
+    for length in (112, 120):
+        bench.take("thesis", text(length))
+    given = bench.restored(text(130), older_window_rows=8)
+    assert isinstance(given, bytes)
+    assert len(given) == len(replace(WINDOW, window=WINDOW.window + 8).slot_file(text(120)))
+
+
+def test_half_of_what_a_turn_with_sliding_windows_saves_is_given_to_no_engine(tmp_path: Path) -> None:
+    """kvchat was killed, or the next message came, between the two: an engine takes it and does not use it."""
+    bench = Bench(tmp_path / "store", WINDOW)
+    bench.save("thesis", text(112))
+    missed = bench.restored(text(130), older_window_rows=8)
+    assert isinstance(missed, Miss)
+    assert "not all of it was saved" in missed.reason
+    assert isinstance(bench.find(text(130)), Miss), "nor is it offered again"
+
+
 @pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])
 def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(
     tmp_path: Path, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

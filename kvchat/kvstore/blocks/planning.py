@@ -9,7 +9,7 @@ from kvchat.kvstore.blocks.rebuild import Unusable, bad_blocks
 from kvchat.kvstore.layout.layout import Layout, Span, UnknownLayout
 from kvchat.kvstore.layout.parser import parse
 from kvchat.kvstore.layout.plan import CannotCompose, OlderSave, Plan, complete_windows, cut, window_reach
-from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Earlier, Recipe, residue_parts, residue_spans
+from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Earlier, Recipe, RecipeError, residue_parts, residue_spans
 
 
 def prefix_plan(recipe: Recipe, n_tokens: int, blocks: BlockFiles) -> Plan:
@@ -22,7 +22,7 @@ def windows_plan(
 ) -> tuple[Plan, tuple[Recipe, ...]]:
     """The file with up to `more_rows` older sliding-window rows, and the plan's sources.
 
-    Raises CannotCompose where there is none to add; Unusable.
+    Raises CannotCompose where none is needed, RecipeError where none is kept; Unusable.
     """
     newest = _layout(recipe, blocks)
     if not newest.windows:
@@ -38,7 +38,7 @@ def windows_plan(
         sources.append(one.recipe)
     reach = max(window_reach(newest, usable), first - more_rows)
     if reach >= first:
-        raise CannotCompose("no save point has older rows of its windows")
+        raise RecipeError("not all of it was saved")
     return complete_windows(newest, usable, reach), tuple(sources)
 
 
