@@ -60,11 +60,6 @@ class Look(QObject):
         app.styleHints().colorSchemeChanged.connect(self._system_changed)
         self._apply()
 
-    @property
-    def choice(self) -> str:
-        """What the user chose: system, light or dark."""
-        return self._choice
-
     def px(self, pixels: float) -> int:
         """So many pixels at a text size of 100 %, in the size that is chosen: icons and widths grow with the text."""
         return round(pixels * self._zoom / 100)
@@ -82,10 +77,8 @@ class Look(QObject):
         self._apply()
 
     def _apply(self) -> None:
-        dark = self._choice == "dark"
-        if self._choice == "system":
-            dark = self._system is Qt.ColorScheme.Dark
-        self.theme = DARK if dark else LIGHT
+        follows = self._choice == "system"
+        self.theme = DARK if (self._system is Qt.ColorScheme.Dark if follows else self._choice == "dark") else LIGHT
         if self._applied != (self.theme, self.type):  # styling every widget anew takes its time
             self._applied = (self.theme, self.type)
             with _nothing_collected():

@@ -13,7 +13,7 @@ from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
 from kvchat.ui.rendering.formula_layer import FORMULA, fragments
 from kvchat.ui.rendering.markdown import Markdown
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
-from kvchat.ui.rendering.text_page import MARKER, TextPage, as_lists
+from kvchat.ui.rendering.text_page import FORMULA_PLACE, TextPage, as_lists
 
 _NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's signs where tables begin and end, TextPage's strut
 _OBJECT = "\ufffc"
@@ -23,7 +23,7 @@ _TASK_BOXES = ("☐", "☑")
 def selected_text(text: QTextEdit) -> str:
     """The selected words of a text."""
     cursor = text.textCursor()
-    source = text.formula if isinstance(text, TextPage) else str
+    source = text.formulas.source if isinstance(text, TextPage) else str
     return _words_between(text.document(), cursor.selectionStart(), cursor.selectionEnd(), source)
 
 
@@ -79,7 +79,7 @@ def _source(block: Block) -> str:
 
 def _html_text(blocks: Sequence[Prose | Wide]) -> str:
     def with_sources(block: Prose | Wide) -> str:
-        return MARKER.sub(lambda found: _escaped(block.formulas[int(found[1])].source), block.html)
+        return FORMULA_PLACE.sub(lambda found: _escaped(block.formulas[int(found[1])].source), block.html)
 
     document = QTextDocument()
     document.setHtml(as_lists(blocks, map(with_sources, blocks)))

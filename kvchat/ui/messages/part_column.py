@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QResizeEvent
@@ -43,7 +44,7 @@ class PartColumn(QWidget):
     @property
     def texts(self) -> list[QTextEdit]:
         """The texts in which one can select, from above."""
-        return [part.body if isinstance(part, CodeView) else part for part in self.parts]
+        return list(map(_text, self.parts))
 
     def blocks_of(self, text: QTextEdit) -> Group:
         """The blocks that one of the texts shows; none for another's text."""
@@ -65,10 +66,8 @@ class PartColumn(QWidget):
         groups = list(self._settled)
         for block in open_blocks:
             _add(groups, block)
-        first = next(
-            (i for i, (old, new) in enumerate(zip(self._groups, groups, strict=False)) if old is not new), None
-        )
-        first = min(len(self._groups), len(groups)) if first is None else first
+        same = takewhile(lambda pair: pair[0] is pair[1], zip(self._groups, groups, strict=False))
+        first = sum(1 for _ in same)
         self.laid_out = len(groups) - first
         for part in self.parts[len(groups) :]:
             _remove(part)
@@ -125,40 +124,28 @@ class PartColumn(QWidget):
 
     def _show(self, i: int, group: Group, *, ended: bool) -> None:
         first = group[0]
-        kind = CodeView if isinstance(first, Code) else WidePage if isinstance(first, Wide) else TextPage
-        if i < len(self.parts):
-            old = self.parts[i]
-            same = type(old) is kind and not (
-                isinstance(old, CodeView) and isinstance(first, Code) and old.language != first.language
-            )
-            if not same:
-                _remove(old)
-                self.parts[i] = self._new_part(group)
-        else:
-            self.parts.append(self._new_part(group))
+        if i == len(self.parts):
+            self.parts.append(self._new_part(first))
+        elif not _suits(self.parts[i], first):
+            _remove(self.parts[i])
+            self.parts[i] = self._new_part(first)
         part = self.parts[i]
         if isinstance(part, CodeView) and isinstance(first, Code):
             part.show_code(first.text, ended=ended)
         elif isinstance(part, TextPage):
             part.show_blocks([block for block in group if not isinstance(block, Code)])
 
-    def _new_part(self, group: Group) -> Part:
-        first = group[0]
+    def _new_part(self, first: Block) -> Part:
+        part: Part
         if isinstance(first, Code):
-            code = CodeView(self._style, first.language, self)
+            part = code = CodeView(self._style, first.language, self)
             code.body.grown.connect(lambda: self._code_grew(code))
-            self.text_made.emit(code.body)
-            code.show()
-            return code
-        page = (
-            WidePage(self._style, self._name, self)
-            if isinstance(first, Wide)
-            else TextPage(self._style, self._name, self)
-        )
-        page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
-        self.text_made.emit(page)
-        page.show()
-        return page
+        else:
+            part = page = _kind(first)(self._style, self._name, self)
+            page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
+        self.text_made.emit(_text(part))
+        part.show()
+        return part
 
     def _code_grew(self, code: CodeView) -> None:
         self._changed(self.parts.index(code))
@@ -177,6 +164,21 @@ class PartColumn(QWidget):
     def _indent(self, i: int) -> int:
         first = self._groups[i][0]
         return _INDENT * first.indent if isinstance(first, Code) else 0
+
+
+def _text(part: Part) -> QTextEdit:
+    return part.body if isinstance(part, CodeView) else part
+
+
+def _kind(first: Prose | Wide) -> type[TextPage]:
+    return WidePage if isinstance(first, Wide) else TextPage
+
+
+def _suits(part: Part, first: Block) -> bool:
+    """Whether a part can show a group that begins with `first`."""
+    if isinstance(part, CodeView) or isinstance(first, Code):
+        return isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
+    return type(part) is _kind(first)
 
 
 def _add(groups: list[Group], block: Block) -> None:

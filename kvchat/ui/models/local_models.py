@@ -42,7 +42,7 @@ class ModelsHere(QWidget):
         self._models: list[JudgedModel] = []
         self._looking = False
         self.filter = line_edit("Filter the models by name", "Filter by name", clearable=True)
-        self.filter.textChanged.connect(self._show)
+        self.filter.textChanged.connect(self.refresh)
         self.list = RowList(look, "Models on this computer")
         self.list.taken.connect(self._use)
         self.list.current_changed.connect(self._show_current)
@@ -57,17 +57,13 @@ class ModelsHere(QWidget):
         below = row((self.status, 1), self.folders, self.use, spacing=8)
         parts = self.filter, self.none, (self.list, 1), self.reason, below
         column(*parts, on=self, spacing=8, margins=0)
-        self._show()
+        self.refresh()
 
     def look(self) -> None:
         """Look again, unless that is going on."""
         if not self._looking:
             self._looking = True
             self._panel.run(self._look())
-
-    def refresh(self) -> None:
-        """Another model may be in use."""
-        self._show()
 
     def open_folders(self) -> QMenu:
         """Which folders are looked into beside the well-known ones."""
@@ -111,7 +107,7 @@ class ModelsHere(QWidget):
             fresh.append(model)
             if len(fresh) % _SHOW_EVERY == 0 and len(fresh) > len(self._models):
                 self._models = list(fresh)
-                self._show()
+                self.refresh()
 
         try:
             self._say(())
@@ -120,10 +116,11 @@ class ModelsHere(QWidget):
         finally:
             self._looking = False
         self._models = fresh
-        self._show()
+        self.refresh()
         self._say(unreadable)
 
-    def _show(self) -> None:
+    def refresh(self) -> None:
+        """Show what was found, and which of it is in use now."""
         words = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
         rows = [found_row(one, Path(path) if path else None) for one in sorted(self._models, key=in_order)]

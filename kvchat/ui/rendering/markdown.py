@@ -17,7 +17,7 @@ from kvchat.words.safe_text import calm
 
 _PLAIN_PIECE = 3_000  # characters
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
-_UNMARKED = '<ul style="list-style-type:none">'
+_WITHOUT_BULLETS = '<ul style="list-style-type:none">'
 
 Env = dict[str, Any]  # markdown-it's: link references and footnotes defined so far
 
@@ -70,7 +70,9 @@ class Markdown:
         """An item's text, its code blocks, and the text after those without a second bullet."""
         tokens = unit.tokens[1:-1]
         base = unit.tokens[0].level + 1
-        tag = _UNMARKED if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class, and their box as a mark
+        tag = (
+            _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"
+        )  # tasks have a class, and their box for a bullet
         if unit.ordinal is not None:
             tag = f'<ol start="{unit.ordinal}">'
         _tighten(tokens, base)
@@ -81,7 +83,7 @@ class Markdown:
                 run.append(token)
                 continue
             if run or not blocks:
-                opening = _UNMARKED if blocks else tag
+                opening = _WITHOUT_BULLETS if blocks else tag
                 blocks.append(self._prose(run, "" if blocks else source, env, list_tag=opening))
             if token is not None:
                 blocks.append(_code(token, "", indent=1))

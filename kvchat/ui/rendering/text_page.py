@@ -16,7 +16,7 @@ from kvchat.ui.rendering.formula_layer import FormulaLayer, fragments
 from kvchat.ui.rendering.page_style import PageStyle
 
 AIR = 4  # pixels below the last line, into which Arabic letters may reach
-MARKER = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
+FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
 _TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
 _BLOCK = "block"  # anchors in a document, where its blocks begin
 
@@ -116,17 +116,13 @@ class TextPage(QTextBrowser):
             block = block.next()
         return starts
 
-    def formula(self, name: str) -> str:
-        """The source of the formula whose picture has this name."""
-        return self.formulas.source(name)
-
     def _with_formulas(self, number: int) -> str:
         """A block's HTML, an anchor at its beginning, its formulas drawn as far as they are ready."""
         block = self.blocks[number]
         tags = _TAGS.match(block.html)
         at = tags.end() if tags else 0
         html = f'{block.html[:at]}<a name="{_BLOCK}{number}"></a>{block.html[at:]}'
-        return MARKER.sub(lambda found: self.formulas.html(block.formulas[int(found[1])], html[:3]), html)
+        return FORMULA_PLACE.sub(lambda found: self.formulas.html(block.formulas[int(found[1])], html[:3]), html)
 
 
 class WidePage(TextPage):
@@ -214,10 +210,10 @@ def _closing(tag: str) -> str:
 def _goes_on(before: str, after: str) -> bool:
     """Whether an item whose list is `after` belongs to the list of the item before it."""
     if before.startswith("<ol") and after.startswith("<ol"):
-        return _start(after) == _start(before) + 1
+        return _number(after) == _number(before) + 1
     return before == after
 
 
-def _start(tag: str) -> int:
+def _number(tag: str) -> int:
     found = re.search(r"\d+", tag)
     return int(found[0]) if found else 1

@@ -6,7 +6,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.number_text import MINUTES
+from kvchat.ui.widgets.entries import MINUTES
 from kvchat.words.wording import NUMBERS
 
 _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))

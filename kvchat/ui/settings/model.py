@@ -11,8 +11,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.memory import MemoryEntry
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.elided import breakable
-from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.number_text import TOKENS
+from kvchat.ui.widgets.entries import TOKENS, Entry
 
 _KV_TYPES = (
     ("f16", "Exact (f16)"),

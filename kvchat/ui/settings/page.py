@@ -13,9 +13,8 @@ from kvchat.settings import Settings
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.entries import Change, ChoiceEntry, Entry, FieldEntry, NumberEntry
+from kvchat.ui.widgets.entries import Change, ChoiceEntry, Entry, FieldEntry, Notation, NumberEntry
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.ui.widgets.number_text import Notation
 
 E = TypeVar("E", bound=Entry)
 

@@ -21,8 +21,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_words import expiry_in_words, plan_in_words
 from kvchat.ui.widgets.elided import breakable
-from kvchat.ui.widgets.entries import Entry, NumberEntry
-from kvchat.ui.widgets.number_text import DAYS, GIGABYTES
+from kvchat.ui.widgets.entries import DAYS, GIGABYTES, Entry, NumberEntry
 from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, several, size
 
 _DELETED = (

@@ -24,7 +24,7 @@ class HitMarks(QObject):
         self._page, self._look = page, look
         self._terms: tuple[Term, ...] = ()
         self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
-        look.changed.connect(self._restyle)
+        look.changed.connect(lambda: self.show_terms(self._terms))
 
     @property
     def are_shown(self) -> bool:
@@ -83,6 +83,3 @@ class HitMarks(QObject):
             current = self._current[1] if self._current and self._current[0] is text else None
             mark(text, cursors, self._look.theme, current)
             text.setProperty("marked", bool(cursors))
-
-    def _restyle(self) -> None:
-        self.show_terms(self._terms)

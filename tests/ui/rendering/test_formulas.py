@@ -103,7 +103,7 @@ def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtB
         assert "$x_7^2$" in page.toPlainText()
     assert page.show_formulas()
     assert "$" not in page.toPlainText()
-    assert page.formula("math:0") == "$x_7^2$"
+    assert page.formulas.source("math:0") == "$x_7^2$"
     assert not page.show_formulas()
 
 

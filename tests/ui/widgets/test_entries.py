@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvchat.settings import GB
-from kvchat.ui.widgets.number_text import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
+from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
 
 
 @pytest.mark.parametrize(
