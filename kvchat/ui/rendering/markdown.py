@@ -70,9 +70,7 @@ class Markdown:
         """An item's text, its code blocks, and the text after those without a second bullet."""
         tokens = unit.tokens[1:-1]
         base = unit.tokens[0].level + 1
-        tag = (
-            _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"
-        )  # tasks have a class, and their box for a bullet
+        tag = _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class and a box
         if unit.ordinal is not None:
             tag = f'<ol start="{unit.ordinal}">'
         _tighten(tokens, base)

@@ -42,7 +42,7 @@ class _Fence:
 
     opening: str
     indent: int
-    fence: str
+    delimiter: str
     language: str
     lines: list[str] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class _Fence:
         """Whether this line ends the block."""
         words = line.strip()
         deep = len(line) - len(line.lstrip(" ")) > 3
-        return not deep and len(words) >= len(self.fence) and set(words) == {self.fence[0]}
+        return not deep and len(words) >= len(self.delimiter) and set(words) == {self.delimiter[0]}
 
     def add(self, line: str) -> None:
         """One more line of code."""
@@ -60,7 +60,7 @@ class _Fence:
     def code(self, last: str = "", closing: str = "") -> Code:
         """The block as it is now, with a line that is not whole yet."""
         text = "\n".join([*self.lines, last] if last else self.lines).rstrip()
-        return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.fence}\n")
+        return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.delimiter}\n")
 
 
 class MarkdownStream:
@@ -132,7 +132,7 @@ class MarkdownStream:
             self._settle([fence.code()])
             self._fence, self._tail = None, ""
             return False
-        perhaps_closing = rest.strip() and set(rest.strip()) == {fence.fence[0]}
+        perhaps_closing = rest.strip() and set(rest.strip()) == {fence.delimiter[0]}
         self.open = [fence.code("" if perhaps_closing else rest)]
         return False
 
