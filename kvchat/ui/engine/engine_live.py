@@ -38,10 +38,12 @@ class LivePage(QWidget):
         for key, words in _ROWS:
             value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
             value.setAccessibleName(words)
+            name = label(words, "muted")
+            name.setAlignment(Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
             if key == "context":
-                form.addRow(label(words, "muted"), column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
+                form.addRow(name, column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
             else:
-                form.addRow(label(words, "muted"), value)
+                form.addRow(name, value)
 
     def value(self, key: str) -> str:
         """What a row says."""

@@ -97,7 +97,11 @@ def _details(receipt: Receipt) -> QFrame:
     form = QFormLayout(frame, horizontalSpacing=18, verticalSpacing=4)
     form.setContentsMargins(14, 10, 14, 10)
     for what, how_much in receipt_details(receipt):
-        value = label(how_much, "small", wraps=True, selectable=True)
+        name, value = (
+            label(what.replace("  ", "      "), "small"),
+            label(how_much, "small", wraps=True, selectable=True),
+        )
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        form.addRow(label(what.replace("  ", "      "), "small"), value)
+        name.setAlignment(Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
+        form.addRow(name, value)
     return frame
