@@ -38,8 +38,7 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   sliding-window model the file with the older rows is made as soon as the save point is absorbed, and stays warm.
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
   with other batch splits differ in rounding. That is why a new chat with a known system prompt restores it instead
-  of recomputing it. A deleted conversation's save points that another one begins with become that one's
-  (`inheritance.py`).
+  of recomputing it. A deleted conversation's save points that another one begins with become that one's.
 - **Eviction** (`eviction.py`, pure): by seconds of prefill saved per GB, given recency, shared blocks counted once;
   old turns go before a conversation's last, unless its end alone is enough.
 - **Sizes** are what the disk allots, and quota and prune target mean everything in the store's folder: blocks,

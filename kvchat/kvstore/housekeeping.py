@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.files import process_locks
-from kvchat.kvstore.index import eviction, inheritance
+from kvchat.kvstore.index import eviction
 from kvchat.kvstore.index import notes as index_notes
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
@@ -149,7 +149,7 @@ class Housekeeping:
         parts = self._parts
         with parts.index.write() as db:
             doomed = index_points.points_of(db, conversation_id)
-            ids = doomed if conversation_id is None else inheritance.hand_over(db, doomed)
+            ids = doomed if conversation_id is None else index_points.hand_over(db, doomed)
             index_points.delete(db, ids)
             bad = None if conversation_id is None else self._set_aside_of(db, conversation_id)
             index_points.forget(db, conversation_id)
@@ -165,7 +165,7 @@ class Housekeeping:
         """
         with self._parts.index.write() as db:
             doomed = index_points.points_of_messages(db, conversation_id, message_ids)
-            ids = inheritance.hand_over(db, doomed)
+            ids = index_points.hand_over(db, doomed)
             index_points.delete(db, ids)
             bad = self._set_aside_of(db, conversation_id)
         return self._deleted(ids) + self._parts.bad_files.delete(bad)

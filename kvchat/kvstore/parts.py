@@ -27,6 +27,11 @@ BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"
 BRIEF_S = 0.5  # how long somebody who waits for an answer waits for others to write
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept for a look, how much of the quota they take
+_NOT_DONE = "The list of what is kept was damaged.", "The memory of chats could not be read or written."
+_NOT_SAVED = (
+    "Not saved: the list of what is kept was damaged.",
+    "Not saved: the list of what is kept could not be written.",
+)
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
 
 
@@ -219,12 +224,17 @@ class Parts:
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
-    """Turn faults of the index and the disk into what the user is told; decorates what the store is asked to do."""
+def in_words(*, saving: bool = False) -> Iterator[None]:
+    """Turn faults of the index and the disk into what the user is told; decorates what the store is asked to do.
+
+    `saving`: of what was not saved, where faults of the disk have words of their own.
+    """
+    lost, failed = _NOT_SAVED if saving else _NOT_DONE
     try:
         yield
     except IndexLost as error:
-        title = "The list of what is kept was damaged."
-        raise StoreRefused(title, "It was set aside, and a new one begun: each chat is read again once.") from error
+        raise StoreRefused(lost, "It was set aside, and a new one begun: each chat is read again once.") from error
     except (IndexFailed, OSError) as error:
-        raise StoreRefused("The memory of chats could not be read or written.", f"{error}.") from error
+        if saving and isinstance(error, OSError):
+            raise
+        raise StoreRefused(failed, f"{error}.") from error

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -17,10 +15,9 @@ from kvchat.kvstore.blocks.block_files import Changed
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.points import NewPoint
 from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
-from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.parts import Parts, in_words
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,
@@ -64,7 +61,7 @@ class Saving:
         `place` is where the engine is going to save it: in memory or on disk, as there is room. `take` it, or `forget`.
         """
         parts, bounds = self._parts, self._parts.bounds
-        with _in_words(), parts.index.read() as db:
+        with in_words(saving=True), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
                 raise StoreRefused("Not saved: you chose never to save this chat.")
         staged = self._unabsorbed()
@@ -106,7 +103,7 @@ class Saving:
             check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
             new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
             waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
-            with _in_words(), parts.index.write() as db:
+            with in_words(saving=True), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
                     raise StoreRefused("Not saved: you chose never to save this chat.")
                 point = index_points.add_staged(db, new, parts.staging.owner)
@@ -182,7 +179,7 @@ class Saving:
         """
         parts = self._parts
         slot_file = parts.staging.warm(point_id)
-        with _in_words(), parts.index.read() as db:
+        with in_words(saving=True), parts.index.read() as db:
             point = index_points.load(db, int(point_id))
             before = _before(db, point, self._grown.get(point_id)) if point else None
         if point is None:
@@ -205,7 +202,7 @@ class Saving:
     def _commit(self, point: SavePoint, result: Absorbed, written: int) -> _Outcome:
         """Record the recipe, unless one of its blocks has gone since."""
         parts = self._parts
-        with _in_words(), parts.index.write() as db:
+        with in_words(saving=True), parts.index.write() as db:
             on_disk: dict[bytes, int] = {}
             for use in result.recipe.uses:
                 taken = parts.blocks.claim(use.block, use.size)
@@ -224,7 +221,7 @@ class Saving:
         if state is None:
             return size
         fingerprint, tokens = state
-        with _in_words(), self._parts.index.read() as db:
+        with in_words(saving=True), self._parts.index.read() as db:
             before = _known(db, fingerprint, tokens)
         return size * (len(tokens) - before.shared) // len(tokens) if before else size
 
@@ -234,7 +231,7 @@ class Saving:
         check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
 
     def _unabsorbed(self) -> frozenset[str]:
-        with _in_words():
+        with in_words(saving=True):
             return self._parts.unabsorbed()
 
 
@@ -273,14 +270,3 @@ def _recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     with contextlib.suppress(RecipeError):
         return index_recipes.load_recipe(db, point_id)
     return None
-
-
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """Turn faults of the index into what the user is told."""
-    try:
-        yield
-    except IndexLost as error:
-        raise StoreRefused("Not saved: the list of what is kept was damaged.", "A new one was begun.") from error
-    except IndexFailed as error:
-        raise StoreRefused("Not saved: the list of what is kept could not be written.", f"{error}.") from error

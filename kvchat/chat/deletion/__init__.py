@@ -6,6 +6,6 @@ as long as the settings say (`keep_deleted_days`; with 0 for `UNDO_S` or until q
 
 **Forgetting** (`chat/deletion/permanent.py`). After that time, or when the user wants it now, they go for good: the
 save points that end in them, their words in the index (SQLite and FTS5 overwrite them), the title made of them. A
-save point that another one goes on from stays and becomes that one's (`kvstore/index/inheritance.py`). What a
+save point that another one goes on from stays and becomes that one's (`hand_over` in `kvstore/index/points.py`). What a
 killed run left behind goes at the next start.
 """

@@ -127,7 +127,7 @@ class _Work:
     def _there(self, span: RowSpan) -> bool:
         """Whether its block is there."""
         assert span.known is not None
-        return self._blocks.claim(span.known.use.block, span.known.use.size) is not None
+        return self._blocks.claim(span.known.block, span.known.size) is not None
 
     def _same(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
         """Those whose rows are the very bytes of their block.
@@ -150,9 +150,9 @@ class _Work:
     def _equal(self, span: RowSpan, buffer: memoryview) -> bool:
         """Whether rows of the file are the bytes of a known block, or of some rows of it."""
         assert span.known is not None
-        cache, use, run = self._row_map.caches[span.cache], span.known.use, span.run
-        parts = row_parts(cache, run.row, run.rows)
-        if run.rows == span.known.block_rows:
+        cache, use, run = self._row_map.caches[span.cache], span.known, span.run
+        parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
+        if run.rows == block_rows:
             digests = positioned.Digests(name=use.xxh3 is None)
             for piece in self._pieces(parts, buffer):
                 digests.add(piece)
@@ -163,7 +163,7 @@ class _Work:
             with self._blocks.path(use.block).open("rb", buffering=0) as block:
                 for region, part in zip(cache.regions, parts, strict=True):
                     at = start + skip * region.row_size
-                    start += span.known.block_rows * region.row_size
+                    start += block_rows * region.row_size
                     for piece in self._pieces([part], buffer[:half]):
                         other = buffer[half : half + len(piece)]
                         positioned.read_at(block, other, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -38,16 +39,11 @@ def free_bytes(folder: Path) -> int:
 def hash_file(path: Path) -> str:
     """BLAKE3 of the file, hexadecimal. Raises OSError.
 
-    Read in pieces, not memory-mapped: that costs 18 instead of 12 ms for 136 MB (measured on 2 cores), but a bad disk
-    sector, or another process cutting the file, is then an OSError and not a SIGBUS that ends the app.
+    Read in pieces, not memory-mapped: a bad disk sector, or another process cutting the file, is then an OSError and
+    not a SIGBUS that ends the app.
     """
-    hasher = blake3(max_threads=blake3.AUTO)
-    buffer = bytearray(_CHUNK)
-    view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            hasher.update(view[:count])
-    return hasher.hexdigest()
+        return hashlib.file_digest(file, lambda: blake3(max_threads=blake3.AUTO)).hexdigest()  # type: ignore
 
 
 def link_or_copy(source: Path, target: Path) -> None:

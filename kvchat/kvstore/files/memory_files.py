@@ -25,6 +25,7 @@ from kvchat.words.wording import size as size_in_words
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
 _MOST_MAPPED = 2  # files: what an engine reads, and what the next is put together in
 _POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then
+_READY_AT_ONCE = 1 << 20  # bytes: others may wait for what is known of this process's memory
 SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
 
 
@@ -98,10 +99,28 @@ class MemoryPool:
             delete(file)
         return None
 
+    def expect(self, size: int, *, spare: bool = False) -> Path | None:
+        """A file that is going to be that large, one to spare if it may be; None where there is no room for one."""
+        file = self.take_spare() if spare else None
+        if not self.fits(size - (size_of(file) if file else 0)):
+            self.spare += [file] if file else []
+            return None
+        file = file or self.new()
+        self.expected[file] = size
+        return file
+
     def forget_spares(self) -> None:
         """Delete them: they hold what was in them."""
         while self.spare:
             delete(self.spare.pop())
+
+    def close(self) -> None:
+        """Delete all that is here, and the folder around it if no other process has its own there."""
+        for file in disk.listing(self.folder):
+            delete(file)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+            self.folder.parent.rmdir()
 
 
 def stamp(file: Path) -> tuple[int, ...]:
@@ -146,6 +165,13 @@ class Mapped:
         self.file = FileIO(os.dup(file.fileno()), "r+")
         self.bytes = mmap.mmap(file.fileno(), size)
         self._start = ctypes.c_char.from_buffer(self.bytes)
+
+    def have_all_ready(self, size: int, cancelled: Callable[[], bool]) -> None:
+        """The same of the first so many bytes, one after the other, until it is cancelled."""
+        for offset in range(0, size, _READY_AT_ONCE):
+            if cancelled():
+                break
+            self.have_ready(offset, min(_READY_AT_ONCE, size - offset))
 
     def have_ready(self, offset: int, length: int) -> None:
         """Have these pages at hand, as far as the system can."""

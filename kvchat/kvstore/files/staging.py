@@ -13,13 +13,12 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.kvstore.files import disk, memory_files, process_locks
 from kvchat.kvstore.files.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
 from kvchat.system.files import size_of
-
-_READY_AT_ONCE = 1 << 20  # bytes: others may wait for what is known of this process's memory
 
 
 class Staging:
@@ -82,15 +81,11 @@ class Staging:
         return True in swept
 
     def close(self) -> None:
-        """Delete this process's folders, and the one in memory around it if no other process has its own there."""
+        """Delete this process's folders."""
         shutil.rmtree(self._own, ignore_errors=True)
         process_locks.let_go(self.locks)
         if self._memory is not None:
-            for file in disk.listing(self._memory.folder):
-                memory_files.delete(file)
-            shutil.rmtree(self._memory.folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self._memory.folder.parent.rmdir()
+            self._memory.close()
 
     def expect(self, place: Path, size: int, unabsorbed: frozenset[str]) -> bool:
         """An engine is going to save about so much at `place`: have it go to memory, if there is room; whether it will.
@@ -100,32 +95,34 @@ class Staging:
         with self._lock:
             if self._memory is None or not self._is_own(place) or not self._make_room(self._memory, size, unabsorbed):
                 return False
-            file = self._memory.new()
-            file.touch(0o600, exist_ok=False)
-            place.symlink_to(file)
-            self._memory.expected[file] = size
-            return True
+            file = self._memory.expect(size)
+            if file is not None:
+                file.touch(0o600, exist_ok=False)
+                place.symlink_to(file)
+            return file is not None
 
     def forget(self, place: Path) -> None:
         """Nothing was saved at `place` after all, or nothing that is of use."""
-        with self._lock, contextlib.suppress(OSError):
-            if self._memory is not None and place.is_symlink() and self._is_own(place):
-                file = place.readlink()
-                self._memory.expected.pop(file, None)
-                file.unlink(missing_ok=True)
-            place.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            memory_files.delete(self._in_memory_at(place) or place)
 
     def take_in(self, place: Path) -> Path:
         """The file an engine has saved at `place`, moved to where `keep` may be told of it."""
-        with self._lock:
-            if self._memory is not None and place.is_symlink() and self._is_own(place):
-                file = place.readlink()
-                place.unlink()
-                self._memory.expected.pop(file, None)
-                return file
-        file = self._own / disk.temporary_name()
-        disk.move(place, file)  # between file systems it is a copy
+        file = self._in_memory_at(place)
+        if file is None:
+            file = self._own / disk.temporary_name()
+            disk.move(place, file)  # between file systems it is a copy
         return file
+
+    def _in_memory_at(self, place: Path) -> Path | None:
+        """The file in memory that `expect` gave the name to, which is gone then; None without."""
+        with self._lock:
+            if self._memory is None or not self._is_own(place) or not place.is_symlink():
+                return None
+            file = place.readlink()
+            place.unlink()
+            self._memory.expected.pop(file, None)
+            return file
 
     def blank(self, size: int, target: Path | None, unabsorbed: frozenset[str]) -> Path:
         """A file to put a slot file of that size together in, new or to be written over: for `hand` or `keep`.
@@ -161,12 +158,9 @@ class Staging:
         if memory is None or not size or memory.most == sys.maxsize:
             return
         with self._lock:
-            file = memory.take_spare()
-            if not memory.fits(size - (size_of(file) if file else 0)):
-                memory.spare += [file] if file else []
-                return
-            file = file or memory.new()
-            memory.expected[file] = size
+            file = memory.expect(size, spare=True)
+        if file is None:
+            return
         try:
             with memory_files.open_private(file) as opened:
                 mapped = memory_files.mapped(file, opened, size)
@@ -178,10 +172,7 @@ class Staging:
             return
         finally:
             memory.expected.pop(file, None)
-        for offset in range(0, size, _READY_AT_ONCE):
-            if file not in memory.spare or cancelled():
-                break  # somebody has it, or it has to go
-            mapped.have_ready(offset, min(_READY_AT_ONCE, size - offset))
+        mapped.have_all_ready(size, lambda: file not in memory.spare or cancelled())  # taken, or it has to go
 
     def keep(self, point_id: str, file: Path, older_rows: int = 0, *, waits: bool = True) -> None:
         """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""
@@ -210,8 +201,7 @@ class Staging:
         """Put the warm file at `target`; False if there is none, or none with the older rows asked for."""
         with self._lock:
             path = self.warm(point_id)
-            warm = self._warm.get(point_id)
-            if path is None or warm is None or warm.older_rows != older_rows:
+            if path is None or self._warm[point_id].older_rows != older_rows:
                 return False
             self.hand(path, target)
             return True
@@ -327,4 +317,4 @@ class Staging:
         for point_id, warm in self._warm.items():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:
-                    self._warm[point_id] = WarmFile(file, memory_files.stamp(file), warm.older_rows)
+                    self._warm[point_id] = replace(warm, stamp=memory_files.stamp(file))

@@ -48,23 +48,6 @@ RECOUNT = """
     UPDATE sums SET written = (SELECT coalesce(sum(bytes), 0) FROM written)
 """
 
-# The same as of the second format.
-_FIRST_COUNT = """
-    DELETE FROM holdings WHERE (block_id, conversation_id) NOT IN
-        (SELECT block_id, conversation_id FROM block_uses JOIN save_points ON id = save_point_id);
-    INSERT OR REPLACE INTO holdings
-        SELECT block_id, conversation_id, count(*) FROM block_uses JOIN save_points ON id = save_point_id GROUP BY 1, 2
-        EXCEPT SELECT block_id, conversation_id, uses FROM holdings;
-    UPDATE blocks SET holders = (SELECT count(*) FROM holdings WHERE block_id = blocks.id);
-    UPDATE conversations SET held_bytes = 0, exclusive_bytes = 0;
-    UPDATE conversations SET held_bytes = held, exclusive_bytes = own FROM (
-        SELECT conversation_id, sum(disk_bytes) AS held, sum(disk_bytes * (holders = 1)) AS own
-        FROM holdings JOIN blocks ON id = block_id GROUP BY 1
-    ) WHERE conversation_id = conversations.id;
-    UPDATE sums SET (row_bytes, disk_bytes) =
-        (SELECT coalesce(sum(size * NOT residue), 0), coalesce(sum(disk_bytes), 0) FROM blocks);
-"""
-
 _USES = (
     "SELECT save_point_id, block_id, cache, first_row, n_rows, skip, position FROM block_uses"
     " ORDER BY save_point_id, cache < 0, position, cache, first_row"
@@ -156,8 +139,8 @@ MIGRATIONS: tuple[Step, ...] = (
     CREATE INDEX losses_of_conversation ON losses (conversation, fingerprint_id);
     CREATE TABLE written (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID
     """,
-    # 2: what blocks take on disk, who holds them, and sums; of a file of unknown layout all blocks count as rows
-    f"""
+    # 2: what blocks take on disk, who holds them, and sums (counted by 7); of unknown layout all blocks count as rows
+    """
     ALTER TABLE blocks ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0;  -- as the file system allots them
     ALTER TABLE blocks ADD COLUMN holders INTEGER NOT NULL DEFAULT 0;  -- conversations
     ALTER TABLE conversations ADD COLUMN held_bytes INTEGER NOT NULL DEFAULT 0;  -- of its blocks, on disk
@@ -173,7 +156,6 @@ MIGRATIONS: tuple[Step, ...] = (
     UPDATE blocks SET disk_bytes = (size + 4095) / 4096 * 4096;  -- until the next verify looks
     UPDATE blocks SET residue = 0 WHERE id IN (SELECT block_id FROM block_uses WHERE save_point_id IN
         (SELECT save_point_id FROM block_uses GROUP BY save_point_id HAVING max(cache) < 0));
-    {_FIRST_COUNT}
     CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
         UPDATE sums SET row_bytes = row_bytes + NEW.size * NOT NEW.residue, disk_bytes = disk_bytes + NEW.disk_bytes;
     END;

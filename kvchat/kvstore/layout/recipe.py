@@ -144,33 +144,22 @@ def cut_at_blocks(run: Run) -> Iterator[Run]:
 
 
 @dataclass(frozen=True)
-class Known:
-    """Rows that are in a block already, according to the save point that comes before."""
-
-    use: BlockUse
-    block_rows: int
-
-
-@dataclass(frozen=True)
 class RowSpan:
-    """Rows of a cache of the file, and the block they may be in."""
+    """Rows of a cache of the file."""
 
     cache: int
     run: Run
-    known: Known | None
+    known: BlockUse | None  # rows that are in a block already, according to the save point that comes before
     unchanged: bool  # they are believed to be, see `take_apart`
 
     def use(self) -> BlockUse:
         """The rows as part of the known block."""
         assert self.known is not None
-        use = self.known.use
-        skip = use.skip + self.run.position - use.position
-        return replace(
-            use, cache=self.cache, row=self.run.row, rows=self.run.rows, skip=skip, position=self.run.position
-        )
+        run, skip = self.run, self.known.skip + self.run.position - self.known.position
+        return replace(self.known, cache=self.cache, row=run.row, rows=run.rows, skip=skip, position=run.position)
 
 
-def known_rows(before: Earlier | None, number: int, cache: CacheRows) -> list[Known]:
+def known_rows(before: Earlier | None, number: int, cache: CacheRows) -> list[BlockUse]:
     """The earlier save point's rows of this cache at the shared positions, by position."""
     if before is None or number >= len(before.recipe.row_map.caches):
         return []
@@ -179,8 +168,7 @@ def known_rows(before: Earlier | None, number: int, cache: CacheRows) -> list[Kn
         return []
     mine = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
     mine.sort(key=lambda use: use.position)
-    usable = [replace(use, rows=min(use.rows, before.shared - use.position)) for use in mine]
-    return [Known(use, use.size // cache.row_bytes) for use in usable]
+    return [replace(use, rows=min(use.rows, before.shared - use.position)) for use in mine]
 
 
 def unchanged_of(before: Earlier | None, number: int, cache: CacheRows) -> int:
@@ -190,17 +178,17 @@ def unchanged_of(before: Earlier | None, number: int, cache: CacheRows) -> int:
     return before.unchanged if cache.kind == before.recipe.row_map.caches[number].kind == "full" else 0
 
 
-def spans_of(number: int, run: Run, known: Sequence[Known], unchanged: int) -> Iterator[RowSpan]:
+def spans_of(number: int, run: Run, known: Sequence[BlockUse], unchanged: int) -> Iterator[RowSpan]:
     """The run in parts, each with the rows known at its positions."""
     done = run.position
     end = run.position + run.rows
 
-    def part(first: int, last: int, one: Known | None) -> RowSpan:
+    def part(first: int, last: int, one: BlockUse | None) -> RowSpan:
         return RowSpan(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
 
     for one in known:
-        first = max(done, one.use.position)
-        last = min(end, one.use.position + one.use.rows)
+        first = max(done, one.position)
+        last = min(end, one.position + one.rows)
         if first >= last:
             continue
         if first > done:
