@@ -139,12 +139,11 @@ class Restoring:
             return point.n_tokens, Tier.WARM
         with parts.index.read() as db:
             recipe = index_recipes.load_recipe(db, int(point.id))
-            older = _older(db, point) if older_window_rows else []
-        if recipe is None:
-            if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
-                return point.n_tokens, Tier.WARM
-            raise _Gone
-        return self._make(plan, recipe, older, older_window_rows, target, cancelled), Tier.DISK
+        if recipe is not None:
+            return self._make(plan, recipe, older_window_rows, target, cancelled), Tier.DISK
+        if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
+            return point.n_tokens, Tier.WARM
+        raise _Gone
 
     def _complete_window(self, window: Window, cancelled: CancelCheck) -> None:
         """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
@@ -157,9 +156,8 @@ class Restoring:
             with self._parts.index.read() as db:
                 point = index_points.load(db, int(window.point_id))
                 recipe = index_recipes.load_recipe(db, int(window.point_id))
-                older = _older(db, point) if point else []
-            if recipe is not None:
-                self._make_whole(window.point_id, recipe, older, window.older_rows, None, cancelled)
+            if point is not None and recipe is not None:
+                self._make_whole(point, recipe, window.older_rows, None, cancelled)
 
     def _remember_hashes(self) -> None:
         """Write down what restores have learned of blocks that an earlier version wrote. For a background thread."""
@@ -167,15 +165,7 @@ class Restoring:
             while self._learned:
                 index_recipes.learn_hashes(db, self._learned.pop())
 
-    def _make(
-        self,
-        plan: RestorePlan,
-        recipe: Recipe,
-        older: list[Earlier],
-        older_window_rows: int,
-        target: Path,
-        cancelled: CancelCheck,
-    ) -> int:
+    def _make(self, plan: RestorePlan, recipe: Recipe, older_rows: int, target: Path, cancelled: CancelCheck) -> int:
         """Put the file together; returns how many tokens it holds. What cannot be cut here the engine itself cuts."""
         parts, n_tokens = self._parts, plan.tokens_used
         with contextlib.suppress(CannotCompose):
@@ -183,30 +173,26 @@ class Restoring:
                 pieces = prefix_plan(recipe, n_tokens, parts.blocks)
                 parts.staging.hand(self._composed(pieces, (recipe,), target, cancelled), target)
                 return n_tokens
-        self._make_whole(plan.save_point.id, recipe, older, older_window_rows, target, cancelled)
+        self._make_whole(plan.save_point, recipe, older_rows, target, cancelled)
         return plan.save_point.n_tokens
 
     def _make_whole(
-        self,
-        point_id: str,
-        recipe: Recipe,
-        older: list[Earlier],
-        older_window_rows: int,
-        target: Path | None,
-        cancelled: CancelCheck,
+        self, point: SavePoint, recipe: Recipe, older_rows: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
         """The file, with older window rows where it needs some, at `target` if somebody waits; warm if it can be."""
         staging = self._parts.staging
         plan = whole(recipe.file_size)
         sources: tuple[Recipe, ...] = (recipe,)
-        if older_window_rows:
+        if older_rows:
+            with self._parts.index.read() as db:
+                older = _older(db, point)
             with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
-                plan, sources = windows_plan(recipe, older, older_window_rows, self._parts.blocks)
+                plan, sources = windows_plan(recipe, older, older_rows, self._parts.blocks)
         file = self._composed(plan, sources, target, cancelled)
         if target is not None:
             staging.hand(file, target)
         if file != target:
-            staging.keep(point_id, file, older_window_rows, waits=False)
+            staging.keep(point.id, file, older_rows, waits=False)
             staging.trim(self._parts.unabsorbed())
 
     def _composed(self, plan: Plan, sources: Sequence[Recipe], target: Path | None, cancelled: CancelCheck) -> Path:
@@ -266,11 +252,9 @@ def _older(db: sqlite3.Connection, point: SavePoint) -> list[Earlier]:
 
 def _prove(slot_file: Path, tokens: Tokens) -> None:
     """That the file stands for these tokens: the index may have it for something else. Raises RecipeError."""
-    try:
+    with contextlib.suppress(slotfile.SlotFileError):
         if slotfile.stands_for(slotfile.read_tokens(slot_file), tokens):
             return
-    except slotfile.SlotFileError:
-        pass
     raise RecipeError("it holds something else")
 
 

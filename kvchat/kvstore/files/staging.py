@@ -27,15 +27,12 @@ class Staging:
     Slot files of save points stay warm: in memory as long as there is room, the last used longest; on disk the last
     one, for which the engine then waits no longer than for its own reading. None is read before the engine gets it:
     nobody but this process writes here, and a file that anyone has touched, as its times say, is not given.
-
-    What is put together in memory is written over a file that is there already, if there is one to spare: new pages
-    cost more than the copying. No engine has that open, as the system says.
     """
 
     def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path = memory_files.MEMORY_FOLDER) -> None:
         """`folder` is on disk; what may lie in memory, `room` says whenever it matters."""
         self._lock = threading.RLock()
-        self._room = room
+        self._room, self._memory_root = room, memory_folder
         self._warm: OrderedDict[str, WarmFile] = OrderedDict()
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
         usable = room(0) > 0 and memory_files.can_link(disk.private_folder(folder))
@@ -46,7 +43,6 @@ class Staging:
         self.owner = disk.temporary_name()
         self._own = disk.private_folder(folder / self.owner)
         self._memory = MemoryPool(private / self.owner, room) if private else None
-        self._memory_root = memory_folder
 
     @property
     def in_memory(self) -> bool:
@@ -65,15 +61,11 @@ class Staging:
         if self._memory is None:
             return False
         left = self._memory.folder.parent / owner / f"{point_id}.slot"
-        try:
-            if left.stat().st_size != size:
-                return False
-            mine = self._memory.new()
-            left.rename(mine)
-            self.keep(point_id, mine)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError):
+            if left.stat().st_size == size:
+                self.keep(point_id, left.rename(self._memory.new()))
+                return True
+        return False
 
     def sweep(self) -> bool:
         """Delete the folders of processes that are gone; whether there was any."""
@@ -110,7 +102,7 @@ class Staging:
         """The file an engine has saved at `place`, moved to where `keep` may be told of it."""
         file = self._in_memory_at(place)
         if file is None:
-            file = self._own / disk.temporary_name()
+            file = self.blank_on_disk()
             disk.move(place, file)  # between file systems it is a copy
         return file
 
@@ -134,8 +126,11 @@ class Staging:
                 return target
             if self._memory is None:
                 return self.blank_on_disk()
-            spare = self._spare_for(self._memory, size, unabsorbed)
-            if not self._make_room(self._memory, size - size_of(spare), unabsorbed):
+            memory = self._memory
+            if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
+                memory.spare.append(self._warm.pop(unused[0]).path)  # it has to go for room anyway
+            spare = memory.take_spare() or memory.new()
+            if not self._make_room(memory, size - size_of(spare), unabsorbed):
                 self.give_back(spare)
                 return self.blank_on_disk()
             return spare
@@ -261,8 +256,7 @@ class Staging:
     def bytes(self, *, disk_too: bool = False) -> int:
         """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
         with self._lock:
-            in_memory = self._memory.bytes() if self._memory is not None else 0
-            return in_memory + (disk.tree_size(self._own) if disk_too else 0)
+            return (self._memory.bytes() if self._memory else 0) + (disk.tree_size(self._own) if disk_too else 0)
 
     def on_disk(self, point_id: str) -> bool:
         """Whether a save point's warm file lies on disk."""
@@ -271,7 +265,7 @@ class Staging:
 
     def in_words(self) -> str:
         """Where files are staged, and why there."""
-        held, room = self.bytes(), self._memory.room if self._memory is not None else self._room
+        held, room = self.bytes(), self._memory.room if self._memory else self._room
         return memory_files.staged_where(self._memory_root, room(held), held)
 
     def _is_own(self, place: Path) -> bool:
@@ -285,12 +279,6 @@ class Staging:
             for name, warm in self._warm.items()
             if warm.path.parent == memory.folder and name not in unabsorbed and warm.path not in busy
         ]
-
-    def _spare_for(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> Path:
-        """A file to write over, be it one that has to go for room anyway; else a new one."""
-        if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
-            memory.spare.append(self._warm.pop(unused[0]).path)
-        return memory.take_spare() or memory.new()
 
     def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:
         """Make room for so many bytes more, if that can be; whether there is."""

@@ -208,11 +208,6 @@ class Layout:
         return tuple(cache for cache in self.attention if cache.kind == "swa")
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of all rows; the rest is what this save point alone needs."""
-        return sum(cache.row_bytes * cache.rows for cache in self.attention)
-
-    @property
     def row_map(self) -> RowMap:
         """Where its rows lie, and which of the rest may come back by itself: recurrent state and checkpoints."""
         caches = tuple(
