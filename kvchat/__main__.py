@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from kvchat.errors import KvchatError
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvchat with these arguments and return the exit code; without any be the process, with its own, and end it.
@@ -41,7 +39,7 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
         ready()
         return command()
     except KvchatError as error:
-        _print_error(error)
+        print("\n  ".join(filter(None, (f"kvchat: {error.title}", error.detail, error.advice))), file=sys.stderr)
         return 1
 
 
@@ -89,7 +87,15 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
             return lambda: search.run(" ".join(options.words), as_json=options.as_json)
         case "export" | "import" | "backup" | "restore" | "repair":
-            return _transfer(options)
+            from kvchat.cli import transfer
+
+            return {
+                "export": lambda: transfer.run_export(arguments.export_options(options)),
+                "import": lambda: transfer.run_import(options.files),
+                "backup": lambda: transfer.run_backup(options.target),
+                "restore": lambda: transfer.run_restore(options.source),
+                "repair": transfer.run_repair,
+            }[options.command]
         case "doctor":
             from kvchat.cli.doctor import command as doctor
 
@@ -98,40 +104,15 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
             return _app(starter=options.starter, hidden=options.hidden)
 
 
-def _transfer(options: argparse.Namespace) -> Callable[[], int]:
-    from kvchat.cli import transfer
-    from kvchat.cli.arguments import export_options
-
-    match options.command:
-        case "export":
-            return lambda: transfer.run_export(export_options(options))
-        case "import":
-            return lambda: transfer.run_import(options.files)
-        case "repair":
-            return transfer.run_repair
-        case "backup":
-            return lambda: transfer.run_backup(options.target)
-        case _:
-            return lambda: transfer.run_restore(options.source)
-
-
 def _app(*, starter: bool, hidden: bool) -> Callable[[], int]:
     """The window; where Qt could only abort, words about what is missing, and a chat in the terminal instead."""
     from kvchat.cli import no_display
 
-    problem = no_display.find_problem()
-    if problem is not None:
+    if (problem := no_display.find_problem()) is not None:
         return lambda: no_display.run(problem, starter=starter)
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden)
-
-
-def _print_error(error: KvchatError) -> None:
-    """Title, detail and advice, each on its own line."""
-    print(f"kvchat: {error.title}", file=sys.stderr)
-    for line in filter(None, (error.detail, error.advice)):
-        print(f"  {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,6 @@ _RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
 Request = Callable[[], Coroutine[Any, Any, None]]
 
 _LOGOS = {
-    EngineState.STOPPED: LogoState.STOPPED,
-    EngineState.RESTING: LogoState.STOPPED,
-    EngineState.STOPPING: LogoState.STOPPED,
     EngineState.STARTING: LogoState.LOADING,
     EngineState.LOADING: LogoState.LOADING,
     EngineState.READY: LogoState.READY,
@@ -35,7 +32,7 @@ _LOGOS = {
 
 def logo_state(state: EngineState, busy: bool) -> LogoState:
     """What the tray shows: the engine's state, and whether it is answering."""
-    return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS[state]
+    return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS.get(state, LogoState.STOPPED)
 
 
 def _entry(title: str) -> str:
@@ -131,11 +128,8 @@ class Tray(QObject):
         return self.menu.addAction(words, lambda: self._window.runner.start(run()))
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, EngineChanged) or self._busy_shown() != (self._runtime.chat.busy is not None):
+        if isinstance(event, EngineChanged) or self._shown is None or self._shown[0] is not self.logo:
             self.refresh()
-
-    def _busy_shown(self) -> bool:
-        return self._shown is not None and self._shown[0] is LogoState.BUSY
 
     def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
         if reason is QSystemTrayIcon.ActivationReason.Trigger:

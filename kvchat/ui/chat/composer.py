@@ -110,10 +110,6 @@ class Composer(QWidget):
         self.editor.setPlainText(text)
         self.editor.moveCursor(self.editor.textCursor().MoveOperation.End)
 
-    def add_attachment(self, attachment: Attachment) -> None:
-        """One more document that goes with the message."""
-        self.set_attachments((*self.chips.attachments, attachment))
-
     def set_attachments(self, attachments: Sequence[Attachment]) -> None:
         """Put back what was attached for another conversation."""
         self.chips.show_attachments(attachments, removable=True)

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvchat.chat.events import (
-    FirstToken,
-    Prefilling,
-    ReplyDelta,
-    ReplyFinished,
-    Silent,
-    Speed,
-    TurnEvent,
-    TurnFailed,
-    WaitingForChat,
-    WaitingForWriter,
-)
+from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
-from kvchat.session.events import (
-    MakingRoom,
-    Restored,
-    RestoreFailed,
-    Restoring,
-    Saved,
-    SaveSkipped,
-    Saving,
-    WaitingForEngine,
-)
+from kvchat.session import events as session
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, per_second, several, size
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults
+# What it waits for: the remark, if any, and what stands where the reply will be.
+_WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
+    session.WaitingForEngine: ("waiting for the engine", "Waiting for the engine…"),
+    session.MakingRoom: ("making room for a longer chat", "Making room for a longer chat…"),
+    chat.WaitingForWriter: ("", "This chat is being answered by another kvchat; waiting…"),
+    chat.WaitingForChat: ("", "Another chat is being answered; this one is next."),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +34,7 @@ class TurnStory:
     def __init__(self) -> None:
         self._pieces: dict[str, Piece] = {}
         self._over = False
-        self._restored: Restored | None = None
+        self._restored: session.Restored | None = None
         self._failed = ""  # why nothing was restored that was to be
         self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
         self.pending = ""  # what to say where the reply will stand; empty once it has begun
@@ -75,65 +62,56 @@ class TurnStory:
         self._pieces.pop("silence", None)
         self._over = True
 
-    def tell(self, event: TurnEvent) -> None:
+    def tell(self, event: chat.TurnEvent) -> None:
         """Take one event in."""
         match event:
-            case WaitingForEngine():
-                self._fresh()
-                self._say("wait", "waiting for the engine", "live")
-                self.pending = "Waiting for the engine…"
-            case WaitingForWriter():
-                self._fresh()
-                self.pending = "This chat is being answered by another kvchat; waiting…"
-            case WaitingForChat():
-                self._fresh()
-                self.pending = "Another chat is being answered; this one is next."
-            case MakingRoom(done=True):
+            case session.MakingRoom(done=True):
                 self._pieces.pop("wait", None)
-            case MakingRoom():
+            case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForWriter() | chat.WaitingForChat():
                 self._fresh()
-                self._say("wait", "making room for a longer chat", "live")
-                self.pending = "Making room for a longer chat…"
-            case Restoring() | Restored() | RestoreFailed():
+                remark, self.pending = _WAITING[type(event)]
+                if remark:
+                    self._say("wait", remark, "live")
+            case session.Restoring() | session.Restored() | session.RestoreFailed():
                 self._tell_restore(event)
-            case Prefilling(done=done, total=total):
+            case chat.Prefilling(done=done, total=total):
                 self._fresh()
                 self._pieces.pop("wait", None)
                 self.fraction = done / total if total else None
                 self._say("read", f"reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens", "live")
                 self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
-            case FirstToken():
+            case chat.FirstToken():
                 self._tell_first_token(event)
-            case Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
+            case chat.Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
                 self._say("speed", per_second(speed), "live")
-            case Silent(seconds=seconds):
+            case chat.Silent(seconds=seconds):
                 self._pieces.pop("silence", None)
                 if seconds:
                     self._pieces.pop("speed", None)
                     self._say("silence", f"no word for {seconds:.0f} s", "warn")
-            case ReplyDelta():
+            case chat.ReplyDelta():
                 self._reading_ended()
-            case ReplyFinished() | TurnFailed():
+            case chat.ReplyFinished() | chat.TurnFailed():
                 self._tell_end(event)
-            case Saving() | Saved() | SaveSkipped():
+            case session.Saving() | session.Saved() | session.SaveSkipped():
                 self._tell_save(event)
 
-    def _tell_restore(self, event: Restoring | Restored | RestoreFailed) -> None:
+    def _tell_restore(self, event: session.Restoring | session.Restored | session.RestoreFailed) -> None:
         self._fresh()
         self._pieces.pop("wait", None)
         match event:
-            case Restoring(bytes=count):
+            case session.Restoring(bytes=count):
                 self._restored, self._failed = None, ""
                 self._say("restore", f"loading {size(count)}…", "live")
                 self.pending = f"Loading {size(count)}…"
-            case Restored(bytes=count, ms=ms):
+            case session.Restored(bytes=count, ms=ms):
                 self._restored = event
                 self._say("restore", f"loaded {size(count)} in {duration(ms)}")
-            case RestoreFailed(reason=reason, hollow=hollow):
+            case session.RestoreFailed(reason=reason, hollow=hollow):
                 self._restored, self._failed = None, "" if hollow else reason
                 self._say("restore", f"{READ_AGAIN}: {UNUSED}" if hollow else f"not loaded: {reason}", "warn")
 
-    def _tell_first_token(self, event: FirstToken) -> None:
+    def _tell_first_token(self, event: chat.FirstToken) -> None:
         self._fresh()
         self._reading_ended()
         if event.verdict is not None:
@@ -141,9 +119,9 @@ class TurnStory:
             self._say_where(where, hollow=event.verdict.hollow)
         self._say("ttft", f"first word after {duration(event.ttft_ms)}")
 
-    def _tell_end(self, event: ReplyFinished | TurnFailed) -> None:
+    def _tell_end(self, event: chat.ReplyFinished | chat.TurnFailed) -> None:
         self.end()
-        if isinstance(event, TurnFailed):
+        if isinstance(event, chat.TurnFailed):
             self._say("end", "failed", "bad")
         else:
             if event.receipt is not None:
@@ -164,14 +142,14 @@ class TurnStory:
         self._pieces = {"restore": Piece(where)} | self._pieces
         self._say("restore", f"{where}: {more}" if more else where, tone)
 
-    def _tell_save(self, event: Saving | Saved | SaveSkipped) -> None:
+    def _tell_save(self, event: session.Saving | session.Saved | session.SaveSkipped) -> None:
         self._over = True
         match event:
-            case Saving():
+            case session.Saving():
                 self._say("save", "keeping…", "live")
-            case Saved(bytes=count, ms=ms):
+            case session.Saved(bytes=count, ms=ms):
                 self._say("save", f"kept {size(count)} in {duration(ms)}")
-            case SaveSkipped(reason=reason):
+            case session.SaveSkipped(reason=reason):
                 self._say("save", f"not kept: {reason}", "warn")
 
     def _reading_ended(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
@@ -60,15 +61,11 @@ class TransferController(Controller):
 
     def take_in(self) -> None:
         """Chats from files, of kvchat or another application."""
-        dialog = file_dialog(self._window, "Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS)
-        dialog.filesSelected.connect(lambda names: self._runner.start(self._take_in([Path(name) for name in names])))
-        dialog.open()
+        self._pick("Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS, self._take_in)
 
     def take_in_folder(self) -> None:
         """Chats from all files in a folder."""
-        dialog = file_dialog(self._window, "Import a folder of chats", QFileDialog.FileMode.Directory, "")
-        dialog.fileSelected.connect(lambda name: self._runner.start(self._take_in([Path(name)])))
-        dialog.open()
+        self._pick("Import a folder of chats", QFileDialog.FileMode.Directory, "", self._take_in)
 
     def back_up(self) -> None:
         """All chats and the settings, into one file."""
@@ -76,27 +73,19 @@ class TransferController(Controller):
 
     def restore(self) -> None:
         """Everything as it was in a backup."""
-        dialog = file_dialog(self._window, "Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS)
-        dialog.fileSelected.connect(lambda name: self._runner.start(self._look_at(Path(name))))
-        dialog.open()
+        self._pick("Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS, self._look_at)
 
     def _export(self, ids: list[str], target: Path) -> None:
         async def export() -> None:
-            count = await self._with_progress(
-                "Exporting…",
-                lambda tell: self._runtime.transfer.export(ids, target, tell),
-                ("Export cancelled", "Nothing was written."),
-            )
+            work = partial(self._runtime.transfer.export, ids, target)
+            count = await self._with_progress("Exporting…", work, ("Export cancelled", "Nothing was written."))
             self._tell_where(f"Exported {several(count, 'chat')}", target)
 
         self._runner.start(export())
 
     async def _take_in(self, paths: list[Path]) -> None:
-        report = await self._with_progress(
-            "Importing…",
-            lambda tell: self._runtime.transfer.take_in(paths, tell),
-            ("Import cancelled", "Nothing was imported."),
-        )
+        work = partial(self._runtime.transfer.take_in, paths)
+        report = await self._with_progress("Importing…", work, ("Import cancelled", "Nothing was imported."))
         if report.imported:
             self.imported.emit(list(report.imported))
         title = f"Imported {several(len(report.imported), 'chat')}"
@@ -107,18 +96,16 @@ class TransferController(Controller):
             self._views.notices.tell(title, known)
 
     async def _save(self, target: Path) -> None:
-        facts = await self._with_progress(
-            "Backing up…",
-            lambda tell: self._runtime.transfer.back_up(target, tell),
-            ("Backup cancelled", "Nothing was written."),
-        )
+        work = partial(self._runtime.transfer.back_up, target)
+        facts = await self._with_progress("Backing up…", work, ("Backup cancelled", "Nothing was written."))
         self._tell_where(f"Backed up {_contents(facts)}", target)
 
     def _tell_where(self, done: str, target: Path) -> None:
         folder = QUrl.fromLocalFile(str(target.parent))
         self._views.notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
 
-    async def _look_at(self, source: Path) -> None:
+    async def _look_at(self, sources: list[Path]) -> None:
+        source = sources[0]
         facts = await self._runtime.transfer.check(source)
         confirm(
             self._window,
@@ -131,11 +118,8 @@ class TransferController(Controller):
         )
 
     async def _lay_ready(self, source: Path) -> None:
-        await self._with_progress(
-            "Checking the backup…",
-            lambda tell: self._runtime.transfer.lay_ready(source, tell),
-            ("Restore cancelled", "Nothing has been changed."),
-        )
+        work, cancelled = partial(self._runtime.transfer.lay_ready, source), "Nothing has been changed."
+        await self._with_progress("Checking the backup…", work, ("Restore cancelled", cancelled))
         confirm(
             self._window,
             "Restart kvchat to finish?",
@@ -159,6 +143,13 @@ class TransferController(Controller):
                 raise
             finally:
                 self.going_on.remove(words)
+
+    def _pick(
+        self, title: str, mode: QFileDialog.FileMode, kinds: str, run: Callable[[list[Path]], Coroutine[Any, Any, None]]
+    ) -> None:
+        dialog = file_dialog(self._window, title, mode, kinds)
+        dialog.filesSelected.connect(lambda names: self._runner.start(run([Path(name) for name in names])))
+        dialog.open()
 
     def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
         dialog = file_dialog(self._window, title, QFileDialog.FileMode.AnyFile, forms)

@@ -103,7 +103,7 @@ class StoragePanel(Panel):
             )
             for entry in entries
         ]
-        self.list.show_rows(rows)
+        self.list.usage.set_rows(rows)
 
     def _connect(self) -> None:
         self.list.delete_wanted.connect(lambda id: self.run(self._delete(id)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -11,6 +10,7 @@ from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QP
 from PySide6.QtWidgets import QMenu, QStyleOptionViewItem, QToolButton, QWidget
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
+from kvchat.ui.base.building import tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions
@@ -43,10 +43,9 @@ class UsageRow:
     @property
     def spoken(self) -> str:
         """The row for who does not see it."""
-        marks = [
-            words for flag, words in ((self.usage.pinned, "always kept"), (self.usage.never_save, "never kept")) if flag
-        ]
-        return ", ".join([self.title, size(self.usage.bytes), split_of(self.usage), *marks, self.details])
+        choices = (self.usage.pinned, "always kept"), (self.usage.never_save, "never kept")
+        chosen = [words for on, words in choices if on]
+        return ", ".join([self.title, size(self.usage.bytes), split_of(self.usage), *chosen, self.details])
 
 
 def shared_colour(look: Look) -> QColor:
@@ -185,14 +184,9 @@ class UsageList(ItemList):
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
         self.setUniformItemSizes(True)
-        self.verticalScrollBar().valueChanged.connect(self._furnish)
-        self.usage.modelAboutToBeReset.connect(self._clear)
-        self.usage.dataChanged.connect(self._refurnish)
-        look.changed.connect(self._refurnish)
-
-    def show_rows(self, rows: Sequence[UsageRow]) -> None:
-        """Show these conversations."""
-        self.usage.set_rows(rows)
+        self.verticalScrollBar().valueChanged.connect(lambda: self._furnish())
+        for changed in (self.usage.dataChanged, look.changed):
+            changed.connect(self._furnish_anew)
 
     def doItemsLayout(self) -> None:
         """Once the rows have their places, those in view get their buttons."""
@@ -239,41 +233,29 @@ class UsageList(ItemList):
         menu.popup(at)
         return menu
 
-    def _clear(self) -> None:
-        for button in self.buttons.values():
-            button.hide()
-            button.deleteLater()
-        self.buttons.clear()
-
-    def _refurnish(self) -> None:
-        self._clear()
-        self._furnish()
-
-    def _furnish(self) -> None:
+    def _furnish(self, *, anew: bool = False) -> None:
         """Give the rows in view their buttons, and take them from the others."""
         view = self.viewport().rect()
         first = self.indexAt(QPoint(view.center().x(), 0)).row()
         last = self.indexAt(QPoint(view.center().x(), view.bottom())).row()
-        if last < 0:
-            last = self.usage.rowCount() - 1
-        wanted = range(first, last + 1) if first >= 0 else range(0)
-        for number in [number for number in self.buttons if number not in wanted]:
+        wanted = range(first, (last if last >= 0 else self.usage.rowCount() - 1) + 1) if first >= 0 else range(0)
+        for number in [number for number in self.buttons if anew or number not in wanted]:
             gone = self.buttons.pop(number)
             gone.hide()
             gone.deleteLater()
         for number in wanted:
             button = self.buttons.get(number) or self._make_button(number)
-            box = self.visualRect(self.usage.index(number))
-            button.setGeometry(button_box(box))
+            button.setGeometry(button_box(self.visualRect(self.usage.index(number))))
             button.show()
 
+    def _furnish_anew(self) -> None:
+        self._furnish(anew=True)
+
     def _make_button(self, number: int) -> QToolButton:
-        row = self.usage.rows[number]
-        button = QToolButton(self.viewport())
-        button.setIcon(icon("dots", self._look.theme.muted))
+        drawn, name = icon("dots", self._look.theme.muted), f"What to do with {self.usage.rows[number].title}"
+        button = tool_button(name, tip="Always keep, never keep, delete", icon=drawn)
+        button.setParent(self.viewport())
         button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list has the keys: Space opens the same menu
-        button.setToolTip("Always keep, never keep, delete")
-        button.setAccessibleName(f"What to do with {row.title}")
         button.clicked.connect(lambda: self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft())))
         self.buttons[number] = button
         return button

@@ -89,7 +89,7 @@ async def whole(window: QWidget, name: str) -> None:
 async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
     wide.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20, "Some advice."))
     wide.notices.offer("Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json")
-    wide.composer.add_attachment(document_of_text("long.txt", "A line of words.\n" * 10_000))
+    wide.composer.set_attachments([document_of_text("long.txt", "A line of words.\n" * 10_000)])
     await until(wide.context_card.isVisible)
     await whole(wide, "the main window")
     assert wide.sidebar.new_button.iconSize().width() == 18 * furnished.settings.zoom // 100

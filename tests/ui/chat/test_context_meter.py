@@ -136,7 +136,7 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
 ) -> None:
     chat = furnish(runtime, ContextUse(5_000, 0, 2048, 32_768))
     window.chat.open(chat)
-    window.composer.add_attachment(document_of_text("long.txt", "A line of words.\n" * 10_000))
+    window.composer.set_attachments([document_of_text("long.txt", "A line of words.\n" * 10_000)])
     qtbot.keyClicks(window.composer.editor, "What is in it?")
     card = window.context_card
     await until(lambda: card.isVisible() and card.part.isVisible())

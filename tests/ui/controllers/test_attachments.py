@@ -145,7 +145,7 @@ async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
     document = document_of_text("notes.md", "words")
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
     window.chat.open(first)
-    window.composer.add_attachment(document)
+    window.composer.set_attachments([document])
     window.chat.open(second)
     assert not names(window)
     window.chat.open(first)

@@ -192,7 +192,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     await window.start()
     qtbot.keyClicks(window.composer.editor, "Unsent words")
     note = document_of_text("lake.txt", "Deep.")
-    window.composer.add_attachment(note)
+    window.composer.set_attachments([note])
     window.new_conversation()
     assert window.composer.chips.attachments == ()
     qtbot.keyClicks(window.composer.editor, "Another beginning")
