@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.chips import ChipRows, short_name
-from kvchat.ui.base.building import button, column, label, row, tool_button
+from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 
@@ -68,10 +68,8 @@ class Composer(QWidget):
         self._look = look
         self._busy = False
         self._refusal = ""  # why nothing can be sent now
-        self.editor = MessageEditor()
+        self.editor = MessageEditor(placeholderText="Message…", tabChangesFocus=True)
         self.editor.setAccessibleName("Message")
-        self.editor.setPlaceholderText("Message…")
-        self.editor.setTabChangesFocus(True)
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.editor.send_pressed.connect(self._send)
         self.editor.textChanged.connect(self._text_changed)
@@ -88,8 +86,7 @@ class Composer(QWidget):
         self._reading: tuple[str, ...] = ()
         self._send_when_read = False
         self.editor.long_pasted.connect(self._offer)
-        self._frame = QFrame()
-        self._frame.setProperty("kind", "composer")
+        self._frame = styled(QFrame(), "composer")
         for widget in (self.chips, self.reading, self.offer):
             widget.hide()
         middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom

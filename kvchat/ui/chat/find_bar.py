@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.chat.record.prompt import searched_text
-from kvchat.ui.base.building import label, line_edit, row, tool_button
+from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.transcript import Transcript
@@ -27,7 +27,7 @@ class FindBar(QFrame):
         self._hits: list[str] = []  # ids of the messages, from above
         self._at = 0
         self._spot, self._spots = 0, 0  # which of the marks of that message, and how many it has
-        self.setProperty("kind", "notice")
+        styled(self, "notice")
         self.setAccessibleName("Find in this chat")
         self.field, self.place = line_edit("Find in this chat", "Find in this chat"), label(kind="small")
         self.field.textEdited.connect(lambda: self._look_for(None))

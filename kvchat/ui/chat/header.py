@@ -161,9 +161,8 @@ class _Field(QLineEdit):
     """Where a title is written; Esc gives it up."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(maxLength=200)
         self.setAccessibleName("New title")
-        self.setMaxLength(200)
 
     def event(self, event: QEvent) -> bool:
         """Esc is meant for the field here, not for what it does elsewhere in the window."""

@@ -48,13 +48,12 @@ class ChatSettings(OptionsPanel):
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
-        self.preset, self.manage = ChoiceBox(look), button("Presets…", self.presets_requested)
+        self.preset, self.manage = ChoiceBox(look, "Preset"), button("Presets…", self.presets_requested)
         self.keep = button("Save as preset…", self._keep)
         self.model.activated.connect(lambda: self.run(self._offer()))
         self.preset.activated.connect(self._take_preset)
         words, label_of_model = label(_WORDS, "small", wraps=True), label("Model")
         label_of_model.setBuddy(self.model)
-        self.preset.setAccessibleName("Preset")
         model = row(label_of_model, (self.model, 1), spacing=8)
         self._build(self.title, words, self.notices, model, row((self.preset, 1), self.manage, self.keep, spacing=8))
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QPlainTextEdit, QWidget
 
 from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
-from kvchat.ui.base.building import STRETCH, button, column, label
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.words.wording import STYLE
@@ -58,9 +58,9 @@ class OptionsForm(QWidget):
         super().__init__()
         self._look = look
         self.system = _editor("System prompt", "Who the model should be, and how it should answer", lines=4)
-        self.numbers = {name: QLineEdit() for name in RANGES}
-        self.stop = QLineEdit()
-        self.format, self.format_text = ChoiceBox(look), _editor("Schema or grammar", "", lines=5)
+        self.numbers = {name: line_edit(known.words) for name, known in RANGES.items()}
+        self.stop = line_edit("Stop words", "none")
+        self.format, self.format_text = ChoiceBox(look, "Output format"), _editor("Schema or grammar", "", lines=5)
         self.reset = button(
             "Reset", self._reset, "link", name=f"Reset {STYLE.lower()}", tip="Leave all of it to the model"
         )
@@ -87,11 +87,10 @@ class OptionsForm(QWidget):
                 widget.deleteLater()
         self._template = {}
         for row, option in enumerate(options):
-            box = ChoiceBox(self._look)
+            box = ChoiceBox(self._look, option.words)
             box.addItem("As the model does", None)
             for value, words in option.choices:
                 box.addItem(words, value)
-            box.setAccessibleName(option.words)
             box.setEnabled(not begun)
             self._template[option.name] = box
             self._template_grid.addWidget(QLabel(option.words), row, 0)
@@ -159,12 +158,8 @@ class OptionsForm(QWidget):
         self.format_text.setPlaceholderText(example if kind == _SCHEMA else 'root ::= "yes" | "no"')
 
     def _build(self) -> None:
-        self.stop.setPlaceholderText("none")
         self.stop.setToolTip("A reply ends where one of these words comes; part them by commas")
-        self.stop.setAccessibleName("Stop words")
-        for kind in (_FREE, _SCHEMA, _GRAMMAR):
-            self.format.addItem(kind)
-        self.format.setAccessibleName("Output format")
+        self.format.addItems([_FREE, _SCHEMA, _GRAMMAR])
         self._template_grid.setContentsMargins(0, 4, 0, 0)
         self._template_grid.setColumnStretch(0, 1)
         column(
@@ -197,7 +192,6 @@ class OptionsForm(QWidget):
             above = label(words, "small")
             above.setBuddy(field)
             if name:
-                field.setAccessibleName(words)
                 field.setToolTip(_HELP[name])
                 field.setAccessibleDescription(_HELP[name])
             span = _COLUMNS - place if not name else 1
@@ -207,10 +201,7 @@ class OptionsForm(QWidget):
 
 
 def _editor(name: str, example: str, *, lines: int) -> QPlainTextEdit:
-    editor = QPlainTextEdit()
-    editor.setProperty("kind", "log")
+    editor = styled(QPlainTextEdit(placeholderText=example, tabChangesFocus=True), "log")
     editor.setAccessibleName(name)
-    editor.setPlaceholderText(example)
-    editor.setTabChangesFocus(True)
     editor.setFixedHeight(editor.fontMetrics().lineSpacing() * lines + 28)
     return editor

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QLineEdit, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import line_edit
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.presets.options_form import Filling
@@ -26,10 +27,7 @@ class PresetDialog(OptionsPanel):
         self._runtime = runtime
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
-        self.name, self.with_model = QLineEdit(), ChoiceBox(look)
-        self.name.setPlaceholderText("Name")
-        self.name.setAccessibleName("Name")
-        self.with_model.setAccessibleName("Model")
+        self.name, self.with_model = line_edit("Name", "Name"), ChoiceBox(look, "Model")
         self._build(self.notices, self.name, self.with_model)
 
     def edit(self, preset: Preset) -> None:

@@ -14,7 +14,7 @@ from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
 from kvchat.system.secret_store import Keeper
-from kvchat.ui.base.building import button
+from kvchat.ui.base.building import button, line_edit
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -25,7 +25,6 @@ from kvchat.ui.widgets.layouts import FlowLayout
 _DECIDES = "kvchat decides"
 _NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."
 _TRIAL = "Starts it beside the one that runs, with the smallest model at hand; takes some seconds."
-_INSIDE = "The engine inside kvchat"
 
 
 class EnginePage(SettingsPage):
@@ -37,7 +36,7 @@ class EnginePage(SettingsPage):
         super().__init__(runtime, look, panel)
         self.found: tuple[EngineEntry, ...] = ()
         self._looked = False
-        self.box = ChoiceBox(look)
+        self.box = ChoiceBox(look, "Engine")
         self.browse = button("Choose a file…", self.open_file_dialog, name="Choose a llama-server")
         self.again = button("Look again", self.look_again, name="Look for engines again")
         self.engine = self.add(Entry("Engine", _NOT_LOOKED, _flow(self.box, self.browse, self.again), wide=True))
@@ -69,7 +68,6 @@ class EnginePage(SettingsPage):
             "For llama-server, as on its command line. Those that kvchat needs itself are refused.",
             example="--threads 8",
         )
-        self.box.setAccessibleName("Engine")
         self.box.setAccessibleDescription("What kvchat starts; the list below says what each engine is")
         self.engine.title.setBuddy(self.box)
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
@@ -103,7 +101,7 @@ class EnginePage(SettingsPage):
         self.box.clear()
         self.box.addItem(_DECIDES, None)
         for entry in self.found:
-            self.box.addItem(_name(entry), _value(entry))
+            self.box.addItem(_name(entry), str(entry.location.path or EngineKind.EMBEDDED.value))
         if path is not None and self.box.findData(path) < 0:
             self.box.addItem(path, path)
         self.box.setCurrentIndex(max(0, self.box.findData(path)))
@@ -155,13 +153,12 @@ class KeyEntry(Entry):
     """The server's key: typed, kept, never shown again."""
 
     def __init__(self, page: SettingsPage) -> None:
-        self.field, self._engines = QLineEdit(), page.runtime.engines
+        self.field = line_edit("The server’s key", "what it was given as --api-key")
+        self._engines = page.runtime.engines
         self.forget = button("Forget", lambda: page.run(self._forget()), "link", name="Forget the server’s key")
         words = "Only where the server asks for one."
         super().__init__("The server’s key", words, _flow(self.field, self.forget), wide=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.field.setPlaceholderText("what it was given as --api-key")
-        self.field.setAccessibleName("The server’s key")
         self.field.setAccessibleDescription("Only if the server asks for one")
         self.field.returnPressed.connect(lambda: page.run(self._keep()))
 
@@ -181,19 +178,15 @@ class KeyEntry(Entry):
 
 
 def _name(entry: EngineEntry) -> str:
-    return _INSIDE if entry.location.path is None else str(entry.location.path)
-
-
-def _value(entry: EngineEntry) -> str:
-    return EngineKind.EMBEDDED.value if entry.location.path is None else str(entry.location.path)
+    return str(entry.location.path or "The engine inside kvchat")
 
 
 def _described(entry: EngineEntry) -> str:
-    mark = "● " if entry.chosen else "○ "
+    name = f"{'●' if entry.chosen else '○'} {_name(entry)}"
     if entry.problem is not None:
-        return f"{mark}{_name(entry)}: {entry.problem.title}. {entry.problem.detail}"
+        return f"{name}: {entry.problem.title}. {entry.problem.detail}"
     devices = ", ".join(device.description for device in entry.devices) or "the processor alone"
-    return f"{mark}{_name(entry)}: {entry.version}; {devices}"
+    return f"{name}: {entry.version}; {devices}"
 
 
 def _flow(*widgets: QWidget) -> QWidget:

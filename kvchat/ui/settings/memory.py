@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.library.memory.proposals import Proposal
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
@@ -77,10 +77,8 @@ class MemoryPicture(QWidget):
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
         name = "This computer’s memory" if bar.place == COMPUTER else bar.place
-        caption, free, legend = label(name, "small"), label(f"{size(bar.free)} free before the load", "small"), QLabel()
-        legend.setProperty("kind", "small")
-        legend.setText(" &nbsp; ".join(_legend(look, bar)))
-        legend.setWordWrap(True)
+        caption, free = label(name, "small"), label(f"{size(bar.free)} free before the load", "small")
+        legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(row(caption, STRETCH, free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
         taken = ", ".join(f"{part} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
         self.setAccessibleName(f"{name}: {taken}; left alone {size(bar.margin)} of {size(bar.free)} free")

@@ -13,11 +13,7 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import TOKENS, Entry
 
-_KV_TYPES = (
-    ("f16", "Exact (f16)"),
-    ("q8_0", "Half the memory (q8_0)"),
-    ("q4_0", "A quarter (q4_0)"),
-)
+_KV_TYPES = (("f16", "Exact (f16)"), ("q8_0", "Half the memory (q8_0)"), ("q4_0", "A quarter (q4_0)"))
 _PRECISION = (
     "With less precision longer chats fit, and replies may suffer a little. What was kept with another precision "
     "cannot be used until you change it back. In the field’s terms: the type of the KV cache."

@@ -6,11 +6,11 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
+from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.entries import Change, ChoiceEntry, Entry, FieldEntry, Notation, NumberEntry
@@ -99,13 +99,14 @@ class TextEntry(FieldEntry):
     def __init__(
         self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
     ) -> None:
-        field, self.clear = QLineEdit(), button("Clear", lambda: self._clear(), "link", name=f"{title}: clear")
+        field, self.clear = (
+            line_edit(title, example),
+            button("Clear", lambda: self._clear(), "link", name=f"{title}: clear"),
+        )
         holder = QWidget()
         row((field, 1), self.clear, on=holder, spacing=10, margins=0)
         super().__init__(name, title, words, field, holder, wide=True)
         self._page, self._empty = page, empty
-        self.field.setPlaceholderText(example)
-        self.field.setAccessibleName(title)
 
     def refresh(self, settings: Settings) -> None:
         """Show the text in force, unless something else is being typed or was refused."""
@@ -134,7 +135,6 @@ class TextEntry(FieldEntry):
 
 
 def _hairline() -> QFrame:
-    line = QFrame()
-    line.setProperty("kind", "rule")
+    line = styled(QFrame(), "rule")
     line.setFixedHeight(1)
     return line

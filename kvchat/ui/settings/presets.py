@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem, QWidget
 
 from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button, column, label
+from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
@@ -35,9 +35,8 @@ class PresetsPage(SettingsPage):
         super().__init__(runtime, look, panel)
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
-        self.list = QListWidget()
+        self.list = styled(QListWidget(), "boxed")
         self.list.setAccessibleName("Presets")
-        self.list.setProperty("kind", "boxed")
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setMinimumHeight(220)
         self.none = label("No presets yet. “New…” makes the first.", "muted")

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidg
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -93,8 +93,7 @@ class SettingsWindow(Panel):
 
     def _build_pending(self) -> QWidget:
         """The bar that offers to restart the engine."""
-        frame, holder = QFrame(), QWidget()
-        frame.setProperty("kind", "notice")
+        frame, holder = styled(QFrame(), "notice"), QWidget()
         words = label("The engine uses what you changed when it starts next.", wraps=True)
         self.restart = button("Restart engine now", lambda: self.run(self._runtime.restart_engine()), "primary")
         row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))

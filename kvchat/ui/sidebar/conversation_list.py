@@ -126,9 +126,8 @@ class ConversationDelegate(ItemDelegate):
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         """A line to type the new title in."""
-        editor = QLineEdit(parent)
+        editor = QLineEdit(parent, maxLength=200)
         editor.setAccessibleName("New title")
-        editor.setMaxLength(200)
         return editor
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QPushButton, QSlider, QWidget
+from PySide6.QtWidgets import QFrame, QSlider, QWidget
 
 from kvchat.kvstore.savepoint import PrunePlan
-from kvchat.ui.base.building import column, label, row
+from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.storage.usage_words import plan_in_words
 from kvchat.words.wording import size
 
@@ -24,29 +24,26 @@ class PruneCard(QFrame):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setProperty("kind", "card")
+        styled(self, "card")
         self.plan: PrunePlan | None = None
         self.version = 0  # a plan asked for at an earlier one no longer fits
         self._total = 0
         self.slider = QSlider(Qt.Orientation.Horizontal)
-        self.slider.setRange(0, _STEPS)
+        self.slider.setMaximum(_STEPS)
+        self.slider.setValue(_STEPS)
         self.slider.setPageStep(_STEPS // 20)
         self.slider.setSingleStep(_STEPS // 100)
-        self.slider.setValue(_STEPS)
         self.slider.setAccessibleName("Shrink to")
         self.amount = label()
         self.amount.setMinimumWidth(64)
         self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.preview = label(_INVITATION, "muted", wraps=True)
         self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.button = QPushButton("Shrink")
+        self.button = button("Shrink", lambda: self.prune_wanted.emit(self.plan))
         self.button.setEnabled(False)
-        self._rest = QTimer(self)
-        self._rest.setSingleShot(True)
-        self._rest.setInterval(_DEBOUNCE_MS)
+        self._rest = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._rest.timeout.connect(self.plan_wanted)
         self.slider.valueChanged.connect(self._moved)
-        self.button.clicked.connect(lambda: self.prune_wanted.emit(self.plan))
         self._build()
 
     @property

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -117,8 +117,7 @@ class StoragePanel(Panel):
         self._colour_legend()
 
     def _build_heading(self) -> QWidget:
-        self._legend = QLabel()
-        self._legend.setProperty("kind", "small")
+        self._legend = styled(QLabel(), "small")
         self.only_losses = button(
             "Show only what would go", None, "link", name="Show only the chats that would lose something"
         )

@@ -53,11 +53,6 @@ def shared_colour(look: Look) -> QColor:
     return mix(look.theme.accent, look.theme.page, 0.4)
 
 
-def button_box(row: QRect) -> QRect:
-    """Where a row's button goes."""
-    return QRect(row.right() - _BUTTON - 4, row.center().y() - _BUTTON // 2, _BUTTON, _BUTTON)
-
-
 class UsageDelegate(ItemDelegate):
     """Draws a row of the list."""
 
@@ -74,7 +69,7 @@ class UsageDelegate(ItemDelegate):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)
-        box = option.rect.adjusted(8, _PAD, -_BUTTON - 12, -_PAD)
+        box = option.rect.adjusted(8, _PAD, -self.look.px(_BUTTON) - 12, -_PAD)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
         self._paint_bar(painter, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
@@ -245,7 +240,8 @@ class UsageList(ItemList):
             gone.deleteLater()
         for number in wanted:
             button = self.buttons.get(number) or self._make_button(number)
-            button.setGeometry(button_box(self.visualRect(self.usage.index(number))))
+            row, side = self.visualRect(self.usage.index(number)), self._look.px(_BUTTON)
+            button.setGeometry(row.right() - side - 4, row.center().y() - side // 2, side, side)
             button.show()
 
     def _furnish_anew(self) -> None:

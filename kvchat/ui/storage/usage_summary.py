@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.session.restore_cost import BreakEven
-from kvchat.ui.base.building import column, label, row
+from kvchat.ui.base.building import column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
 from kvchat.ui.widgets.round_bar import RoundBar, mix
@@ -42,10 +42,7 @@ class UsageSummary(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.total = label(kind="title")
-        self.share = QProgressBar()
-        self.share.setTextVisible(False)
-        self.share.setRange(0, 1000)
-        self.share.setAccessibleName("Share of the limit in use")
+        self.share = progress_bar("Share of the limit in use")
         self.picture = SavingsBar(look)
         self.on_disk, self.spared = label(kind="strong"), label(kind="muted", wraps=True)
         self.today, self.ever, self.warm, self.room = (label(kind="strong") for _ in range(4))

@@ -236,9 +236,11 @@ class NumberEntry(FieldEntry):
 class ChoiceBox(QComboBox):
     """A combo box in the application's look, which the mouse wheel scrolls past."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, name: str = "") -> None:
+        """`name` is what a screen reader says."""
         super().__init__()
         self._look = look
+        self.setAccessibleName(name)
         self.setItemDelegate(QStyledItemDelegate(self))  # else the style sheet has no say in the list
         look.changed.connect(self.update)
 
