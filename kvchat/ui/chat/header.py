@@ -8,6 +8,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QToolButton, QWidget
 
+from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.ui.base.building import button, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -51,15 +52,15 @@ class Header(QWidget):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_conversation(self, title: str, *, exists: bool, pinned: bool, never_save: bool) -> None:
-        """The open conversation. One that does not exist yet cannot be renamed, deleted, pinned."""
+    def show_conversation(self, title: str, usage: ConversationUsage | None, *, exists: bool) -> None:
+        """The open conversation, and what is kept of it. One that does not exist yet cannot be renamed or pinned."""
         if title != self.title.whole or exists != self._exists:
             self._exists = exists
             self.title.set_text(title)
         for action in (self._rename, self.name_by_model, self._delete, self._export, self.pin, self.never_save):
             action.setEnabled(exists)
-        self.pin.setChecked(pinned)
-        self.never_save.setChecked(never_save)
+        self.pin.setChecked(usage is not None and usage.pinned)
+        self.never_save.setChecked(usage is not None and usage.never_save)
 
     def show_model(self, name: str | None) -> None:
         """The model's name."""

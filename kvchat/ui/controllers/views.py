@@ -9,7 +9,6 @@ from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
 from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.runtime import Runtime
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.base.tasks import TaskRunner
@@ -103,21 +102,8 @@ class Views:
             engine.status, model.name, missing=model.is_missing, fetchable=model.repository is not None
         )
         self.strip.show_engine(engine.status.state, model.name)
-        self.show_model(runtime, conversation)
+        self.header.show_model(model.name_in(conversation))
         self.strip.show_context(engine.context_size, engine.context_reason)
-
-    def show_model(self, runtime: Runtime, conversation: Conversation | None) -> None:
-        """The model that answers in a conversation."""
-        self.header.show_model(runtime.model.name_in(conversation))
-
-    def show_kept(self, conversation_id: str | None, title: str, usage: ConversationUsage | None) -> None:
-        """The conversation's title, and whether it is pinned or never saved."""
-        self.header.show_conversation(
-            title,
-            exists=conversation_id is not None,
-            pinned=usage is not None and usage.pinned,
-            never_save=usage is not None and usage.never_save,
-        )
 
     def show_turn(
         self, runtime: Runtime, turn: TurnState, messages: Sequence[Message], *, running: bool, waiting: str = ""

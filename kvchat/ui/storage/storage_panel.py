@@ -17,7 +17,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.storage.prune_card import PruneCard
-from kvchat.ui.storage.usage_list import UsageList, UsageRow, shared_colour
+from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary
 from kvchat.ui.storage.usage_words import limits_in_words
 from kvchat.words.wording import STORAGE
@@ -113,26 +113,26 @@ class StoragePanel(Panel):
         self.prune.plan_dropped.connect(self._fill)
         self.prune.prune_wanted.connect(lambda plan: self.run(self._prune(plan)))
         self.only_losses.toggled.connect(self._fill)
-        self._look.changed.connect(self._colour_legend)
-        self._colour_legend()
+        self._look.changed.connect(self._restyle)
+        self._restyle()
 
     def _build_heading(self) -> QWidget:
         self._legend = styled(QLabel(), "small")
-        self.only_losses = button(
-            "Show only what would go", None, "link", name="Show only the chats that would lose something"
-        )
+        words = "Show only what would go"
+        self.only_losses = button(words, None, "link", name="Show only the chats that would lose something")
         self.only_losses.setCheckable(True)
-        self.only_losses.toggled.connect(
-            lambda on: self.only_losses.setText("Show all" if on else "Show only what would go")
-        )
+        self.only_losses.toggled.connect(lambda on: self.only_losses.setText("Show all" if on else words))
         self.only_losses.hide()
         self._heading = QWidget()
-        parts = label("Chats", "strong"), STRETCH, self._legend, self.only_losses
-        built = row(*parts, on=self._heading, margins=(8, 4, 40, 0))
-        self._heading.setFixedHeight(max(built.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
+        row(label("Chats", "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
         return self._heading
 
-    def _colour_legend(self) -> None:
+    def _restyle(self) -> None:
+        """The heading ends where the rows do, and keeps its height whatever it shows."""
+        inside = self._heading.layout()
+        assert inside is not None
+        inside.setContentsMargins(8, 4, self._look.px(BUTTON) + 12, 0)
+        self._heading.setFixedHeight(max(inside.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
         self._legend.setText(
             f'<span style="color:{own}">■</span> its own &nbsp; '

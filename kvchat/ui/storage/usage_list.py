@@ -22,7 +22,7 @@ from kvchat.words.wording import one_line, size
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
 _LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
 _RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
-_BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels
+BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class UsageDelegate(ItemDelegate):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)
-        box = option.rect.adjusted(8, _PAD, -self.look.px(_BUTTON) - 12, -_PAD)
+        box = option.rect.adjusted(8, _PAD, -self.look.px(BUTTON) - 12, -_PAD)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
         self._paint_bar(painter, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
@@ -240,7 +240,7 @@ class UsageList(ItemList):
             gone.deleteLater()
         for number in wanted:
             button = self.buttons.get(number) or self._make_button(number)
-            row, side = self.visualRect(self.usage.index(number)), self._look.px(_BUTTON)
+            row, side = self.visualRect(self.usage.index(number)), self._look.px(BUTTON)
             button.setGeometry(row.right() - side - 4, row.center().y() - side // 2, side, side)
             button.show()
 

@@ -19,7 +19,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.chat_settings import ChatSettings
@@ -131,6 +131,16 @@ async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wid
         await until(fits, f"the room at {zoom} %")
     wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", waits=True)
     await whole(wide, "the waiting line")
+
+
+async def test_the_send_button_is_a_circle_at_every_size(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
+    def is_round() -> bool:
+        picture = wide.composer.button.grab().toImage()
+        return picture.pixelColor(1, 1) != picture.pixelColor(picture.width() // 2, 4)
+
+    for zoom in ZOOMS:
+        look.follow(replace(furnished.settings, zoom=zoom))
+        await until(is_round, f"a round button at {zoom} %")
 
 
 async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:

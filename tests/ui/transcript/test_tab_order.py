@@ -166,7 +166,7 @@ async def test_nothing_goes_with_messages_that_tab_has_passed(
     first = tab(qtbot, len(AS_THEY_STAND) + 10)
     page.show_conversation([])
     QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
-    window.header.show_conversation("Lakes", exists=True, pinned=False, never_save=False)
+    window.header.show_conversation("Lakes", None, exists=True)
     window.header.more.setFocus()
     left = [stop for stop in first if stop not in AS_THEY_STAND]
     assert tab(qtbot, len(left)) == left
