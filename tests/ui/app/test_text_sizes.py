@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from PySide6.QtCore import QRect, QSize
+from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
@@ -134,8 +134,11 @@ async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wid
 
 
 async def test_the_send_button_is_a_circle_at_every_size(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
+    composer = wide.composer
+
     def is_round() -> bool:
-        picture = wide.composer.button.grab().toImage()
+        button = composer.button
+        picture = composer.grab(QRect(button.mapTo(composer, QPoint(0, 0)), button.size())).toImage()
         return picture.pixelColor(1, 1) != picture.pixelColor(picture.width() // 2, 4)
 
     for zoom in ZOOMS:
