@@ -36,7 +36,7 @@ class AttachmentCard(QFrame):
     def __init__(self, look: Look, attachment: Attachment, what: str, tip: str) -> None:
         super().__init__()
         self.attachment = attachment
-        self._look = look
+        self._look, self._counted = look, False
         styled(self, "chip")
         tip = plain_tip(f"{attachment.name}\n{size(attachment.size)}\n{tip}")
         self.name = button("", self.opened, name=f"{what} {attachment.name}", tip=tip)
@@ -55,8 +55,10 @@ class AttachmentCard(QFrame):
         self.name.setAccessibleDescription("What you search for is in it" if found else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
-        """How many tokens it has; an estimate says so."""
-        self.count.setText(f"{tokens_short(tokens)} tokens" if counted else f"about {tokens_short(tokens)} tokens")
+        """How many tokens it has; an estimate says so, and is no news where they were counted."""
+        if counted or not self._counted:
+            self._counted = counted
+            self.count.setText(f"{'' if counted else 'about '}{tokens_short(tokens)} tokens")
 
 
 class AttachmentChip(AttachmentCard):

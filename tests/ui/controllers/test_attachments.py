@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.input.documents import document_of_file, document_of_text
 from kvchat.chat.record.messages import Attachment
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
@@ -57,6 +59,26 @@ async def test_files_are_attached_counted_sent_and_shown(
     assert shown is not None
     assert shown.text.toPlainText() == file.read_text()
     shown.close()
+
+
+async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
+    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does at once where a long text is attached: it said 16K tokens, and then about 4K."""
+    window.composer.add_attachment(document_of_text("numbers.txt", "1 2 3 4 " * 500))
+    chip = window.composer.chips.chips[0]
+    await until(lambda: chip.count.text() == "1K tokens")
+    guessed = []
+
+    async def guess(attachment: Attachment) -> tuple[int, bool]:
+        guessed.append(attachment)
+        return 250, False
+
+    monkeypatch.setattr(runtime.chat.context, "tokens_of", guess)
+    runtime.set_engine(EngineState.STARTING)
+    await until(lambda: guessed)
+    await asyncio.sleep(0)
+    assert chip.count.text() == "1K tokens"
 
 
 async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: MainWindow, tmp_path: Path) -> None:
