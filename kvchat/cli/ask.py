@@ -27,7 +27,7 @@ from kvchat.engine.speaking.errors import EngineFailure
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime
-from kvchat.session.events import RestoreFailed, Saved, SaveSkipped
+from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
 from kvchat.system.paths import resolve_paths
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words
@@ -68,6 +68,8 @@ class _Printer:
                     _remark(receipt_sentence(receipt) if receipt else "stopped")
             case WaitingForWriter():
                 _remark("This chat is being answered by another kvchat; waiting...")
+            case MakingRoom(done=False):
+                _remark("making room for a longer chat...")
             case RestoreFailed(reason=reason):
                 _remark(f"the save point was not used: {reason}")
             case Saved(bytes=size, ms=ms):

@@ -21,6 +21,7 @@ from kvchat.kvstore.store import TITLE
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
 from tests.users_server import KEY, UsersServer
 
 LONG_REPLY = "word " * 400
@@ -65,6 +66,23 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
     assert "BrokenPipe" not in said
     assert [reply["content"].strip() for reply in home.replies()] == [LONG_REPLY.strip()]
     assert home.kept.absorbed() == 1
+
+
+@pytest.mark.fake
+def test_that_the_engine_starts_anew_with_more_room_is_said(
+    home: Home, fake_engine: FakeEngine, tmp_path: Path, chosen: dict[str, object]
+) -> None:
+    """A text of more tokens than could be known before an engine counted them."""
+    fake_engine.set(FAKE_NO_GPU=1, FAKE_REPLY="Sevens.")
+    large = LLAMA | {"context_length": 65_536, "attention.key_length": 512, "attention.value_length": 512}
+    model = write_gguf(tmp_path / "large.gguf", large)
+    home.write_settings(**chosen | {"context_size": None, "model_path": str(model)})
+    (tmp_path / "numbers.txt").write_text("7 " * 8_500)
+    done = home.run("ask", "--new", "--attach", str(tmp_path / "numbers.txt"), "What are they?")
+    assert done.returncode == 0, done.stderr
+    sizes = [launch["arguments"][launch["arguments"].index("--ctx-size") + 1] for launch in fake_engine.launches()]
+    assert sizes == ["16384", "32768"]
+    assert "making room for a longer chat..." in done.stderr.splitlines()
 
 
 @pytest.mark.fake
