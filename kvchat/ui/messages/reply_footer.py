@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFormLayout, QFrame, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFormLayout, QFrame, QPushButton, QSizePolicy, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
@@ -64,30 +64,31 @@ class ReplyFooter(QWidget):
         """`retry` and `go_on` are called, or emitted, when that is asked for; `numbers`: with the receipt."""
         super().__init__()
         self.receipt: ReceiptView | None = None
-        self._go_on = button("Continue", go_on, "link", name="Continue this reply")
-        self._go_on.hide()
+        self._go_on: QPushButton | None = None  # where it has not come to its end
         lines = column(spacing=2)
         if message.state in _STATE_WORDS:
-            lines.addLayout(self._ending(message.state, retry))
+            lines.addLayout(self._ending(message.state, retry, go_on))
         if message.receipt is not None and numbers:
             self.receipt = ReceiptView(message.receipt)
             lines.addWidget(self.receipt)
-        self._unfinished = message.state in _STATE_WORDS
         self._row = row((lines, 1), (actions, 0, Qt.AlignmentFlag.AlignTop), on=self, spacing=6, margins=0)
 
     def offer_to_go_on(self, last: bool) -> None:
         """Whether it is the last message: only then can it go on."""
-        self._go_on.setVisible(last and self._unfinished)
+        if self._go_on is not None:
+            self._go_on.setVisible(last)
 
     def heightForWidth(self, width: int) -> int:
         """As tall as its lines; an opened receipt wraps."""
         return height_for_width(self._row, width)
 
-    def _ending(self, state: MessageState, retry: Any) -> FlowLayout:
+    def _ending(self, state: MessageState, retry: Any, go_on: Any) -> FlowLayout:
         line = FlowLayout(spacing=_APART)
         line.addWidget(label(_STATE_WORDS[state], "small"))
         if state is MessageState.INTERRUPTED:
             line.addWidget(button("Try again", retry, "link", name="Try this reply again"))
+        self._go_on = button("Continue", go_on, "link", name="Continue this reply")
+        self._go_on.hide()
         line.addWidget(self._go_on)
         return line
 
