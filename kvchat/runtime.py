@@ -118,7 +118,7 @@ class Runtime:
             self._notify(problem.title, f"{problem.detail} {problem.advice}")
         self._backups.begin()
         self.chat.forget_left_behind()
-        self.chat.following.begin()
+        self.chat.external_changes.begin()
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())

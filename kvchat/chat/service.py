@@ -69,19 +69,19 @@ class ChatService:
         self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
-        self._ahead = Prefetch(self._parts, self._background)
+        self._prefetch = Prefetch(self._parts, self._background)
         self.drafts = Drafts(database, worker)
         self.context = ContextService(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._forgetting = PermanentDeletion(self._parts, self.finder, self._background.begin)
-        purge = self.delete, self._forgetting.messages
+        self._permanent_deletion = PermanentDeletion(self._parts, self.finder, self._background.begin)
+        purge = self.delete, self._permanent_deletion.messages
         self.recently_deleted = RecentlyDeleted(
             self._parts, self.is_answering, *purge, self._background.begin, keep_deleted_s
         )
         self.organiser = Organiser(self._parts, self.leave, self.recently_deleted)
-        self.following = ExternalChanges(database, worker, events)
-        self._turns = Turns(self._parts, self._background, self.context, model, self._ahead.give_way)
+        self.external_changes = ExternalChanges(database, worker, events)
+        self._turns = Turns(self._parts, self._background, self.context, model, self._prefetch.give_way)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
 
     @property
@@ -146,7 +146,7 @@ class ChatService:
         self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
-        self._background.begin(self._forgetting.conversation(conversation_id))
+        self._background.begin(self._permanent_deletion.conversation(conversation_id))
         with contextlib.suppress(StoreRefused):  # forgetting meets that as well; it tells, and tries again
             await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
@@ -154,18 +154,18 @@ class ChatService:
         """End what goes on in a conversation that is about to go."""
         self.stop(conversation_id)
         self._turns.end_settling(conversation_id)
-        self._ahead.leave(conversation_id)
+        self._prefetch.leave(conversation_id)
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
-        self.following.open(conversation_id)
-        self._ahead.select(conversation_id)
+        self.external_changes.open(conversation_id)
+        self._prefetch.select(conversation_id)
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""
         self._background.used()
         if not self._turns.any:
-            self._ahead.begin()
+            self._prefetch.begin()
 
     def send(
         self,
@@ -230,11 +230,11 @@ class ChatService:
     async def put_back(self, removed: Removed) -> None:
         """Undo `delete_message`."""
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
-        self._ahead.changed(removed.conversation_id)
+        self._prefetch.changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
         """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
-        self._background.begin(self._forgetting.left_behind())
+        self._background.begin(self._permanent_deletion.left_behind())
         self.recently_deleted.look_after()
         self._locks.sweep()
 
@@ -248,7 +248,7 @@ class ChatService:
         self.slots.slot.lock.end_spare_time()
 
     async def idle(self) -> None:
-        """Wait until every turn, its save included, every restore ahead and a title that is being made is over."""
+        """Wait until every turn, its save included, every prefetch and a title that is being made is over."""
         await self._background.idle()
         await self.titles.idle()
 
@@ -265,16 +265,16 @@ class ChatService:
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
-        self.following.close()
-        self._ahead.select(None)
+        self.external_changes.close()
+        self._prefetch.select(None)
         self.titles.close()
         self.stop_all()
         self.recently_deleted.close()
         self.finder.close()
-        self._forgetting.close()
+        self._permanent_deletion.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
-        self.following.open(conversation_id)
+        self.external_changes.open(conversation_id)
         return Turn(self._parts, conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -283,5 +283,5 @@ class ChatService:
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
-        self._ahead.changed(conversation_id)
+        self._prefetch.changed(conversation_id)
         return result

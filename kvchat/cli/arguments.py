@@ -20,9 +20,7 @@ from kvchat.cli.options import (
     BenchOptions,
     EnginesOptions,
     ExportOptions,
-    ModelsAction,
     ModelsOptions,
-    StoreAction,
     StoreOptions,
 )
 from kvchat.errors import KvchatError
@@ -91,7 +89,7 @@ def bench_options(namespace: argparse.Namespace) -> BenchOptions:
 
 def store_options(namespace: argparse.Namespace) -> StoreOptions:
     """The options of `store`."""
-    return _filled(StoreOptions, namespace, action=StoreAction(namespace.action or "show"))
+    return _filled(StoreOptions, namespace, action=namespace.action or "show")
 
 
 def engines_options(namespace: argparse.Namespace) -> EnginesOptions:
@@ -106,7 +104,7 @@ def models_options(namespace: argparse.Namespace) -> ModelsOptions:
     return _filled(
         ModelsOptions,
         namespace,
-        action=ModelsAction(namespace.action or "list"),
+        action=namespace.action or "list",
         what=repository or " ".join(getattr(namespace, "words", ())),
         quantisation=quantisation,
         folders=tuple(namespace.folders or ()),

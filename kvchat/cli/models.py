@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvchat.cli.command_runtime import run_until_interrupted
-from kvchat.cli.options import ModelsAction, ModelsOptions
+from kvchat.cli.options import ModelsOptions
 from kvchat.cli.terminal import columns, show_progress
 from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
@@ -46,17 +46,17 @@ def run(options: ModelsOptions) -> int:
     chosen = (*settings.model_folders, *(str(folder.absolute()) for folder in options.folders))
     library = ModelLibrary(paths, lambda: chosen)
     match options.action:
-        case ModelsAction.LIST:
+        case "list":
             return run_until_interrupted(_list(library, paths, settings, options.as_json))
-        case ModelsAction.SUGGEST:
+        case "suggest":
             return _suggest(look_at_capacity(settings).memory, options.as_json)
-        case ModelsAction.SEARCH:
+        case "search":
             return run_until_interrupted(_search(library, options))
-        case ModelsAction.FILES:
+        case "files":
             return run_until_interrupted(_files(library, settings, options))
-        case ModelsAction.GET:
+        case "get":
             return run_until_interrupted(_get(library, paths, options))
-        case ModelsAction.TOKEN:
+        case "token":
             return _token(library, options)
 
 

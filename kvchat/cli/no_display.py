@@ -58,10 +58,7 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
     elif environment.get("WAYLAND_DISPLAY"):
         needed += _WAYLAND_LIBRARIES
     else:
-        return DisplayProblem(
-            "There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.",
-            _ELSEWHERE,
-        )
+        return DisplayProblem("There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.", _ELSEWHERE)
     return _missing(needed) or _unreachable(environment)
 
 
@@ -133,10 +130,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
     if any(_answers(name, environment) for name in names):
         return None
     shown = " and ".join(f"{name}={environment[name]}" for name in names)
-    return DisplayProblem(
-        f"No display answers at {shown}.",
-        _ELSEWHERE,
-    )
+    return DisplayProblem(f"No display answers at {shown}.", _ELSEWHERE)
 
 
 def _answers(name: str, environment: Mapping[str, str]) -> bool:

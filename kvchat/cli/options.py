@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 from kvchat.transfer.exporting import ExportForm
 
@@ -50,40 +50,21 @@ class EnginesOptions:
     as_json: bool = False
 
 
-class StoreAction(Enum):
-    """What `kvchat store` does."""
-
-    SHOW = "show"
-    PRUNE = "prune"
-    VERIFY = "verify"
-
-
 @dataclass(frozen=True)
 class StoreOptions:
     """What `kvchat store` is to do with the save points."""
 
-    action: StoreAction = StoreAction.SHOW
+    action: Literal["show", "prune", "verify"] = "show"
     target_bytes: int = 0  # of a prune
     dry_run: bool = False  # only tell what a prune would remove
     as_json: bool = False
-
-
-class ModelsAction(Enum):
-    """What `kvchat models` does."""
-
-    LIST = "list"
-    SUGGEST = "suggest"
-    SEARCH = "search"
-    FILES = "files"
-    GET = "get"
-    TOKEN = "token"
 
 
 @dataclass(frozen=True)
 class ModelsOptions:
     """What `kvchat models` is to look for or to fetch."""
 
-    action: ModelsAction = ModelsAction.LIST
+    action: Literal["list", "suggest", "search", "files", "get", "token"] = "list"
     what: str = ""  # the words of a search; the repository of `files` and `get`
     quantisation: str = ""  # which file to get
     use: bool = False  # make what was fetched the model to chat with

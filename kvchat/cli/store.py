@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kvchat.chat.record.database import Database
-from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.cli.options import StoreOptions
 from kvchat.cli.terminal import columns, show_progress
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
@@ -37,14 +37,14 @@ def run(options: StoreOptions) -> int:
     titles, saved = _told_of(paths)
     with closing(open_store(paths, settings)) as store:
         match options.action:
-            case StoreAction.SHOW:
+            case "show":
                 usage = dataclasses.replace(store.usage(), chat_bytes=long_chat(settings))
                 fields = _usage_fields(usage, titles, saved)
                 print(json.dumps(fields) if options.as_json else "\n".join(usage_lines(usage, titles, saved)))
                 return 0
-            case StoreAction.PRUNE:
+            case "prune":
                 return _prune(store, titles, options)
-            case StoreAction.VERIFY:
+            case "verify":
                 return _verify(store, titles, options.as_json)
 
 

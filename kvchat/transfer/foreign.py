@@ -16,12 +16,7 @@ from kvchat.chat.record.prompt import title_from
 from kvchat.transfer.rows import BadConversation, Row
 
 _NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export gives the same ids, whenever it comes
-_ROLES = {
-    "system": Role.SYSTEM,
-    "user": Role.USER,
-    "human": Role.USER,
-    "assistant": Role.ASSISTANT,
-}
+_ROLES = {"system": Role.SYSTEM, "user": Role.USER, "human": Role.USER, "assistant": Role.ASSISTANT}
 # How Open WebUI keeps reasoning within a reply: the text is quoted and escaped.
 _REASONING = re.compile(r'<details type="reasoning"[^<>]*>\s*(?:<summary>[^<]*</summary>)?')
 _REASONING_END = re.compile(r"</details>\s*")

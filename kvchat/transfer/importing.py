@@ -37,10 +37,7 @@ class ImportReport:
 
 
 def import_paths(
-    database: Database,
-    paths: Iterable[Path],
-    progress: Progress = lambda done, total: None,
-    call: Caller = call_here,
+    database: Database, paths: Iterable[Path], progress: Progress = lambda done, total: None, call: Caller = call_here
 ) -> ImportReport:
     """Import files, zips and folders. `progress` is told how many conversations have been looked at.
 

@@ -15,23 +15,14 @@ from kvchat.chat.record.rows import attachment_of, insert_rows, receipt_of, role
 from kvchat.session.proof import Source
 
 Row = dict[str, Any]
+Needs = Mapping[str, type | tuple[type, ...]]  # the types of values that must be there
 
 # Of one machine and one moment: they mean nothing in a file.
 _LEFT_OUT = frozenset(("writer", "conversation_id", "model", "deleted_at", "title_due"))
-_CONVERSATION_NEEDS: Mapping[str, type | tuple[type, ...]] = {
-    "id": str,
-    "title": str,
-    "created_at": (int, float),
-    "updated_at": (int, float),
-}
-_MESSAGE_NEEDS: Mapping[str, type | tuple[type, ...]] = {
-    "id": str,
-    "role": str,
-    "content": str,
-    "state": str,
-    "created_at": (int, float),
-}
-_ATTACHMENT_NEEDS: Mapping[str, type | tuple[type, ...]] = {"name": str, "size": int, "hash": str, "text": str}
+_NUMBER = (int, float)
+_CONVERSATION_NEEDS: Needs = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}
+_MESSAGE_NEEDS: Needs = {"id": str, "role": str, "content": str, "state": str, "created_at": _NUMBER}
+_ATTACHMENT_NEEDS: Needs = {"name": str, "size": int, "hash": str, "text": str}
 MOST_MESSAGES = 100_000  # of one conversation
 LONGEST_TEXT = 64_000_000  # characters of a message or of what is attached to it: no file that is attached has more
 LONGEST_TITLE = 1000  # characters; what goes beyond is left out
@@ -184,7 +175,7 @@ def _checked_receipt(receipt: Any, what: str) -> str:
         raise BadConversation(f"the receipt of {what} is not one") from error
 
 
-def _clean(values: Row, needs: Mapping[str, type | tuple[type, ...]], what: str) -> Row:
+def _clean(values: Row, needs: Needs, what: str) -> Row:
     """Plain values of the needed types. Raises BadConversation."""
     for name, wanted in needs.items():
         if not isinstance(values.get(name), wanted) or isinstance(values[name], bool):

@@ -16,7 +16,7 @@ from keyring.backends import fail
 
 from kvchat.cli.arguments import build_parser, models_options
 from kvchat.cli.models import NoSuchFile, chosen_file, run
-from kvchat.cli.options import ModelsAction, ModelsOptions
+from kvchat.cli.options import ModelsOptions
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
@@ -83,7 +83,7 @@ def test_no_model_at_all_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = told(capsys, action=ModelsAction.SUGGEST)
+    answer = told(capsys, action="suggest")
     assert answer["suggestions"]
     assert all(one["memory_gb"] == answer["memory_gb"] for one in answer["suggestions"])
     assert served.requests == []
@@ -99,15 +99,13 @@ def test_suggestions_suit_the_gpu(free: float, tier: int) -> None:
 
 
 def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [one["repository"] for one in told(capsys, action=ModelsAction.SEARCH, what="thing")["models"]] == [
-        REPOSITORY
-    ]
-    files = told(capsys, action=ModelsAction.FILES, what=f"https://huggingface.co/{REPOSITORY}")["files"]
+    assert [one["repository"] for one in told(capsys, action="search", what="thing")["models"]] == [REPOSITORY]
+    files = told(capsys, action="files", what=f"https://huggingface.co/{REPOSITORY}")["files"]
     assert {(one["quantisation"], one["verdict"]) for one in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
-    for options in (ModelsOptions(ModelsAction.SEARCH, "thing"), ModelsOptions(ModelsAction.FILES, REPOSITORY)):
+    for options in (ModelsOptions("search", "thing"), ModelsOptions("files", REPOSITORY)):
         assert run(options) == 0
         assert "Thing-7B" in capsys.readouterr().out
-    assert run(ModelsOptions(ModelsAction.GET, REPOSITORY, "q8_0", use=True)) == 0
+    assert run(ModelsOptions("get", REPOSITORY, "q8_0", use=True)) == 0
     path = resolve_paths().models / REPOSITORY / "Thing-7B-Q8_0.gguf"
     assert capsys.readouterr().out == f"{path}\n"
     assert load_settings(resolve_paths().settings_file).model_path == str(path)
@@ -115,7 +113,7 @@ def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixt
 
 
 def test_a_search_without_result_says_so(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(ModelsOptions(ModelsAction.SEARCH, "unheard of")) == 0
+    assert run(ModelsOptions("search", "unheard of")) == 0
     assert "unheard of" in capsys.readouterr().out
 
 
@@ -124,9 +122,9 @@ def test_the_token_is_read_from_standard_input_and_used(
 ) -> None:
     served.gated.add(REPOSITORY)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
-    assert run(ModelsOptions(ModelsAction.TOKEN)) == 0
-    assert run(ModelsOptions(ModelsAction.GET, REPOSITORY)) == 0
-    assert run(ModelsOptions(ModelsAction.TOKEN, forget=True)) == 0
+    assert run(ModelsOptions("token")) == 0
+    assert run(ModelsOptions("get", REPOSITORY)) == 0
+    assert run(ModelsOptions("token", forget=True)) == 0
     printed = capsys.readouterr()
     assert "only you may read" in printed.out
     assert TOKEN not in printed.out + printed.err
@@ -155,8 +153,8 @@ def test_the_command_line() -> None:
 
     assert parse() == ModelsOptions()
     assert parse("--folder", "a", "--folder", "b").folders == (Path("a"), Path("b"))
-    assert parse("search", "gemma", "3") == ModelsOptions(ModelsAction.SEARCH, "gemma 3")
-    assert parse("get", "org/x:Q8_0", "--use") == ModelsOptions(ModelsAction.GET, "org/x", "Q8_0", use=True)
+    assert parse("search", "gemma", "3") == ModelsOptions("search", "gemma 3")
+    assert parse("get", "org/x:Q8_0", "--use") == ModelsOptions("get", "org/x", "Q8_0", use=True)
     assert parse("get", "https://huggingface.co/org/x").what == "https://huggingface.co/org/x"
     assert parse("files", "org/x", "--json").as_json
     assert parse("token", "--forget").forget

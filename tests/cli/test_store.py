@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.chat.record.database import Database
 from kvchat.cli.arguments import build_parser, store_options
-from kvchat.cli.options import StoreAction, StoreOptions
+from kvchat.cli.options import StoreOptions
 from kvchat.cli.store import plan_lines, run
 from kvchat.kvstore.files.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
@@ -108,7 +108,7 @@ def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.Captur
 
 def test_a_dry_run_tells_and_removes_nothing(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
     before = filled.kept.block_files()
-    assert run(StoreOptions(StoreAction.PRUNE, 0, dry_run=True)) == 0
+    assert run(StoreOptions("prune", 0, dry_run=True)) == 0
     text = capsys.readouterr().out
     assert "Would delete 3 save points" in text
     assert text.count("starts cold") == 2
@@ -121,8 +121,8 @@ def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.Captu
     _, before = told(capsys)
     on_disk = sum(map(tree_size, filled.kept.block_files()))
     target = before["physical_bytes"] - 10_000
-    _, plan = told(capsys, action=StoreAction.PRUNE, target_bytes=target, dry_run=True)
-    _, done = told(capsys, action=StoreAction.PRUNE, target_bytes=target)
+    _, plan = told(capsys, action="prune", target_bytes=target, dry_run=True)
+    _, done = told(capsys, action="prune", target_bytes=target)
     assert plan["save_points"] >= 1
     assert plan | {"dry_run": False} == done
     gone = {one["conversation_id"]: one for one in done["by_conversation"]}
@@ -140,7 +140,7 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     bench = filled.open()
     bench.store.pin(filled.thesis, True)
     bench.store.close()
-    assert run(StoreOptions(StoreAction.PRUNE, 0)) == 0
+    assert run(StoreOptions("prune", 0)) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
     assert "what is pinned stays" in text
@@ -155,17 +155,17 @@ def test_a_time_that_was_never_measured_is_not_called_none() -> None:
 
 
 def test_nothing_to_prune(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(StoreOptions(StoreAction.PRUNE, 10**9)) == 0
+    assert run(StoreOptions("prune", 10**9)) == 0
     assert capsys.readouterr().out.startswith("Nothing to delete")
     assert filled.left() == {filled.thesis: 2, filled.letter: 1}
 
 
 def test_a_clean_store_verifies(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = told(capsys, action=StoreAction.VERIFY)
+    code, report = told(capsys, action="verify")
     files = filled.kept.block_files()
     assert (code, report["blocks"], report["bad_blocks"]) == (0, len(files), 0)
     assert report["bytes"] == sum(file.stat().st_size for file in files)
-    assert run(StoreOptions(StoreAction.VERIFY)) == 0
+    assert run(StoreOptions("verify")) == 0
     assert "all are good" in capsys.readouterr().out
 
 
@@ -174,12 +174,12 @@ def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
     filled: Filled, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     spoil(filled.letters_block, damage)
-    code, report = told(capsys, action=StoreAction.VERIFY)
+    code, report = told(capsys, action="verify")
     assert (code, report["bad_blocks"], report["clean"]) == (1, 1, False)
     (lost,) = report["by_conversation"]
     assert (lost["title"], lost["save_points"], lost["cold"]) == ("A letter", 1, True)
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
-    code, report = told(capsys, action=StoreAction.VERIFY)
+    code, report = told(capsys, action="verify")
     assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
 
 
@@ -209,8 +209,8 @@ def parse(*arguments: str) -> StoreOptions:
 def test_the_command_line() -> None:
     assert parse() == StoreOptions()
     assert parse("--json") == StoreOptions(as_json=True)
-    assert parse("verify", "--json") == parse("--json", "verify") == StoreOptions(StoreAction.VERIFY, as_json=True)
-    assert parse("prune", "--to", "2GB", "--dry-run") == StoreOptions(StoreAction.PRUNE, 2 * 10**9, dry_run=True)
+    assert parse("verify", "--json") == parse("--json", "verify") == StoreOptions("verify", as_json=True)
+    assert parse("prune", "--to", "2GB", "--dry-run") == StoreOptions("prune", 2 * 10**9, dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,7 @@ class ContextService:
     """Counts with the engine's own tokenizer, and makes the branches that need less context."""
 
     def __init__(
-        self,
-        parts: TurnParts,
-        is_answering: Callable[[str], bool],
-        begin: Callable[[Coroutine[Any, Any, None]], None],
+        self, parts: TurnParts, is_answering: Callable[[str], bool], begin: Callable[[Coroutine[Any, Any, None]], None]
     ) -> None:
         """`begin` does something in the background."""
         self._parts, self._begin_work = parts, begin

@@ -130,6 +130,13 @@ def doubt_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.doubt")
 
 
+def make_empty(file: Path) -> None:
+    """A new file for chats, private to the user. Raises OSError and sqlite3.Error."""
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    with contextlib.closing(_connected(file)) as connection:
+        migrate(connection, file)
+
+
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
@@ -143,9 +150,7 @@ def _make(path: Path) -> None:
         raise ChatsDamaged(path, "there are backups of it", "The chats' file is gone")
     new = name_beside(path)
     try:
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        with contextlib.closing(_connected(new)) as connection:
-            migrate(connection, new)
+        make_empty(new)
         if not path.exists():  # another process may have been quicker
             new.rename(path) if os.name == "nt" else os.link(new, path)
     except FileExistsError:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed
-from kvchat.chat.record.migrations import migrate
+from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed, make_empty
 from kvchat.system.files import name_beside
 
 KEPT = 3
@@ -119,13 +117,6 @@ def scrub(file: Path, ids: Iterable[str]) -> None:
         except FAULTS:  # what cannot be taken out of it goes with it
             with contextlib.suppress(OSError):
                 backup.unlink()
-
-
-def make_empty(file: Path) -> None:
-    """A new file for chats, private to the user. Raises OSError and sqlite3.Error."""
-    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        migrate(db, file)
 
 
 def _copy(file: Path, target: Path) -> None:

@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvchat.chat.record.database_file import make_empty
 from kvchat.chat.record.prompt import title_from
-from kvchat.chat.recovery.automatic_backups import FAULTS, TABLES, make_empty
+from kvchat.chat.recovery.automatic_backups import FAULTS, TABLES
 from kvchat.chat.recovery.leaf_pages import leaf_rows
 
 RECOVERED = "Recovered chat"
