@@ -26,9 +26,9 @@ async def opened(home: Path, settings: Settings) -> AsyncIterator[Runtime]:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, fake: FakeEngine, **wishes: object) -> AsyncIterator[Runtime]:
+async def running(folder: Path, fake: FakeEngine, **changes: object) -> AsyncIterator[Runtime]:
     model = write_gguf(folder / "model.gguf", dict(LLAMA))
-    settings = replace(Settings(model_path=str(model), engine_path=str(fake.path)), **wishes)  # type: ignore[arg-type]
+    settings = replace(Settings(model_path=str(model), engine_path=str(fake.path)), **changes)  # type: ignore[arg-type]
     async with opened(folder / "home", settings) as runtime:
         yield runtime
 

@@ -24,14 +24,14 @@ from kvchat.session.proof import Source
 from kvchat.settings import load_settings
 from tests.chat.stage import QUESTION, Stage
 
-WISHES = ChatOptions(
+CHOSEN = ChatOptions(
     Sampling(temperature=0.3, top_k=20, min_p=0.1, stop=("END",), json_schema='{"type": "object"}'),
     template=(("enable_thinking", False), ("reasoning_effort", "low")),
 )
 
 
 def test_options_come_back_from_their_json() -> None:
-    assert options_from(options_json(WISHES)) == WISHES
+    assert options_from(options_json(CHOSEN)) == CHOSEN
     assert options_json(ChatOptions()) == ""
 
 
@@ -88,7 +88,7 @@ def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | st
 
 async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> None:
     chat = await stage.chat()
-    await stage.runtime.chat.options.change(chat, WISHES)
+    await stage.runtime.chat.options.change(chat, CHOSEN)
     await stage.ask_while_busy(chat, QUESTION)
     await stage.runtime.chat.idle()
     (asked,) = stage.requests("/v1/chat")
@@ -108,13 +108,13 @@ async def test_greedy_is_the_model_alone(stage: Stage) -> None:
 
 
 async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) -> None:
-    chat, desk = await stage.chat("Be brief."), stage.runtime.chat.options
-    await desk.change(chat, WISHES)
+    chat, service = await stage.chat("Be brief."), stage.runtime.chat.options
+    await service.change(chat, CHOSEN)
     await stage.answered(chat)
-    await desk.change(chat, replace(WISHES, sampling=Sampling(temperature=1.0)))
+    await service.change(chat, replace(CHOSEN, sampling=Sampling(temperature=1.0)))
     with pytest.raises(TemplateFixed):
-        await desk.change(chat, ChatOptions())
-    assert (await desk.answer_settings(chat)).options == replace(WISHES, sampling=Sampling(temperature=1.0))
+        await service.change(chat, ChatOptions())
+    assert (await service.answer_settings(chat)).options == replace(CHOSEN, sampling=Sampling(temperature=1.0))
 
 
 async def test_other_sampling_costs_no_cache(stage: Stage) -> None:
@@ -125,11 +125,11 @@ async def test_other_sampling_costs_no_cache(stage: Stage) -> None:
 
 
 async def test_another_system_prompt_is_a_branch_where_something_was_said(stage: Stage) -> None:
-    chat, desk = await stage.chat("Be brief."), stage.runtime.chat.options
-    assert not await desk.change_system_prompt(chat, "Be long.")
-    assert await desk.system_prompt(chat) == "Be long."
+    chat, service = await stage.chat("Be brief."), stage.runtime.chat.options
+    assert not await service.change_system_prompt(chat, "Be long.")
+    assert await service.system_prompt(chat) == "Be long."
     await stage.answered(chat)
-    assert await desk.change_system_prompt(chat, "Speak in rhymes.")
+    assert await service.change_system_prompt(chat, "Speak in rhymes.")
     branch = await stage.runtime.chat.messages(chat)
     assert [message.role for message in branch] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
     assert branch[0].content == "Speak in rhymes."
@@ -139,41 +139,41 @@ async def test_another_system_prompt_is_a_branch_where_something_was_said(stage:
     with sqlite3.connect(stage.runtime.paths.database) as db:
         systems = {row[0] for row in db.execute("SELECT content FROM messages WHERE role = 'system'")}
     assert systems == {"Be long.", "Speak in rhymes."}  # the branch as it was is still there
-    assert await desk.change_system_prompt(chat, "")
-    assert await desk.system_prompt(chat) == ""
+    assert await service.change_system_prompt(chat, "")
+    assert await service.system_prompt(chat) == ""
 
 
 async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
-    desk = stage.runtime.chat.options
-    poet = await desk.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", WISHES))
-    assert await desk.system_prompt(await stage.chat()) == ""
-    await desk.store_preset(replace(poet, is_default=True))
+    service = stage.runtime.chat.options
+    poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", CHOSEN))
+    assert await service.system_prompt(await stage.chat()) == ""
+    await service.store_preset(replace(poet, is_default=True))
     chat = await stage.chat()
-    chosen = await desk.answer_settings(chat)
-    assert (await desk.system_prompt(chat), chosen.model, chosen.options) == (
+    chosen = await service.answer_settings(chat)
+    assert (await service.system_prompt(chat), chosen.model, chosen.options) == (
         "Speak in rhymes.",
         "/m/poet.gguf",
-        WISHES,
+        CHOSEN,
     )
-    assert await desk.system_prompt(await stage.chat("My own.")) == "My own."
-    other = await desk.store_preset(Preset("Other", is_default=True))
-    assert [preset.name for preset in await desk.presets() if preset.is_default] == ["Other"]
-    await desk.delete_preset(other)
-    assert await desk.default_preset() is None
+    assert await service.system_prompt(await stage.chat("My own.")) == "My own."
+    other = await service.store_preset(Preset("Other", is_default=True))
+    assert [preset.name for preset in await service.presets() if preset.is_default] == ["Other"]
+    await service.delete_preset(other)
+    assert await service.default_preset() is None
 
 
 async def test_presets_are_renamed_and_duplicated(stage: Stage) -> None:
-    desk = stage.runtime.chat.options
-    poet = await desk.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
-    copies = [await desk.duplicate_preset(poet), await desk.duplicate_preset(poet)]
+    service = stage.runtime.chat.options
+    poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
+    copies = [await service.duplicate_preset(poet), await service.duplicate_preset(poet)]
     assert [(copy.name, copy.system, copy.is_default) for copy in copies] == [
         ("Poet copy", "Speak in rhymes.", False),
         ("Poet copy 2", "Speak in rhymes.", False),
     ]
     with pytest.raises(PresetExists):
-        await desk.store_preset(replace(copies[0], name="Poet"))
-    await desk.store_preset(replace(poet, name="诗人 🌿"))
-    assert [preset.name for preset in await desk.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]
+        await service.store_preset(replace(copies[0], name="Poet"))
+    await service.store_preset(replace(poet, name="诗人 🌿"))
+    assert [preset.name for preset in await service.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from kvchat.__main__ import main
 from kvchat.system.paths import resolve_paths
 from tests.system.test_files import a_device
-from tests.transfer.library import everything, open_library, talk
+from tests.transfer.library import everything, made_conversation, open_library
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def home(tmp_path, monkeypatch):
 
 def test_out_and_in_again(home, tmp_path, capsys):
     database = open_library(home.data)
-    made = talk(database)
+    made = made_conversation(database)
     before = everything(database)
     assert main(["export", str(tmp_path / "all.json")]) == 0
     assert "exported 1 chat to" in capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_what_cannot_be_imported_is_named(home, tmp_path, capsys):
 
 
 def test_one_conversation_in_a_form_of_its_own(home, tmp_path, capsys):
-    made = talk(open_library(home.data))
+    made = made_conversation(open_library(home.data))
     assert main(["export", "--chat", made.id, "--form", "html", str(tmp_path / "x")]) == 0
     assert (tmp_path / "x").read_text("utf-8").startswith("<!doctype html>")
     assert main(["export", "--chat", "nobody", str(tmp_path / "x")]) == 1
@@ -51,7 +51,7 @@ def test_one_conversation_in_a_form_of_its_own(home, tmp_path, capsys):
 
 def test_a_backup_comes_back(home, tmp_path, capsys):
     database = open_library(home.data)
-    made = talk(database)
+    made = made_conversation(database)
     before = everything(database)
     assert main(["backup", str(tmp_path / "b.zip")]) == 0
     database.delete(made.id)
@@ -63,7 +63,7 @@ def test_a_backup_comes_back(home, tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["export", "backup"])
 def test_what_is_pointed_at_is_never_replaced_by_something_else(home, tmp_path, capsys, command):
-    talk(open_library(home.data))
+    made_conversation(open_library(home.data))
     behind, link, pipe = tmp_path / "behind", tmp_path / "link", tmp_path / "pipe"
     behind.write_text("old", "utf-8")
     link.symlink_to(behind)
@@ -85,7 +85,7 @@ def test_what_is_pointed_at_is_never_replaced_by_something_else(home, tmp_path, 
 )
 def test_a_dash_is_standard_output(home, tmp_path, capfdbinary, command):
     with closing(open_library(home.data)) as database:
-        talk(database)
+        made_conversation(database)
     assert main([*command, str(tmp_path / "x")]) == 0
     capfdbinary.readouterr()
     assert main([*command, "-"]) == 0
@@ -100,7 +100,7 @@ def test_a_dash_is_standard_output(home, tmp_path, capfdbinary, command):
 
 
 def test_a_backup_is_for_its_owners_eyes_and_holds_no_locks(home, tmp_path):
-    talk(open_library(home.data))
+    made_conversation(open_library(home.data))
     target = tmp_path / "b.zip"
     target.touch(0o644)
     (home.data / "app.lock").write_text(str(os.getpid()), "utf-8")
@@ -112,7 +112,7 @@ def test_a_backup_is_for_its_owners_eyes_and_holds_no_locks(home, tmp_path):
 
 def test_nothing_is_restored_under_a_running_kvchat(home, tmp_path, capsys):
     database = open_library(home.data)
-    talk(database)
+    made_conversation(database)
     assert main(["backup", str(tmp_path / "b.zip")]) == 0
     assert main(["restore", str(tmp_path / "b.zip")]) == 1
     assert "kvchat is running on these chats" in capsys.readouterr().err

@@ -127,16 +127,18 @@ async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
 
 async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, home: Path) -> None:
     chat = runtime.chat
-    talk = (await chat.new_conversation(SYSTEM)).id
-    assert await chat.send(talk, "Which is the longest bridge?", ENDS)
+    conversation = (await chat.new_conversation(SYSTEM)).id
+    assert await chat.send(conversation, "Which is the longest bridge?", ENDS)
     await chat.idle()
-    boundary = max(point.n_tokens for point in StoreContents(home).save_points() if point.conversation_id == talk)
+    boundary = max(
+        point.n_tokens for point in StoreContents(home).save_points() if point.conversation_id == conversation
+    )
 
     chat.titles.begin(lambda: True)
     chat.titles.come()
     await chat.idle()
-    assert not await runtime._worker.run(is_due, runtime._database, talk), "the model was asked"
-    reply = await chat.send(talk, "And the shortest?", GREEDY)
+    assert not await runtime._worker.run(is_due, runtime._database, conversation), "the model was asked"
+    reply = await chat.send(conversation, "And the shortest?", GREEDY)
     await chat.idle()
     assert reply is not None
     print(f"after a title {receipt(reply).cached_tokens} of {receipt(reply).prompt_tokens}")
@@ -145,7 +147,7 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
 
     cold = (await runtime.engine.ready()).engine
     assert isinstance(cold, LlamaServerClient)
-    said = await said_by(cold, prompt_messages((await chat.messages(talk))[:-1]))
+    said = await said_by(cold, prompt_messages((await chat.messages(conversation))[:-1]))
     assert verdict(reply.content, said) != DIFFERS, (reply.content, said)
 
 

@@ -34,44 +34,44 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(
     runtime.events.subscribe(told.append)
     chat = runtime.chat
     try:
-        talk = (await chat.new_conversation("You are terse.")).id
+        conversation = (await chat.new_conversation("You are terse.")).id
         for number in range(4):
-            assert await chat.send(talk, f"{number}. {WORDS}", SHORT)
+            assert await chat.send(conversation, f"{number}. {WORDS}", SHORT)
         with pytest.raises(NothingToDrop):
             await chat.context.drop_middle((await chat.new_conversation()).id)
-        use = await chat.context.use(talk, WORDS)
+        use = await chat.context.use(conversation, WORDS)
         assert use is not None
         assert use.tight
-        assert await chat.send(talk, WORDS * 2, SHORT) is None
+        assert await chat.send(conversation, WORDS * 2, SHORT) is None
         assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, PromptTooLong)
 
-        before = await chat.messages(talk)
-        left_out = await chat.context.drop_middle(talk)
-        after = await chat.messages(talk)
+        before = await chat.messages(conversation)
+        left_out = await chat.context.drop_middle(conversation)
+        after = await chat.messages(conversation)
         assert len(after) == len(before) - left_out
         assert after[0] == before[0]
         assert [m.content for m in after[1:]] == [m.content for m in before[-len(after) + 1 :]]
-        answered = await chat.retry(talk, SHORT)
+        answered = await chat.retry(conversation, SHORT)
         assert answered is not None
         assert answered.receipt is not None
-        whole = await chat.context.use(talk)
+        whole = await chat.context.use(conversation)
         assert whole is not None
         assert whole.used >= answered.receipt.prompt_tokens  # the reply's own tokens beside it
 
-        await chat.send(talk, "And the heron?", SHORT)
+        await chat.send(conversation, "And the heron?", SHORT)
         await chat.idle()
-        stands_for = await chat.context.summarise(talk)
-        summed = await chat.messages(talk)
+        stands_for = await chat.context.summarise(conversation)
+        summed = await chat.messages(conversation)
         assert stands_for >= 2
         assert [m.role for m in summed[:3]] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
         assert summed[1].content == SUMMARY_REQUEST
         assert summed[2].content
-        assert summed[-1].content == (await chat.messages(talk))[-1].content
-        shorter = await chat.context.use(talk)
+        assert summed[-1].content == (await chat.messages(conversation))[-1].content
+        shorter = await chat.context.use(conversation)
         assert shorter is not None
         assert shorter.used < whole.used
         filler = " river" * (shorter.limit - shorter.used - 60)
-        assert await chat.send(talk, f"Tell me a long story.{filler}", Sampling(grammar="root ::= [a-z ]{900}"))
-        assert any("cut off" in e.title and e.conversation_id == talk for e in told if isinstance(e, Notice))
+        assert await chat.send(conversation, f"Tell me a long story.{filler}", Sampling(grammar="root ::= [a-z ]{900}"))
+        assert any("cut off" in e.title and e.conversation_id == conversation for e in told if isinstance(e, Notice))
     finally:
         await runtime.close()

@@ -51,30 +51,30 @@ async def test_the_starter_does_not_loop_and_formats_are_followed(
     chat = runtime.chat
     try:
         for question in QUESTIONS:
-            talk = (await chat.new_conversation()).id
-            reply = await chat.send(talk, question, Sampling(max_tokens=200, seed=1), keep=False)
+            conversation = (await chat.new_conversation()).id
+            reply = await chat.send(conversation, question, Sampling(max_tokens=200, seed=1), keep=False)
             assert reply is not None
             assert repeated(reply.content) < 0.2, reply.content
 
-        talk = (await chat.new_conversation()).id
-        await chat.options.change(talk, ChatOptions(Sampling(json_schema=json.dumps(SCHEMA), max_tokens=40)))
-        reply = await chat.send(talk, "How old is the heron?")
+        conversation = (await chat.new_conversation()).id
+        await chat.options.change(conversation, ChatOptions(Sampling(json_schema=json.dumps(SCHEMA), max_tokens=40)))
+        reply = await chat.send(conversation, "How old is the heron?")
         assert reply is not None
         assert isinstance(json.loads(reply.content)["age"], int)
         with pytest.raises(BadOptions, match="unrecognized type nonsense"):
-            await chat.options.change(talk, ChatOptions(Sampling(json_schema='{"type": "nonsense"}')))
-        await chat.options.change(talk, ChatOptions(Sampling(grammar='root ::= "heron" | "crane"')))
-        reply = await chat.send(talk, "Which bird?")
+            await chat.options.change(conversation, ChatOptions(Sampling(json_schema='{"type": "nonsense"}')))
+        await chat.options.change(conversation, ChatOptions(Sampling(grammar='root ::= "heron" | "crane"')))
+        reply = await chat.send(conversation, "Which bird?")
         assert reply is not None
         assert reply.content in ("heron", "crane")
-        await chat.options.change(talk, ChatOptions(Sampling(grammar="root ::= (")))
-        assert await chat.send(talk, "Which bird?") is None
+        await chat.options.change(conversation, ChatOptions(Sampling(grammar="root ::= (")))
+        assert await chat.send(conversation, "Which bird?") is None
         (failed,) = [event for event in told if isinstance(event, TurnFailed)]
         assert isinstance(failed.error, FormatRefused)
         assert "failed to parse grammar" in failed.error.detail
-        assert (await chat.messages(talk))[-1].content == "Which bird?", "kept"
-        await chat.options.change(talk, ChatOptions(Sampling(grammar='root ::= "gull"')))
-        reply = await chat.retry(talk)
+        assert (await chat.messages(conversation))[-1].content == "Which bird?", "kept"
+        await chat.options.change(conversation, ChatOptions(Sampling(grammar='root ::= "gull"')))
+        reply = await chat.retry(conversation)
         assert reply is not None
         assert reply.content == "gull"
     finally:

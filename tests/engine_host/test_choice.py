@@ -52,9 +52,9 @@ def test_the_other_factors_are_another_fingerprint_and_said_in_words(tmp_path: P
     assert short.fingerprint.differences(long.fingerprint) == words
 
 
-def with_arguments(folder: Path, fake: FakeEngine, **wishes: str) -> EngineChoice:
+def with_arguments(folder: Path, fake: FakeEngine, **changes: str) -> EngineChoice:
     model = write_gguf(folder / "model.gguf", dict(LLAMA))
-    return choose_engine(Settings(model_path=str(model), engine_path=str(fake.path), **wishes), folder)  # type: ignore[arg-type]
+    return choose_engine(Settings(model_path=str(model), engine_path=str(fake.path), **changes), folder)  # type: ignore[arg-type]
 
 
 def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_state(
@@ -81,12 +81,12 @@ def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_st
     ],
 )
 def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
-    tmp_path: Path, fake_engine: FakeEngine, engine: str | None, wishes: dict[str, str], words: str
+    tmp_path: Path, fake_engine: FakeEngine, engine: str | None, changes: dict[str, str], words: str
 ) -> None:
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     with pytest.raises(KvchatError, match=words):
         choose_engine(
-            Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **wishes),  # type: ignore[arg-type]
+            Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **changes),  # type: ignore[arg-type]
             tmp_path,
         )
 

@@ -156,8 +156,8 @@ async def test_the_real_engine_under_a_memory_limit(
     limited = tmp_path / "llama-server"
     limited.write_text(f'#!/bin/sh\nulimit -v 1000000\nexec {shlex.quote(str(real_llama_server.path))} "$@"\n')
     limited.chmod(limited.stat().st_mode | stat.S_IXUSR)
-    wishes = {"model_path": str(smollm2), "engine_path": str(limited), "context_size": 65_536, "max_tokens": 4}
-    async with running(tmp_path, fake_engine, **wishes) as runtime:
+    changes = {"model_path": str(smollm2), "engine_path": str(limited), "context_size": 65_536, "max_tokens": 4}
+    async with running(tmp_path, fake_engine, **changes) as runtime:
         heard = notices(runtime)
         reply = await ask(runtime, (await runtime.chat.new_conversation()).id, "Say xylophone")
         assert reply.content

@@ -15,7 +15,7 @@ def open_library(folder: Path) -> Database:
     return Database(folder / "conversations.db")
 
 
-def talk(database: Database, title: str = "Trees 🌳 和 أشجار", *, by_user: bool = True) -> Conversation:
+def made_conversation(database: Database, title: str = "Trees 🌳 和 أشجار", *, by_user: bool = True) -> Conversation:
     """A conversation with two branches; its leaf is on the second."""
     made = database.create_conversation("New chat", "Be brief.")
     root = database.branch(made.id)[-1]

@@ -16,7 +16,7 @@ from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer import restore
 from kvchat.transfer.backup import BackupFailed, make_backup
 from kvchat.transfer.restore import BadBackup, check_backup, finish_restore, lay_ready
-from tests.transfer.library import everything, open_library, talk
+from tests.transfer.library import everything, made_conversation, open_library
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def contents(paths: Paths) -> list[object]:
 
 def add_talk(paths: Paths) -> None:
     database = open_library(paths.data)
-    talk(database)
+    made_conversation(database)
     database.close()
 
 
@@ -81,7 +81,7 @@ def test_a_backup_holds_neither_models_nor_secrets(kept):
 
 def test_it_is_made_while_the_database_is_in_use(paths, tmp_path):
     database = open_library(paths.data)
-    talk(database)
+    made_conversation(database)
     assert make_backup(paths, tmp_path / "b.zip").conversations == 1
     database.close()
 
@@ -94,7 +94,7 @@ def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path
     def progress(done: int, total: int) -> None:
         steps.append(total)
         if len(steps) <= 10:
-            talk(database)
+            made_conversation(database)
 
     assert make_backup(paths, tmp_path / "b.zip", progress).conversations == 1
     assert steps.count(0) > 10  # one for each page
@@ -124,7 +124,7 @@ def test_it_waits_while_kvchat_runs(kept, paths):
     running = open_library(paths.data)
     lay_ready(paths, source)
     assert finish_restore(paths) is None
-    talk(running)
+    made_conversation(running)
     running.close()
     assert finish_restore(paths) is not None
     assert contents(paths) == before

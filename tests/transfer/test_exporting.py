@@ -9,12 +9,12 @@ import pytest
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.exporting import ExportFailed, ExportForm, export_file, file_name
-from tests.transfer.library import open_library, talk
+from tests.transfer.library import made_conversation, open_library
 
 
 def test_one_conversation_as_markdown(tmp_path):
     database = open_library(tmp_path)
-    made = talk(database)
+    made = made_conversation(database)
     database.set_leaf(made.id, next(m.id for m in all_messages(database) if m.content.startswith("A **plant**")))
     target = tmp_path / "trees.md"
     assert export_file(database, [made.id], ExportForm.of(target), target) == 1
@@ -26,7 +26,7 @@ def test_one_conversation_as_markdown(tmp_path):
 
 def test_all_as_markdown_are_a_zip(tmp_path):
     database = open_library(tmp_path)
-    ids = [talk(database, "../a/b:c").id, talk(database, "../a/b:c").id]
+    ids = [made_conversation(database, "../a/b:c").id, made_conversation(database, "../a/b:c").id]
     target = tmp_path / "all.zip"
     assert export_file(database, ids, ExportForm.of(target), target) == 2
     with zipfile.ZipFile(target) as archive:
@@ -46,7 +46,7 @@ class Tags(HTMLParser):
 
 def test_a_page_runs_and_loads_nothing(tmp_path):
     database = open_library(tmp_path)
-    made = talk(database, "<script>alert(1)</script>")
+    made = made_conversation(database, "<script>alert(1)</script>")
     bad = "<script>x</script> <img src=x onerror=y> ![p](http://a.b/c.png) [l](javascript:alert(1)) [ok](https://a.b)"
     for role in (Role.USER, Role.ASSISTANT):
         leaf = database.branch(made.id)[-1]
@@ -63,14 +63,14 @@ def test_a_failed_export_leaves_the_old_file(tmp_path):
     database = open_library(tmp_path)
     target = tmp_path / "no folder" / "all.json"
     with pytest.raises(ExportFailed) as failure:
-        export_file(database, [talk(database).id], ExportForm.JSON, target)
+        export_file(database, [made_conversation(database).id], ExportForm.JSON, target)
     assert "no folder" in failure.value.detail
 
 
 def test_names_suit_any_system(tmp_path):
     database = open_library(tmp_path)
-    assert file_name(talk(database, 'a<b>:"/\\|?*\n c. '), ".md").startswith("a b c ")
-    assert file_name(talk(database, "..."), ".md").startswith("Chat ")
+    assert file_name(made_conversation(database, 'a<b>:"/\\|?*\n c. '), ".md").startswith("a b c ")
+    assert file_name(made_conversation(database, "..."), ".md").startswith("Chat ")
 
 
 def all_messages(database):

@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
 from kvchat.transfer.rows import BadConversation, conversation_rows, store_rows, write_json
-from tests.transfer.library import everything, open_library, talk
+from tests.transfer.library import everything, made_conversation, open_library
 
 
 def exported(database, folder: Path) -> Path:
@@ -25,8 +25,8 @@ def exported(database, folder: Path) -> Path:
 
 def test_an_export_comes_back_equal(tmp_path):
     here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
-    talk(here)
-    talk(here, "Another", by_user=False)
+    made_conversation(here)
+    made_conversation(here, "Another", by_user=False)
     report = import_paths(there, [exported(here, tmp_path)])
     assert (len(report.imported), report.known, report.problems) == (2, 0, ())
     assert everything(there) == everything(here)
@@ -34,7 +34,7 @@ def test_an_export_comes_back_equal(tmp_path):
 
 def test_a_second_import_changes_nothing(tmp_path):
     here = open_library(tmp_path / "here")
-    talk(here)
+    made_conversation(here)
     before = everything(here)
     report = import_paths(here, [exported(here, tmp_path)])
     assert (report.imported, report.known) == ((), 1)
@@ -64,7 +64,7 @@ def test_any_tree_comes_back_equal(tmp_path_factory, texts, title):
 
 def one_row(tmp_path) -> dict:
     here = open_library(tmp_path / "here")
-    talk(here)
+    made_conversation(here)
     file = io.StringIO()
     write_json(conversation_rows(here), file)
     return json.loads(file.getvalue())["conversations"][0]

@@ -20,7 +20,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.transfer.backup import make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.service import TransferService
-from tests.transfer.library import everything, open_library, talk
+from tests.transfer.library import everything, made_conversation, open_library
 
 WORK = ("export", "import", "back up", "lay ready")
 
@@ -64,7 +64,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     for each in (theirs, paths):
         each.ensure()
     other = open_library(theirs.data)
-    ids = [talk(other).id for _ in range(3)]
+    ids = [made_conversation(other).id for _ in range(3)]
     export_file(other, ids, ExportForm.JSON, tmp_path / "theirs.json")
     other.close()
     make_backup(theirs, tmp_path / "theirs.zip")
@@ -73,7 +73,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         (tmp_path / "out" / name).write_text("an older one", "utf-8")
     worker, database = Worker("test"), Database(paths.database)
     for _ in range(3):
-        talk(database)
+        made_conversation(database)
     yield Bench(tmp_path, database, worker, TransferService(paths, database, worker, EventBus()))
     worker.close()
     database.close()

@@ -168,13 +168,22 @@ class FakeFinder(Finder):
     async def find(self, query: str) -> Found:
         terms = terms_of(query)
         found = []
-        for talk in await self._chat.conversations():
-            said = [m for m in self._chat.said[talk.id] if terms and has_terms(searched_text(m), terms)]
+        for one in await self._chat.conversations():
+            said = [m for m in self._chat.said[one.id] if terms and has_terms(searched_text(m), terms)]
             if said:
                 ids = tuple(message.id for message in reversed(said))
                 excerpt = said[-1].content[:120]
                 in_document = not has_terms(said[-1].content, terms)
-                found.append(FoundChat(talk.id, talk.title, ids, excerpt, tuple(spans(excerpt, terms)), in_document))
+                found.append(
+                    FoundChat(
+                        one.id,
+                        one.title,
+                        ids,
+                        excerpt,
+                        tuple(spans(excerpt, terms)),
+                        in_document,
+                    )
+                )
         return Found(tuple(found), self.complete)
 
     def begin_indexing(self) -> None:
@@ -206,7 +215,7 @@ class FakeTitles(Titles):
         self._chat = chat
 
     async def name(self, conversation_id: str) -> None:
-        self._chat.talks[conversation_id] = replace(self._chat.talks[conversation_id], title="Named by the model")
+        self._chat.by_id[conversation_id] = replace(self._chat.by_id[conversation_id], title="Named by the model")
         self._chat.events.publish(ConversationsChanged())
 
 
@@ -234,11 +243,11 @@ class FakeRecentlyDeleted(RecentlyDeleted):
         self._chat.events.publish(ConversationsChanged())
 
     async def hide_chats(self, ids: Sequence[str]) -> None:
-        self.deleted |= {id: self._chat.talks.pop(id) for id in ids}
+        self.deleted |= {id: self._chat.by_id.pop(id) for id in ids}
         self._chat.events.publish(ConversationsChanged())
 
     async def restore_chats(self, ids: Sequence[str]) -> None:
-        self._chat.talks |= {id: self.deleted.pop(id) for id in ids}
+        self._chat.by_id |= {id: self.deleted.pop(id) for id in ids}
         self._chat.events.publish(ConversationsChanged())
 
 
@@ -266,7 +275,7 @@ class FakeOrganiser(Organiser):
 
     def _change(self, ids: Sequence[str], **changes: object) -> None:
         for id in ids:
-            self._chat.talks[id] = replace(self._chat.talks[id], **changes)  # type: ignore[arg-type]
+            self._chat.by_id[id] = replace(self._chat.by_id[id], **changes)  # type: ignore[arg-type]
         self._chat.events.publish(ConversationsChanged())
 
 
@@ -275,7 +284,7 @@ class FakeChat(ChatService):
 
     def __init__(self, events: EventBus) -> None:
         self.events = events
-        self.talks: dict[str, Conversation] = {}
+        self.by_id: dict[str, Conversation] = {}
         self.options: FakeOptions = FakeOptions(self)
         self.said: dict[str, list[Message]] = {}
         self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
@@ -307,10 +316,10 @@ class FakeChat(ChatService):
         self.calls.append(("go_first", conversation_id))
 
     async def conversations(self) -> list[Conversation]:
-        return sorted(self.talks.values(), key=lambda talk: talk.updated_at, reverse=True)
+        return sorted(self.by_id.values(), key=lambda one: one.updated_at, reverse=True)
 
     async def conversation(self, conversation_id: str) -> Conversation | None:
-        return self.talks.get(conversation_id)
+        return self.by_id.get(conversation_id)
 
     async def messages(self, conversation_id: str) -> list[Message]:
         return list(self.said.get(conversation_id, []))
@@ -335,12 +344,12 @@ class FakeChat(ChatService):
 
     async def rename(self, conversation_id: str, title: str) -> None:
         self.calls.append(("rename", conversation_id, title))
-        self.talks[conversation_id] = replace(self.talks[conversation_id], title=title, title_by_user=True)
+        self.by_id[conversation_id] = replace(self.by_id[conversation_id], title=title, title_by_user=True)
         self.events.publish(ConversationsChanged())
 
     async def use_model(self, conversation_id: str, model: str) -> None:
         self.calls.append(("use_model", conversation_id, model))
-        self.talks[conversation_id] = replace(self.talks[conversation_id], model=model)
+        self.by_id[conversation_id] = replace(self.by_id[conversation_id], model=model)
         self.events.publish(ConversationsChanged())
 
     async def relocate_model(self, old: str, new: str) -> None:
@@ -348,7 +357,7 @@ class FakeChat(ChatService):
 
     async def delete(self, conversation_id: str) -> None:
         self.calls.append(("delete", conversation_id))
-        del self.talks[conversation_id], self.said[conversation_id]
+        del self.by_id[conversation_id], self.said[conversation_id]
         self.events.publish(ConversationsChanged())
 
     def select(self, conversation_id: str) -> None:
@@ -365,7 +374,7 @@ class FakeChat(ChatService):
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("send", conversation_id, text))
         if not self.said[conversation_id]:
-            self.talks[conversation_id] = replace(self.talks[conversation_id], title=text[:60])
+            self.by_id[conversation_id] = replace(self.by_id[conversation_id], title=text[:60])
         self.write(conversation_id, Role.USER, text, attachments=attachments)
         self.events.publish(ConversationsChanged())
         return self._begin(conversation_id)
@@ -433,11 +442,11 @@ class FakeChat(ChatService):
         """One more conversation, the newest."""
         number = next(self._ids)
         when = NOW + timedelta(minutes=number)
-        talk = Conversation(id or f"c{number}", title, False, when, when, None)
-        self.talks[talk.id] = talk
-        self.said[talk.id] = []
+        conversation_id = Conversation(id or f"c{number}", title, False, when, when, None)
+        self.by_id[conversation_id.id] = conversation_id
+        self.said[conversation_id.id] = []
         self.events.publish(ConversationsChanged())
-        return talk
+        return conversation_id
 
     def write(
         self,

@@ -69,7 +69,7 @@ async def test_what_is_deleted_now_is_nowhere_and_cannot_be_undone(stage: Stage)
     with pytest.raises(ConversationGone):
         await stage.runtime.chat.put_back(removed)
     await stage.runtime.chat.organiser.undo_delete([other])
-    assert [talk.id for talk in await stage.runtime.chat.conversations()] == [chat]
+    assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
 
 
 async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
@@ -96,7 +96,7 @@ async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) 
         await stage.runtime.chat.put_back(later)
     await stage.runtime.chat.organiser.delete([chat])
     await stage.runtime.chat.put_back(earlier)
-    assert [talk.id for talk in await stage.runtime.chat.conversations()] == [chat]
+    assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
     await stage.runtime.chat.put_back(later)
     assert await stage.runtime.chat.messages(chat) == before
     assert QUESTION in before[0].content

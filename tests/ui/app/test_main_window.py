@@ -124,7 +124,7 @@ async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime,
     window.chat.send("one")
     window.chat.send("two")
     await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
-    assert len(runtime.chat.talks) == 1
+    assert len(runtime.chat.by_id) == 1
 
 
 async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -134,7 +134,7 @@ async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: Mai
     window.new_conversation()
     assert window.composer.draft == "Hello"
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-    await until(lambda: len(runtime.chat.talks) == 2)
+    await until(lambda: len(runtime.chat.by_id) == 2)
     window.new_conversation()
     assert window.composer.draft == ""
 

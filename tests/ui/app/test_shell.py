@@ -50,7 +50,7 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
     assert editor.text() == "Half a ti"
     qtbot.keyClicks(editor, "tle")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.talks["d"].title == "Half a title")
+    await until(lambda: furnished.chat.by_id["d"].title == "Half a title")
     assert window.chat.current == "d"
 
 
@@ -82,7 +82,7 @@ async def test_a_double_click_on_the_title_renames(furnished: FakeRuntime, windo
     qtbot.keyClicks(header.field, "Thrown away")
     qtbot.keyClick(header.field, Qt.Key.Key_Escape)
     assert header.title.isVisible()
-    assert furnished.chat.talks["d"].title == "Lemma"
+    assert furnished.chat.by_id["d"].title == "Lemma"
 
 
 async def test_the_sidebar_can_be_hidden_and_is_so_next_time(

@@ -26,8 +26,8 @@ GONE = "/models/Lost & Found-7B.gguf"
 @pytest.fixture
 def runtime(runtime: FakeRuntime) -> FakeRuntime:
     for title, model in (("One", "/models/Other-1B.gguf"), ("Two", GONE)):
-        talk = runtime.chat.add(title)
-        runtime.chat.talks[talk.id] = replace(talk, model=model)
+        conversation = runtime.chat.add(title)
+        runtime.chat.by_id[conversation.id] = replace(conversation, model=model)
     return runtime
 
 

@@ -102,7 +102,7 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     assert editor is not None
     editor.setText("Another name")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.talks["b"].title == "Another name", "the name")
+    await until(lambda: furnished.chat.by_id["b"].title == "Another name", "the name")
     choose(window, "b", "Delete")
     await until(lambda: listed(window) == "dca", "the deletion")
     assert window.chat.current == "d"
@@ -126,7 +126,7 @@ async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, q
     (dialog,) = window.findChildren(QInputDialog)
     dialog.setTextValue("R&D 旅行")
     dialog.accept()
-    await until(lambda: furnished.chat.talks["d"].folder == "R&D 旅行", "the folder")
+    await until(lambda: furnished.chat.by_id["d"].folder == "R&D 旅行", "the folder")
     await until(lambda: window.sidebar._folders == ["R&D 旅行"], "the list")
     window.sidebar.view_menu.aboutToShow.emit()
     next(a for a in window.sidebar.view_menu.actions() if a.text() == "R&&D 旅行").trigger()
@@ -155,7 +155,7 @@ async def test_kept_on_top(furnished: FakeRuntime, window: MainWindow, qtbot: Qt
 async def test_the_next_window_shows_what_this_one_showed_last(
     furnished: FakeRuntime, window: MainWindow, look: Look, last: Arrangement, now: Arrangement, shown: str
 ) -> None:
-    chats = furnished.chat.talks
+    chats = furnished.chat.by_id
     chats["b"] = replace(chats["b"], folder="R&D, “旅行”")
     if last.archive:
         chats["a"] = replace(chats["a"], archived=True)

@@ -117,7 +117,7 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     pick(window, tmp_path / "theirs.json")
     await until(lambda: "Imported 3 chats" in notices(window))
     await until(lambda: len(window.sidebar.chosen) == 3)
-    assert {kept.chat.talks[id].title for id in window.sidebar.chosen} == {"Chat 0", "Chat 1", "Chat 2"}
+    assert {kept.chat.by_id[id].title for id in window.sidebar.chosen} == {"Chat 0", "Chat 1", "Chat 2"}
     assert window.chat.current in window.sidebar.chosen
     assert window.sidebar.list.isVisible()
     assert window.sidebar.arrangement == Arrangement()

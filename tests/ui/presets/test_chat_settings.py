@@ -169,7 +169,7 @@ async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSet
     assert panel.form.read().options == ChatOptions(Sampling(top_k=7), (("enable_thinking", False),))
     panel.save.click()
     await until(lambda: not panel.isVisible())
-    assert models.chat.talks["c1"].model == "/models/qwen.gguf"
+    assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
 
 
 async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettings) -> None:

@@ -50,14 +50,14 @@ async def test_ctrl_z_is_the_field_s_while_it_has_something_to_undo(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-    await until(lambda: set(furnished.chat.talks) == {"a", "b", "c"})
+    await until(lambda: set(furnished.chat.by_id) == {"a", "b", "c"})
     window.composer.focus()
     qtbot.keyClicks(window.composer.editor, "typed")
     undo(window, qtbot)
     assert window.composer.draft == ""
-    assert set(furnished.chat.talks) == {"a", "b", "c"}
+    assert set(furnished.chat.by_id) == {"a", "b", "c"}
     undo(window, qtbot)
-    await until(lambda: set(furnished.chat.talks) == {"a", "b", "c", "d"})
+    await until(lambda: set(furnished.chat.by_id) == {"a", "b", "c", "d"})
 
 
 async def test_the_window_gives_back_and_lets_go_for_good(
@@ -72,7 +72,7 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     assert "for good" in panel.words.text()
     panel.list.select(panel.list.rows[1].value)
     panel.restore.click()
-    await until(lambda: "b" in furnished.chat.talks)
+    await until(lambda: "b" in furnished.chat.by_id)
     await until(lambda: [row.title for row in panel.list.rows] == ["Chat c", "Chat a"])
     panel.list.select(panel.list.rows[0].value)
     panel.now.click()

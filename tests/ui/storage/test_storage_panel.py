@@ -130,7 +130,7 @@ async def test_delete_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     await chosen(panel, qtbot, "b", "Delete its memory")
     await until(lambda: set(rows_of(panel)) == {"a", "gone"})
     assert ("delete_save_points", "b") in furnished.calls
-    assert "b" in furnished.chat.talks
+    assert "b" in furnished.chat.by_id
 
 
 async def test_pin_and_unpin(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -283,9 +283,9 @@ async def test_opens_from_the_line_at_the_bottom(furnished: FakeRuntime, window:
 
 async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
     for i in range(2000):
-        talk = runtime.chat.add(f"Chat {i}")
+        conversation = runtime.chat.add(f"Chat {i}")
         used = datetime.now(UTC) - timedelta(hours=i)
-        runtime.keep(ConversationUsage(talk.id, 1_000_000 + i, 12, used, 900_000 + i, 100_000, 30.0))
+        runtime.keep(ConversationUsage(conversation.id, 1_000_000 + i, 12, used, 900_000 + i, 100_000, 30.0))
     await until(lambda: window.sidebar.list.model().rowCount() == 2000)
     began = time.process_time()
     panel = await opened(window, 2000)
@@ -317,8 +317,8 @@ async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, wind
 
 async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:
     for i in range(300):
-        talk = runtime.chat.add(f"Chat {i}")
-        runtime.kept[talk.id] = 1_000_000 + i
+        conversation = runtime.chat.add(f"Chat {i}")
+        runtime.kept[conversation.id] = 1_000_000 + i
     panel = await opened(window, 300)
     await until(lambda: 0 in panel.list.buttons)
     panel.list.scrollToBottom()

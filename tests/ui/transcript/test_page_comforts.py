@@ -21,7 +21,7 @@ from kvchat.ui.transcript.transcript import Transcript
 from kvchat.words.folding import terms_of
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.reading import a_message
-from tests.ui.transcript.test_transcript import page, talk
+from tests.ui.transcript.test_transcript import conversation, page
 from tests.ui.waiting import LONG_MS, until
 
 __all__ = ["page"]
@@ -74,7 +74,7 @@ def ink(widget: QWidget) -> int:
 
 
 def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
-    messages = talk(3)
+    messages = conversation(3)
     page.show_conversation(messages)
     QTest.mouseMove(page, QPoint(2, 2))
     last, before = page.views["a2"], page.views["a1"]
@@ -83,7 +83,7 @@ def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
     before.action_row._buttons[1].setFocus()
     assert all(button.seen for button in before.action_row._buttons), "the keyboard is there"
     page.setFocus()
-    page.update_messages([*messages, *talk(4)[6:]])
+    page.update_messages([*messages, *conversation(4)[6:]])
     assert not any(button.seen for button in last.action_row._buttons)
     assert all(button.seen for button in page.views["a3"].action_row._buttons)
 
@@ -102,10 +102,10 @@ def test_chips_stand_side_by_side(look: Look, qtbot: QtBot) -> None:
 
 
 def test_the_scroll_bar_moves_nothing(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation(talk(1))
+    page.show_conversation(conversation(1))
     assert not page.verticalScrollBar().isEnabled()
     place = page.views["a0"].x(), page.views["a0"].width()
-    page.update_messages(talk(40))
+    page.update_messages(conversation(40))
     assert page.verticalScrollBar().isEnabled()
     page.verticalScrollBar().setValue(0)
     assert (page.views["a0"].x(), page.views["a0"].width()) == place

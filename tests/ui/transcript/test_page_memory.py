@@ -32,7 +32,7 @@ def allocated() -> int:
     return int(mallinfo().uordblks)
 
 
-def talk() -> list[Message]:
+def conversation() -> list[Message]:
     messages = []
     for i in range(TURNS):
         messages.append(a_message(f"q{i}", Role.USER, f"Question {i}?"))
@@ -49,7 +49,7 @@ def test_texts_that_were_painted_and_are_gone_hold_no_memory(look: Look, qtbot: 
     qtbot.waitExposed(page)
     left = []
     for _ in range(6):
-        page.show_conversation(talk())
+        page.show_conversation(conversation())
         QGuiApplication.processEvents()
         assert sum(len(view.texts) for view in page.views.values()) == TEXTS
         page.show_conversation([])

@@ -18,7 +18,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
-from tests.ui.transcript.test_transcript import talk
+from tests.ui.transcript.test_transcript import conversation
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_a_conversation_of_5000_messages_opens(look: Look, qtbot: QtBot) -> None
     qtbot.addWidget(page)
     page.resize(850, 700)
     page.show()
-    messages = talk(2_500)
+    messages = conversation(2_500)
     started = time.thread_time()
     page.show_conversation(messages)
     QCoreApplication.processEvents()

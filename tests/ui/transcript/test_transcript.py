@@ -41,7 +41,7 @@ def page(look: Look, qtbot: QtBot) -> Iterator[Transcript]:
     QGuiApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)  # or the next style sheet restyles it too
 
 
-def talk(turns: int) -> list[Message]:
+def conversation(turns: int) -> list[Message]:
     """So many questions and answers, of different lengths."""
     messages = []
     for i in range(turns):
@@ -96,7 +96,7 @@ def _move(text: QTextEdit, where: QPoint) -> None:
 
 
 def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation(talk(2_500))
+    page.show_conversation(conversation(2_500))
     assert len(page.views) < 20
     assert "a2499" in page.views
     assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 100_000
@@ -106,7 +106,7 @@ def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript,
 
 
 def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation(talk(300))
+    page.show_conversation(conversation(300))
     bar = page.verticalScrollBar()
     for _ in range(60):
         before = in_sight(page)
@@ -121,7 +121,7 @@ def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transc
 
 
 def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation(talk(300))
+    page.show_conversation(conversation(300))
     for place in range(10, 0, -1):
         page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() * place // 11)
         count = len(page.views)
@@ -131,7 +131,7 @@ def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
 
 
 def test_another_width_keeps_the_place(page: Transcript) -> None:
-    page.show_conversation(talk(300))
+    page.show_conversation(conversation(300))
     page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() // 2)
     id, before = next(iter(sorted(in_sight(page).items(), key=lambda item: item[1])))
     page.resize(560, 600)
@@ -140,7 +140,7 @@ def test_another_width_keeps_the_place(page: Transcript) -> None:
 
 
 def test_home_and_end(page: Transcript) -> None:
-    page.show_conversation(talk(300))
+    page.show_conversation(conversation(300))
     QTest.keyClick(page, Qt.Key.Key_Home)
     assert page.verticalScrollBar().value() == 0
     assert "q0" in page.views
@@ -150,7 +150,7 @@ def test_home_and_end(page: Transcript) -> None:
 
 def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: QtBot) -> None:
     streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
-    page.show_conversation([*talk(10), streaming])
+    page.show_conversation([*conversation(10), streaming])
     bar = page.verticalScrollBar()
     view = page.views["live"]
     assert isinstance(view, ReplyView)
@@ -172,7 +172,7 @@ def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: 
 
 
 def test_more_room_below_does_not_end_the_following(page: Transcript) -> None:
-    page.show_conversation(talk(2))
+    page.show_conversation(conversation(2))
     page.resize(850, 300)
     assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 0
     page.resize(850, 900)
@@ -182,7 +182,7 @@ def test_more_room_below_does_not_end_the_following(page: Transcript) -> None:
 
 def test_a_reply_that_streams_survives_losing_its_widget(page: Transcript) -> None:
     streaming = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
-    messages = [*talk(300), streaming]
+    messages = [*conversation(300), streaming]
     page.show_conversation(messages)
     page.set_live("live", "Half a reply", "Thoughts", 1_500)
     page.show_conversation([])
@@ -278,7 +278,7 @@ def test_emoji_do_not_shift_what_is_copied(page: Transcript) -> None:
 
 
 def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation(talk(300))
+    page.show_conversation(conversation(300))
     end = texts(page, "a299")[0]
     QTest.mouseClick(end.viewport(), Qt.MouseButton.LeftButton, pos=_point(end, 0))
     page.verticalScrollBar().setValue(0)
