@@ -75,7 +75,7 @@ class ChatService:
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
         self._permanent_deletion = PermanentDeletion(self._parts, self.finder, self._background.begin)
-        purge = self.delete, self._permanent_deletion.messages
+        purge = self.delete, self._permanent_deletion.forget
         self.recently_deleted = RecentlyDeleted(
             self._parts, self.is_answering, *purge, self._background.begin, keep_deleted_s
         )
@@ -146,7 +146,7 @@ class ChatService:
         self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
-        self._background.begin(self._permanent_deletion.conversation(conversation_id))
+        self._background.begin(self._permanent_deletion.forget({conversation_id: {conversation_id}}))
         with contextlib.suppress(StoreRefused):  # forgetting meets that as well; it tells, and tries again
             await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 

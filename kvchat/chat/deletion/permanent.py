@@ -37,26 +37,22 @@ class PermanentDeletion:
         self._again: asyncio.TimerHandle | None = None
         self._told = False
 
-    async def conversation(self, conversation_id: str) -> None:
-        """Forget a conversation, and what a running turn still saves of it: that goes when the turn is over."""
-        await self._forget({conversation_id: {conversation_id}})
-
-    async def messages(self, conversation_id: str, ids: set[str]) -> None:
-        """Forget messages of a conversation that stays."""
-        await self._forget({conversation_id: ids})
-
     async def left_behind(self) -> None:
         """Forget what was deleted and could not go, or in a run that had no time for it."""
         with self._in_words():
             if deleted := await self._parts.worker.run(_deleted, self._parts.database):
-                await self._forget(deleted)
+                await self.forget(deleted)
 
     def close(self) -> None:
         """Try nothing again in this run."""
         if self._again is not None:
             self._again.cancel()
 
-    async def _forget(self, deleted: Mapping[str, set[str]]) -> None:
+    async def forget(self, deleted: Mapping[str, set[str]]) -> None:
+        """Forget messages, or a whole conversation where its own id is among them, by conversation.
+
+        What a running turn still saves of them goes when the turn is over.
+        """
         with self._in_words():
             async with self._parts.slots.slot.lock:
                 begun = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,7 +55,7 @@ class RecentlyDeleted:
         parts: TurnParts,
         is_answering: Callable[[str], bool],
         purge_chat: Callable[[str], Awaitable[None]],
-        purge_messages: Callable[[str, set[str]], Awaitable[None]],
+        purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
         begin: Callable[[Coroutine[Any, Any, None]], None],
         keep_s: Callable[[], float],
     ) -> None:
@@ -102,7 +102,7 @@ class RecentlyDeleted:
                 await self._purge_chat(entry.id)
             else:
                 ids = await self._parts.worker.run(tree.let_go, self._parts.database, entry.id)
-                await self._purge_messages(entry.conversation_id, ids)
+                await self._purge_messages({entry.conversation_id: ids})
             self._deleted_here.discard(entry.id)
         self._parts.events.publish(ConversationsChanged())
 
