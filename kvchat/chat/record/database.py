@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 
+from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role, new_message
 from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
 from kvchat.errors import KvchatError
 
-BEING_WRITTEN = "SELECT id, writer FROM messages WHERE state = 'streaming'"
+BEING_WRITTEN = "SELECT id, writer, conversation_id FROM messages WHERE state = 'streaming'"
 
 
 class ConversationGone(KvchatError):
@@ -176,11 +177,16 @@ class Database(DatabaseFile):
     def interrupt_abandoned(self) -> int:
         """Replies whose writer died while streaming become interrupted ones; returns how many.
 
-        Replies another living process is writing are left alone: the app and `ask` share the file.
+        Replies another living process is writing are left alone: the app and `ask` share the file. In a container of
+        its own that cannot be seen, but it holds the chat's lock.
         """
+        locks = ChatLocks(self.file.with_name(ANSWERING))
         with self.transaction() as db:
-            rows = db.execute(BEING_WRITTEN).fetchall()
-            orphans = [(MessageState.INTERRUPTED.value, row["id"]) for row in rows if not is_alive(row["writer"])]
+            orphans = [
+                (MessageState.INTERRUPTED.value, row["id"])
+                for row in db.execute(BEING_WRITTEN).fetchall()
+                if not (is_alive(row["writer"]) or locks.held_elsewhere(str(row["conversation_id"])))
+            ]
             db.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
             return len(orphans)
 

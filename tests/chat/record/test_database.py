@@ -16,6 +16,7 @@ import pytest
 
 from kvchat.chat.deletion.permanent import forget_strangers
 from kvchat.chat.record import migrations
+from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import BEING_WRITTEN, Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.drafts import Drafts
@@ -167,6 +168,19 @@ def test_a_killed_writers_reply_is_interrupted_and_a_living_ones_is_left_alone(d
     assert [m.content for m in database.branch(chat)] == ["are you there?", ""]
     assert database.interrupt_abandoned() == 1
     assert database.branch(chat)[1].state is MessageState.INTERRUPTED
+
+
+def test_a_reply_that_is_written_in_another_container_is_left_alone(database: Database) -> None:
+    """Its process cannot be seen from here."""
+    chat = database.create_conversation("New chat").id
+    question = database.append(chat, None, Role.USER, "are you there?", MessageState.COMPLETE)
+    reply = database.append(chat, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    database.write("UPDATE messages SET writer = '7:1.00' WHERE id = ?", (reply.id,))
+    there = ChatLocks(database.file.with_name(ANSWERING))
+    there.acquire(chat)
+    assert database.interrupt_abandoned() == 0
+    there.release(chat)
+    assert database.interrupt_abandoned() == 1
 
 
 def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(database: Database) -> None:
