@@ -71,7 +71,7 @@ def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_st
 
 
 @pytest.mark.parametrize(
-    ("engine", "wishes", "words"),
+    ("engine", "changes", "words"),
     [
         (None, {"engine_arguments": "--port 1"}, "this computer alone"),
         (None, {"engine_arguments": "--nope"}, "does not know the option --nope"),
