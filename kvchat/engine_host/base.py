@@ -37,7 +37,7 @@ class BaseHost(ABC):
         self._changed = asyncio.Event()
         self._ready: ReadyEngine | None = None
         self._subject: Subject | None = None  # what is found out about restoring is about this
-        self._meeting: asyncio.Task[None] | None = None  # with an engine that has just come up
+        self._inspection: asyncio.Task[None] | None = None  # with an engine that has just come up
         self._checking = False
         self._lock = asyncio.Lock()
         connection.subscribe(self._connection_changed)
@@ -52,7 +52,7 @@ class BaseHost(ABC):
 
     @property
     def known(self) -> ReadyEngine | None:
-        """The engine that runs, if it has been met."""
+        """The engine that runs, once it was inspected."""
         return self._ready if self._ready and self._ready.generation == self._connection.generation else None
 
     @property
@@ -121,7 +121,7 @@ class BaseHost(ABC):
             await self._findings.learn(subject, finding, known.finding)
 
     async def forget_finding(self) -> None:
-        """Try restoring out again when the engine is met next."""
+        """Try restoring out again when an engine is inspected next."""
         if self._subject is not None:
             await self._findings.forget(self._subject)
 
@@ -136,28 +136,28 @@ class BaseHost(ABC):
             return error
         return EngineFailed(self.status.failure) if self.status.failure else error
 
-    async def _met(self) -> None:
-        """Wait for the meeting with the engine. A caller that is cancelled does not end it for the others."""
-        await asyncio.shield(self._meeting if self._meeting and not self._meeting.done() else self._meet())
+    async def _inspected(self) -> None:
+        """Wait until the engine was inspected. A caller that is cancelled does not end it for the others."""
+        await asyncio.shield(self._inspection if self._inspection and not self._inspection.done() else self._inspect())
 
-    def _meet(self) -> asyncio.Task[None]:
-        """Meet the engine that has come up, in a task of its own: whoever waits for it may go away."""
-        self._meeting = asyncio.create_task(self._get_to_know(), name="meeting the engine")
-        self._meeting.add_done_callback(tell_bug)
-        return self._meeting
+    def _inspect(self) -> asyncio.Task[None]:
+        """Inspect the engine that has come up, in a task of its own: whoever waits for it may go away."""
+        self._inspection = asyncio.create_task(self._look_into(), name="inspecting the engine")
+        self._inspection.add_done_callback(tell_bug)
+        return self._inspection
 
     @abstractmethod
-    async def _get_to_know(self) -> None:
+    async def _look_into(self) -> None:
         """Ask an engine for its facts and find out what restoring can do with it. Raises EngineError."""
 
-    async def _find_out(self, met: ReadyEngine, subject: Subject, window: int | None) -> Finding:
+    async def _find_out(self, ready: ReadyEngine, subject: Subject, window: int | None) -> Finding:
         """What restoring can do: as it was found out before, else tried out now. Raises EngineGone if it dies of it."""
         if (finding := await self._findings.known(subject)) is not None:
             return finding
         self._checking = True
         self._told()
         try:
-            finding = await self_test(met, window)
+            finding = await self_test(ready, window)
         finally:
             self._checking = False
         await self._findings.learn(subject, finding)
@@ -165,7 +165,7 @@ class BaseHost(ABC):
 
     def _connection_changed(self, status: EngineStatus) -> None:
         if status.state is EngineState.READY:
-            self._meet()
+            self._inspect()
         self._told()
 
     def _set_override(self, status: EngineStatus | None) -> None:
@@ -181,4 +181,4 @@ def tell_bug(task: asyncio.Task[None]) -> None:
     """When it is over: a KvchatError is for whoever asks for the engine; anything else is a bug, not to go unseen."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):
-        task.get_loop().call_exception_handler({"message": "Meeting the engine broke", "exception": error})
+        task.get_loop().call_exception_handler({"message": "Inspecting the engine broke", "exception": error})

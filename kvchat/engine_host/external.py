@@ -85,9 +85,9 @@ class ExternalHost(BaseHost):
         async with self._lock:
             self._override = None
             await self._connection.stop()
-        if self._meeting is not None:
-            self._meeting.cancel()
-            await asyncio.wait({self._meeting})
+        if self._inspection is not None:
+            self._inspection.cancel()
+            await asyncio.wait({self._inspection})
 
     async def check_vision(self, model: str | None) -> None:
         """Whether the server can be shown pictures, as far as it is known. Raises CannotSee."""
@@ -109,16 +109,16 @@ class ExternalHost(BaseHost):
                 if sees and not known.sees:
                     raise CannotSee(*_NO_PROJECTOR)
                 return known
-            await self._met()
+            await self._inspected()
 
-    async def _get_to_know(self) -> None:
+    async def _look_into(self) -> None:
         """Ask the server for its facts, and find out whether its states can be kept. Raises EngineError."""
         engine, generation = await self._connection.ready(), self._connection.generation
         self.server = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         states = await asyncio.to_thread(states_of, self._process, facts)
         number, free = slot_for_us(await _slots(engine))
-        met = ReadyEngine(
+        ready = ReadyEngine(
             engine.with_slot(number),
             generation,
             self._slot_path,
@@ -129,25 +129,20 @@ class ExternalHost(BaseHost):
         )
         self._subject = None
         if states is not None:
-            met = await self._with_states(met, facts.build, states, free=free)
+            self._subject = subject = Subject(states.fingerprint, facts.build)
+            ready = replace(
+                ready,
+                slot_path=states.folder,
+                fingerprint=states.fingerprint,
+                kv_bytes_per_token=states.kv_bytes_per_token,
+                finding=Finding(states.promised, proved=False, reason="" if free else _IN_USE),
+            )
+            known = None if free else await self._findings.known(subject) or ready.finding
+            ready = replace(ready, finding=known or await self._find_out(ready, subject, states.facts.sliding_window))
         if facts.sees:  # what it was started with is part of the fingerprint, the projector too
-            met = replace(met, engine=met.engine.with_projector("", facts.media_marker), sees=True)
-        self._ready = met
+            ready = replace(ready, engine=ready.engine.with_projector("", facts.media_marker), sees=True)
+        self._ready = ready
         self._told()
-
-    async def _with_states(self, met: ReadyEngine, build: str, states: ServerStates, *, free: bool) -> ReadyEngine:
-        met = replace(
-            met,
-            slot_path=states.folder,
-            fingerprint=states.fingerprint,
-            kv_bytes_per_token=states.kv_bytes_per_token,
-            finding=Finding(states.promised, proved=False),
-        )
-        self._subject = subject = Subject(states.fingerprint, build)
-        if free:
-            return replace(met, finding=await self._find_out(met, subject, states.facts.sliding_window))
-        known = await self._findings.known(subject)
-        return replace(met, finding=known or Finding(states.promised, proved=False, reason=_IN_USE))
 
 
 async def _slots(engine: LlamaServerClient) -> tuple[SlotState, ...]:

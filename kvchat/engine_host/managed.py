@@ -99,8 +99,8 @@ class ManagedHost(BaseHost):
             self._override = None
             await self._connection.close()
             await self.memory.close()
-        if self._meeting is not None:
-            await asyncio.wait([self._meeting])  # it ends with its engine
+        if self._inspection is not None:
+            await asyncio.wait([self._inspection])  # it ends with its engine
 
     async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none.
@@ -117,7 +117,7 @@ class ManagedHost(BaseHost):
                 raise EngineFailed(self._override.failure)
             await self._connection.ready()
             if not (known := self.known):
-                await self._met()
+                await self._inspected()
                 continue
             if known.sees or not sees:
                 if known.context_size >= min(tokens, known.limit):
@@ -144,7 +144,7 @@ class ManagedHost(BaseHost):
         self._starter.add_done_callback(tell_bug)
         await asyncio.shield(self._starter)
 
-    async def _get_to_know(self) -> None:
+    async def _look_into(self) -> None:
         """Ask an engine for its facts and find out what restoring can do with it.
 
         Afterwards it is ready, or it is gone. Raises EngineError where it is neither.
@@ -156,7 +156,7 @@ class ManagedHost(BaseHost):
             return
         engine, generation = await self._connection.ready(), self._connection.generation
         facts = await engine.facts()
-        met = ReadyEngine(
+        ready = ReadyEngine(
             engine=engine.with_projector(choice.projector, facts.media_marker) if facts.sees else engine,
             generation=generation,
             slot_path=self._slot_path,
@@ -169,7 +169,7 @@ class ManagedHost(BaseHost):
         )
         self._subject = choice.subject
         try:
-            finding = await self._find_out(met, choice.subject, choice.facts.sliding_window)
+            finding = await self._find_out(ready, choice.subject, choice.facts.sliding_window)
         except EngineGone as loss:
             reason = await self.explain_loss(loss)
             if self._connection.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):
@@ -177,7 +177,7 @@ class ManagedHost(BaseHost):
             died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
             await self._findings.learn(choice.subject, died)
             return
-        self._ready = replace(met, finding=finding)
+        self._ready = replace(ready, finding=finding)
         self._told()
 
     def _step_down(self) -> LaunchPlan | None:

@@ -119,7 +119,7 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
         promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
         per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
     told = await engine.facts()
-    met = ReadyEngine(
+    ready = ReadyEngine(
         engine,
         generation,
         plan.slot_path,
@@ -128,7 +128,7 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
         per_token,
         Finding(promised, proved=False),
     )
-    return await self_test(met, window)
+    return await self_test(ready, window)
 
 
 async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineError:

@@ -245,7 +245,7 @@ class Session:
             lease.slot.forget()
 
     async def _prove(self, read: Timings) -> None:
-        """What the engine's numbers say of what was loaded for the request; the room learns what restoring is worth."""
+        """What the engine's numbers say of what was loaded for the request; they teach what restoring is worth."""
         assert self.timings is not None
         for one in filter(None, (self._read_ahead, read)):
             self._slots.restore_cost.learn_prefill(one.prompt_n, one.prompt_ms)
