@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kvchat.engine.running.allocations import Allocations, Purpose, read_allocations
+from kvchat.engine.running.log import Allocations, Purpose, read_allocations
 from kvchat.engine_host.choice import EngineChoice, choose_engine
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import StoreRefused

@@ -17,8 +17,8 @@ by what is free, and what it decides would be known only after the load. kvchat 
 plan and gives way to a model: what is warm counts as memory that can be had, and before the engine starts the store
 lets go of what is more than the plan leaves it (`EngineMemory.choose`, `MemoryFacts.staging_beside`).
 
-**After the load** `engine/running/allocations.py` reads from the engine's log what it took (`--verbosity 4`), the
-bars become measured ones, and `engine_host/memory.py` learns factors for this model, build and kind of device
+**After the load** `engine/running/log.py` finds in the engine's log what it took (`--verbosity 4`), the bars become
+measured ones, and `engine_host/memory.py` learns factors for this model, build and kind of device
 (`corrections.py`): the next estimate is closer. A load that runs out of memory is tried again with half the
 context, with a GPU from 16K tokens on with fewer layers on it, down to a floor; the user is told once, and the
 share of memory that did suffice is remembered. It may have been another program's doing: more is tried again after

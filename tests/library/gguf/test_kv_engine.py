@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.running.allocations import Allocations, Purpose, read_allocations
+from kvchat.engine.running.log import Allocations, Purpose, read_allocations
 from kvchat.engine.running.plan import LaunchPlan, prepare
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.running.allocations import Allocations, Buffer, Purpose
+from kvchat.engine.running.log import Allocations, Buffer, Purpose
 from kvchat.engine_host.memory import learn, learn_share, measured_bars, share_taken
 from kvchat.library.memory import corrections
 from kvchat.library.memory.context_size import ContextChoice

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvchat.engine.running.allocations import Purpose, read_allocations
+from kvchat.engine.running.log import Purpose, read_allocations
 
 MIB = 1024 * 1024
 
