@@ -60,8 +60,8 @@ class Notices(QWidget):
 
     changed = Signal()  # there is one more, or one less
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__()
         self._look = look
         self.report: BugReportDialog | None = None
         self._undos: list[Callable[[], object]] = []  # the newest last

@@ -25,8 +25,8 @@ _STATE_WORDS = {
 class ReceiptView(QWidget):
     """Shows one receipt."""
 
-    def __init__(self, receipt: Receipt, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__()
         self.receipt = receipt
         line = receipt_line(receipt)
         self._text = ("⚠ " if line.fault else "") + line.text

@@ -63,7 +63,6 @@ class DownloadView(QFrame):
     def __init__(self, owner: DownloadsView) -> None:
         super().__init__()
         styled(self, "card")
-        self._owner = owner
         self.download: Download | None = None
         self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
         self.pause = self._button("Pause", owner.pause_requested)

@@ -28,8 +28,8 @@ class FirstStart(QWidget):
     starter_requested = Signal()
     cancel_requested = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _wide_button(STARTER, self.fetch_starter, "primary")

@@ -35,8 +35,8 @@ View = UserView | ReplyView
 class MessageColumn(QScrollArea):
     """Places the messages and what stands below them. Subclasses make the widgets."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__()
         self._look = look
         self._formulas = Formulas(self)
         self._style = PageStyle(look, self._formulas)

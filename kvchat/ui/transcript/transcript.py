@@ -31,8 +31,8 @@ class Transcript(MessageColumn):
     retry_requested = Signal()
     message_requested = Signal(MessageRequest)
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(look, parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__(look)
         self.setObjectName("transcript")
         self.setAccessibleName("Chat")
         self._live: tuple[str, str, str, float | None] | None = None

@@ -13,9 +13,9 @@ from kvchat.ui.widgets.layouts import FlowLayout
 class Card(QFrame):
     """Title, detail, advice, and a row of buttons."""
 
-    def __init__(self, kind: str = "card") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        styled(self, kind)
+        styled(self, "card")
         self.title, self.detail, self.advice = said = [
             label(kind=one, wraps=True, selectable=True) for one in ("strong", "", "muted")
         ]

@@ -8,7 +8,7 @@ from enum import Enum
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter, QPainterPath
-from PySide6.QtWidgets import QStyle, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
@@ -57,8 +57,8 @@ class RowList(ItemList):
     taken = Signal(object)  # Row
     current_changed = Signal()
 
-    def __init__(self, look: Look, name: str, parent: QWidget | None = None) -> None:
-        super().__init__(look, name, parent)
+    def __init__(self, look: Look, name: str) -> None:
+        super().__init__(look, name)
         self.row_model = RowModel(self)
         self.setItemDelegate(RowDelegate(look, self))
         self.setModel(self.row_model)

@@ -9,9 +9,9 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.ui.base.colors import contrast
 from kvchat.ui.base.icons import app_icon, tray_icon
 from kvchat.ui.base.logo import GREY, RED, TEAL, LogoState, asset_files
+from tests.ui.base.contrast import contrast
 
 ASSETS = Path(__file__).parents[3] / "assets"
 

@@ -11,9 +11,10 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QLabel, QToolButton, QW
 from pytestqt.qtbot import QtBot
 
 from kvchat.settings import Settings
-from kvchat.ui.base.colors import DARK, LIGHT, Theme, contrast
+from kvchat.ui.base.colors import DARK, LIGHT, Theme
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
+from tests.ui.base.contrast import contrast
 
 
 class Witness(QWidget):
