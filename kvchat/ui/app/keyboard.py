@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QWidget
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import ZOOMS
-from kvchat.ui.commands.palette import Entry, Palette
+from kvchat.ui.commands.palette import Palette, PaletteEntry
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
 
@@ -77,16 +77,16 @@ class Keyboard(QObject):
         sheet.open()
         return sheet
 
-    def _chats(self) -> Sequence[Entry]:
+    def _chats(self) -> Sequence[PaletteEntry]:
         """The open one last: who looks for a chat is not there yet."""
         titles = self._chat.conversations.titles
         current = self._chat.current
         order = [id for id in titles if id != current] + [id for id in titles if id == current]
-        return [Entry(titles[id], "chat", partial(self._chat.open, id)) for id in order]
+        return [PaletteEntry(titles[id], "chat", partial(self._chat.open, id)) for id in order]
 
-    def _actions(self) -> Sequence[Entry]:
+    def _actions(self) -> Sequence[PaletteEntry]:
         return [
-            Entry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action], shortcut.also)
+            PaletteEntry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action], shortcut.also)
             for shortcut in SHORTCUTS
             if shortcut.own and shortcut.in_palette
         ]

@@ -21,7 +21,7 @@ _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaletteEntry:
     """One line of the palette."""
 
     words: str
@@ -33,7 +33,7 @@ class Entry:
 class Palette(QDialog):
     """Filled anew each time it is opened; Enter does what is selected, Esc goes back."""
 
-    def __init__(self, parent: QWidget, chats: Sequence[Entry], actions: Sequence[Entry]) -> None:
+    def __init__(self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry]) -> None:
         """Both in the order that counts when nothing was typed."""
         super().__init__(parent, Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -42,7 +42,7 @@ class Palette(QDialog):
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
         self._actions = actions
         self._action_words = [folded(f"{entry.words} {entry.also}".strip()) for entry in actions]
-        self._shown: list[Entry] = []
+        self._shown: list[PaletteEntry] = []
         self.field = line_edit("Go to a chat, or do something", "Go to a chat, or do something…")
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
@@ -116,7 +116,7 @@ class Palette(QDialog):
             entry.do()
 
 
-def _line(entry: Entry) -> QWidget:
+def _line(entry: PaletteEntry) -> QWidget:
     line, words = QWidget(), ElidedLabel()
     line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
     words.set_text(entry.words)
