@@ -41,7 +41,8 @@ class FactsCache:
         key, stamp = str(path), _stamps(parts)
         entry = self._entries.get(key)
         if entry is None or stamp is None or entry["stamp"] != stamp:
-            entry = {"stamp": stamp, "facts": _plain(read_facts(path))}
+            plain = json.dumps(dataclasses.asdict(read_facts(path)), default=str)  # paths as text
+            entry = {"stamp": stamp, "facts": json.loads(plain)}
             self._changed = True
         self._used[key] = entry
         facts = _rebuilt(GgufFacts, entry["facts"])
@@ -91,17 +92,8 @@ def _shape(kind: type) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON takes it."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def _rebuilt(hint: Any, value: Any) -> Any:
-    """The other way round: a value of the type `hint` from what JSON has made of it."""
+    """A value of the type `hint` from what JSON has made of it."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if isinstance(value, dict):
         made = next(kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind))
