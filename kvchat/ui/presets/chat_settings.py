@@ -40,8 +40,7 @@ class ChatSettings(OptionsPanel):
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Chat settings", parent, (600, 720), (520, 400))
-        self._runtime = runtime
+        super().__init__(runtime, look, runner, "Chat settings", parent, (600, 720), (520, 400))
         self._subject = Subject(None, "", None)
         self._before, self._model_before = Filling(), ""
         self._said = False
@@ -50,7 +49,7 @@ class ChatSettings(OptionsPanel):
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
         self.preset, self.manage = ChoiceBox(look, "Preset"), button("Presets…", self.presets_requested)
         self.keep = button("Save as preset…", self._keep)
-        self.model.activated.connect(lambda: self.run(self._offer()))
+        self.model.activated.connect(self._model_chosen)
         self.preset.activated.connect(self._take_preset)
         words, label_of_model = label(_WORDS, "small", wraps=True), label("Model")
         label_of_model.setBuddy(self.model)
@@ -73,12 +72,10 @@ class ChatSettings(OptionsPanel):
             chosen, said = await chat.answer_settings(id), await chat.begun(id)
             preset = Preset("", await chat.system_prompt(id), subject.model, chosen.options)
         model = preset.model or runtime.settings.model_path
-        offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
-        if subject != self._subject:
+        if not await self._offer(model, lambda: subject == self._subject, begun=said):
             return  # another conversation was opened meanwhile
         self._said, self._before, self._model_before = said, Filling(preset.system, preset.options), model or ""
         self.model.begin(model)
-        self.form.offer(offered, defaults, begun=said)
         self.form.fill(self._before)
         self.save.setEnabled(True)
         self.keep.setEnabled(True)
@@ -91,12 +88,10 @@ class ChatSettings(OptionsPanel):
         self.preset.addItems([preset.name for preset in self._presets])
         self.preset.setEnabled(bool(self._presets))
 
-    async def _offer(self) -> None:
-        """Another model was chosen: its template has other options, and it is drawn from in another way."""
-        model, runtime = self.model.path, self._runtime
-        offered, defaults = await runtime.model.template_options(model), await runtime.model.default_sampling(model)
-        if model == self.model.path:
-            self.form.offer(offered, defaults, begun=self._said)
+    def _model_chosen(self) -> None:
+        """Its template has other options, and it is drawn from in another way."""
+        model = self.model.path
+        self.run(self._offer(model, lambda: model == self.model.path, begun=self._said))
 
     def _take_preset(self, index: int) -> None:
         if index < 1:
@@ -108,7 +103,7 @@ class ChatSettings(OptionsPanel):
         self.form.fill(Filling(preset.system, options))
         if preset.model is not None and self.model.isEnabled():
             self.model.choose(preset.model)
-            self.run(self._offer())
+            self._model_chosen()
 
     def _keep(self) -> None:
         """What stands here becomes a preset, once it has a name."""

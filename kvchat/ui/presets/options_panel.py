@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtWidgets import QLayout, QWidget
 
 from kvchat.chat.options import BadOptions
+from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -18,6 +21,7 @@ class OptionsPanel(Panel):
 
     def __init__(
         self,
+        runtime: Runtime,
         look: Look,
         runner: TaskRunner,
         title: str,
@@ -26,9 +30,17 @@ class OptionsPanel(Panel):
         least: tuple[int, int],
     ) -> None:
         super().__init__(look, runner, title, parent, size=size, least=least)
-        self.form = OptionsForm(look)
+        self._runtime, self.form = runtime, OptionsForm(look)
         self.save, self._leave = button("Save", self._save, "primary"), button("Cancel", self.close)
         self.save.setDefault(True)  # Enter in a field saves
+
+    async def _offer(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:
+        """Show what can be chosen with a model, if it is still the one that `is_meant` by then; whether it was."""
+        offered = await self._runtime.model.template_options(model)
+        defaults = await self._runtime.model.default_sampling(model)
+        if is_meant():
+            self.form.offer(offered, defaults, begun=begun)
+        return is_meant()
 
     def come(self) -> None:
         """To the front; nothing can be saved before the form is filled."""

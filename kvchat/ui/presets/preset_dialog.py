@@ -23,8 +23,7 @@ class PresetDialog(OptionsPanel):
     stored = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Preset", parent, (580, 640), (440, 360))
-        self._runtime = runtime
+        super().__init__(runtime, look, runner, "Preset", parent, (580, 640), (440, 360))
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
         self.name, self.with_model = line_edit("Name", "Name"), ChoiceBox(look, "Model")
@@ -46,10 +45,7 @@ class PresetDialog(OptionsPanel):
         self.run(self._load(preset, model))
 
     async def _load(self, preset: Preset, model: str | None) -> None:
-        offered = await self._runtime.model.template_options(model)
-        defaults = await self._runtime.model.default_sampling(model)
-        if preset == self._preset:
-            self.form.offer(offered, defaults, begun=False)
+        if await self._offer(model, lambda: preset == self._preset):
             self.form.fill(Filling(preset.system, preset.options))
             self.save.setEnabled(True)
 

@@ -18,13 +18,21 @@ from kvchat.ui.base.building import button, line_edit
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.settings.page import SettingsPage
+from kvchat.ui.settings.page import SettingsPage, TextEntry
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 
 _DECIDES = "kvchat decides"
 _NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."
 _TRIAL = "Starts it beside the one that runs, with the smallest model at hand; takes some seconds."
+_YOURS = (
+    "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only if the server runs on "
+    "this computer and was started with --slot-save-path."
+)
+_WORKERS = (
+    "For models larger than one computer: the name and port of each rpc-server, parted by commas. What travels between "
+    "them is not encrypted."
+)
 
 
 class EnginePage(SettingsPage):
@@ -46,28 +54,14 @@ class EnginePage(SettingsPage):
         self.advice.words.setTextInteractionFlags(  # commands to be copied
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-        self.url = self.add_text(
-            "engine_url",
-            "Use a llama-server that you run yourself",
-            "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only "
-            "if the server runs on this computer and was started with --slot-save-path.",
-            example="http://127.0.0.1:8080",
-            empty=None,
-        )
-        self.key = self.add(KeyEntry(self))
-        self.workers = self.add_text(
-            "rpc_workers",
-            "Share the work with other computers",
-            "For models larger than one computer: the name and port of each rpc-server, parted by commas. What "
-            "travels between them is not encrypted.",
-            example="den:50052, attic:50052",
-        )
-        self.arguments = self.add_text(
-            "engine_arguments",
-            "Extra arguments",
-            "For llama-server, as on its command line. Those that kvchat needs itself are refused.",
-            example="--threads 8",
-        )
+        title = "Use a llama-server that you run yourself"
+        url = TextEntry(self, "engine_url", title, _YOURS, example="http://127.0.0.1:8080", empty=None)
+        self.url, self.key = self.add(url), self.add(KeyEntry(self))
+        title = "Share the work with other computers"
+        self.workers = self.add(TextEntry(self, "rpc_workers", title, _WORKERS, example="den:50052, attic:50052"))
+        words = "For llama-server, as on its command line. Those that kvchat needs itself are refused."
+        extra = TextEntry(self, "engine_arguments", "Extra arguments", words, example="--threads 8")
+        self.arguments = self.add(extra)
         self.box.setAccessibleDescription("What kvchat starts; the list below says what each engine is")
         self.engine.title.setBuddy(self.box)
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))

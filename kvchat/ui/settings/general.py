@@ -6,7 +6,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.entries import MINUTES
+from kvchat.ui.widgets.entries import MINUTES, ChoiceEntry, NumberEntry
 from kvchat.words.wording import NUMBERS
 
 _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
@@ -23,19 +23,20 @@ class GeneralPage(SettingsPage):
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
+        change = self.change
         words = "Light or dark, or whatever your desktop uses right now."
-        self.theme = self.add_choice("theme", "Theme", words, _THEMES)
+        self.theme = self.add(ChoiceEntry(look, "theme", "Theme", words, _THEMES, change))
         words = "Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."
-        self.zoom = self.add_choice("zoom", "Text size", words, _SIZES)
+        self.zoom = self.add(ChoiceEntry(look, "zoom", "Text size", words, _SIZES, change))
         words = "How long each reply took and where its chat came from, below it and in the line at the bottom."
-        self.numbers = self.add_choice("show_numbers", NUMBERS, words, _NUMBERS)
+        self.numbers = self.add(ChoiceEntry(look, "show_numbers", NUMBERS, words, _NUMBERS, change))
         words = "In the language of the chat, when it has nothing else to do. A name you gave stays."
-        self.titles = self.add_choice("model_titles", "Let the model name chats", words, _ON_OFF)
+        self.titles = self.add(ChoiceEntry(look, "model_titles", "Let the model name chats", words, _ON_OFF, change))
         words = "With the first message saves memory until you need it; that message waits until the model is loaded."
-        self.start = self.add_choice("engine_start", "Start the engine", words, _STARTS)
+        self.start = self.add(ChoiceEntry(look, "engine_start", "Start the engine", words, _STARTS, change))
         words = (
             "After so long without a message the model’s memory is freed. The next message brings it back, and "
             "your chats come back from disk."
         )
         title = "Stop the engine when idle"
-        self.idle = self.add_number("idle_minutes", title, words, MINUTES, default="never", reset="Never")
+        self.idle = self.add(NumberEntry("idle_minutes", title, words, MINUTES, change, default="never", reset="Never"))

@@ -11,7 +11,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.memory import MemoryEntry
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.elided import breakable
-from kvchat.ui.widgets.entries import TOKENS, Entry
+from kvchat.ui.widgets.entries import TOKENS, ChoiceEntry, Entry, NumberEntry
 
 _KV_TYPES = (("f16", "Exact (f16)"), ("q8_0", "Half the memory (q8_0)"), ("q4_0", "A quarter (q4_0)"))
 _PRECISION = (
@@ -28,6 +28,7 @@ class ModelPage(SettingsPage):
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
+        change = self.change
         choose = button("Choose another…", self.model_requested, name="Choose another model")
         self.model = self.add(Entry("Model", "", choose))
         self.retest = button(
@@ -38,10 +39,12 @@ class ModelPage(SettingsPage):
         )
         self.restoring = self.add(Entry("Chats after a restart", "", self.retest))
         default, reset = "kvchat decides", "Let kvchat decide"
-        self.context = self.add_number("context_size", "Context size", "", TOKENS, default=default, reset=reset)
+        context = NumberEntry("context_size", "Context size", "", TOKENS, change, default=default, reset=reset)
+        self.context = self.add(context)
         self.memory = self.add(MemoryEntry(look))
         self.memory.taken.connect(lambda proposal: self.apply(proposal.taken(runtime.settings)))
-        self.kv_type = self.add_choice("kv_type", "Precision of the memory of chats", _PRECISION, _KV_TYPES)
+        title = "Precision of the memory of chats"
+        self.kv_type = self.add(ChoiceEntry(look, "kv_type", title, _PRECISION, _KV_TYPES, change))
 
     def refresh(self) -> None:
         """Model and context are the runtime's to say."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from kvchat.settings import Settings
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.entries import Change, ChoiceEntry, Entry, FieldEntry, Notation, NumberEntry
+from kvchat.ui.widgets.entries import Entry, FieldEntry
 from kvchat.ui.widgets.layouts import ScrollPage
 
 E = TypeVar("E", bound=Entry)
@@ -44,31 +44,6 @@ class SettingsPage(ScrollPage):
         self.entries.append(entry)
         return entry
 
-    def add_choice(self, name: str, title: str, words: str, choices: Sequence[tuple[Any, str]]) -> ChoiceEntry:
-        """Add a setting with a few values to choose from, each with its words."""
-        return self.add(ChoiceEntry(self.look, name, title, words, choices, self.change))
-
-    def add_number(
-        self,
-        name: str,
-        title: str,
-        words: str,
-        notation: Notation,
-        *,
-        default: str = "",
-        reset: str,
-        change: Change | None = None,
-    ) -> NumberEntry:
-        """Add a setting that is a number; `default` stands in the empty field, `reset` is the button that empties it.
-
-        `change` is called in the place of the page's own.
-        """
-        return self.add(NumberEntry(name, title, words, notation, change or self.change, default=default, reset=reset))
-
-    def add_text(self, name: str, title: str, words: str, *, example: str, empty: str | None = "") -> TextEntry:
-        """Add a setting that is a text; `example` stands in the empty field, `empty` is the setting's value then."""
-        return self.add(TextEntry(self, name, title, words, example=example, empty=empty))
-
     def run(self, run: Coroutine[Any, Any, Any]) -> None:
         """Start what the user asked for; what fails is told in the window."""
         self.panel.run(run)
@@ -97,8 +72,9 @@ class TextEntry(FieldEntry):
     """A setting that is a text: a wide field, a button that empties it. The runtime's parts judge what is typed."""
 
     def __init__(
-        self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
+        self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None = ""
     ) -> None:
+        """`example` stands in the empty field, `empty` is the setting's value then."""
         field, self.clear = (
             line_edit(title, example),
             button("Clear", lambda: self._clear(), "link", name=f"{title}: clear"),

@@ -47,28 +47,15 @@ class StoragePage(SettingsPage):
         super().__init__(runtime, look, panel)
         show = button("Show…", self.usage_requested, name="Show the memory of chats")
         self.add(Entry(MEMORY_OF_CHATS, "Each chat’s share of the disk, and what is to be kept.", show))
-        self.quota = self.add_number(
-            "quota_bytes",
-            "Limit",
-            "",
-            GIGABYTES,
-            default="kvchat decides",
-            reset="Let kvchat decide",
-            change=lambda _, value: self.run(self._change_quota(value)),
-        )
+        ask, default, reset = self._ask_first, "kvchat decides", "Let kvchat decide"
+        self.quota = self.add(NumberEntry("quota_bytes", "Limit", "", GIGABYTES, ask, default=default, reset=reset))
         reset = f"Back to {size(Settings().free_floor_bytes)}"
-        self.floor = self.add_number("free_floor_bytes", "Keep free", "", GIGABYTES, reset=reset)
-        self.age = self.add_number(
-            "max_age_days",
-            "Maximum age",
-            "What was not used for so long is deleted. Messages always stay.",
-            DAYS,
-            default="no limit",
-            reset="No limit",
-            change=lambda _, value: self.run(self._change_age(value)),
-        )
-        reset = f"Back to {several(Settings().keep_deleted_days, 'day')}"
-        self.deleted = self.add_number("keep_deleted_days", "Keep what was deleted", _DELETED, DAYS, reset=reset)
+        self.floor = self.add(NumberEntry("free_floor_bytes", "Keep free", "", GIGABYTES, self.change, reset=reset))
+        default, reset = "no limit", "No limit"
+        words = "What was not used for so long is deleted. Messages always stay."
+        self.age = self.add(NumberEntry("max_age_days", "Maximum age", words, DAYS, ask, default=default, reset=reset))
+        title, reset = "Keep what was deleted", f"Back to {several(Settings().keep_deleted_days, 'day')}"
+        self.deleted = self.add(NumberEntry("keep_deleted_days", title, _DELETED, DAYS, self.change, reset=reset))
         paths = runtime.paths
         for title, folder, words in (
             (MEMORY_OF_CHATS, paths.save_points, "This folder may be deleted at any time."),
@@ -93,6 +80,9 @@ class StoragePage(SettingsPage):
     def _quota(self, chosen: int | None) -> int:
         runtime = self.runtime
         return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
+
+    def _ask_first(self, name: str, value: int | None) -> None:
+        self.run(self._change_quota(value) if name == self.quota.name else self._change_age(value))
 
     async def _change_quota(self, chosen: int | None) -> None:
         """A lower quota takes save points away at once: only after they were shown."""

@@ -187,7 +187,7 @@ class NumberEntry(FieldEntry):
     """A setting that is a number, or empty for its default. What makes no sense is refused in place."""
 
     def __init__(
-        self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str, reset: str
+        self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str = "", reset: str
     ) -> None:
         """`default` stands in the empty field; `reset` is the button that empties it."""
         field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
