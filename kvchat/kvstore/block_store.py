@@ -35,7 +35,7 @@ from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.layout.parser import read_row_map
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
-from kvchat.kvstore.parts import BLOCKS, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
+from kvchat.kvstore.parts import BLOCKS, BRIEF_S, INDEX, SET_ASIDE, STAGING, BadFiles, Parts, in_words
 from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
@@ -49,6 +49,8 @@ from kvchat.kvstore.savepoint import (
     never,
 )
 from kvchat.kvstore.saving import Saving
+
+NOT_YET = "another program is writing to the memory of chats just now"
 
 
 class BlockStore(Restoring, Saving, Housekeeping):
@@ -181,11 +183,17 @@ class BlockStore(Restoring, Saving, Housekeeping):
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
-        """As without saving; what needs older rows is absorbed first, for they are taken from blocks."""
+        """As without saving; what needs older rows is absorbed first, for they are taken from blocks.
+
+        That is a Miss while another process writes: it would take too long.
+        """
         if older_window_rows:
             with contextlib.suppress(StoreRefused):
                 if plan.save_point.id in self._unabsorbed():
-                    self._absorb_staged(cancelled)
+                    index = self._parts.index
+                    self._absorb_staged(lambda: cancelled() or index.is_kept_waiting(BRIEF_S), patience_s=BRIEF_S)
+                if plan.save_point.id in self._unabsorbed() and not cancelled():
+                    return Miss(NOT_YET)
         return super().stage(plan, slot_path, older_window_rows=older_window_rows, cancelled=cancelled)
 
     def unstage(self, staged: StagedFile) -> None:

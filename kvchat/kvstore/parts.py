@@ -167,17 +167,17 @@ class Parts:
                 self.strays += self.blocks.on_disk(name)
         return freed
 
-    def drop_new(self) -> None:
+    def drop_new(self, patience_s: float | None = None) -> None:
         """Delete what was written for a recipe that came to nothing; what fails now is tried again the next time."""
         if self.blocks.new:
             with contextlib.suppress(IndexFailed, IndexLost, OSError):
-                self.drop_unknown(list(self.blocks.new))
+                self.drop_unknown(list(self.blocks.new), patience_s)
 
-    def drop_unknown(self, names: Sequence[bytes]) -> int:
+    def drop_unknown(self, names: Sequence[bytes], patience_s: float | None = None) -> int:
         """Delete the files of these blocks as far as no recipe has them; returns the bytes freed."""
         freed = 0
         for start in range(0, len(names), _AT_A_TIME):
-            with self.index.write() as db:
+            with self.index.write(patience_s) as db:
                 for name in names[start : start + _AT_A_TIME]:
                     if not db.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone():
                         with contextlib.suppress(OSError):

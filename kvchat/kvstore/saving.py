@@ -15,6 +15,7 @@ from kvchat.kvstore.blocks.block_files import Changed
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
+from kvchat.kvstore.index.index import IndexFailed
 from kvchat.kvstore.index.points import NewPoint
 from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.parts import Parts, in_words
@@ -139,10 +140,13 @@ class Saving:
                 self._parts.staging.drop(one.point_id)
         return tuple(windows[-1] for windows in taken.values())
 
-    def _absorb_staged(self, cancelled: CancelCheck, *, gives_way: bool = False) -> AbsorbReport:
+    def _absorb_staged(
+        self, cancelled: CancelCheck, *, gives_way: bool = False, patience_s: float | None = None
+    ) -> AbsorbReport:
         """Take apart every file that waits, until it is cancelled. `gives_way`: what else is to be done goes first.
 
-        Save points that cannot be kept are lost, with the reason in the report.
+        Save points that cannot be kept are lost, with the reason in the report. Where others write, for longer than
+        `patience_s`, all wait on.
         """
         absorbed = written = 0
         refused: list[str] = []
@@ -154,10 +158,12 @@ class Saving:
                 if cancelled():
                     break
                 try:
-                    new = self._absorb(point_id, cancelled, gives_way)
+                    new = self._absorb(point_id, cancelled, gives_way, patience_s)
                 except Cancelled:
                     break
                 except (StoreRefused, OSError, Changed) as error:
+                    if isinstance(error.__cause__, IndexFailed) and error.__cause__.locked:
+                        break
                     refusal = not_written(error) if isinstance(error, OSError) else error
                     refused.append(str(refusal))
                     self._parts.lose(point_id, str(refusal), tell=False)
@@ -165,14 +171,14 @@ class Saving:
                     absorbed += new is not None
                     written += new or 0
                 finally:
-                    self._parts.drop_new()
+                    self._parts.drop_new(patience_s)
         finally:
             self._absorbing.release()
         if absorbed:
             self._parts.staging.trim(self._unabsorbed())
         return AbsorbReport(absorbed, written, tuple(refused))
 
-    def _absorb(self, point_id: str, cancelled: CancelCheck, gives_way: bool) -> int | None:
+    def _absorb(self, point_id: str, cancelled: CancelCheck, gives_way: bool, patience_s: float | None) -> int | None:
         """Absorb one; the bytes written, None if it was deleted meanwhile.
 
         Raises StoreRefused, OSError, Changed and Cancelled.
@@ -193,16 +199,16 @@ class Saving:
         for _ in range(_TRIES):
             result = take_apart(slot_file, row_map, before, parts.blocks, cancelled, gives_way=gives_way)
             written += result.written
-            outcome = self._commit(point, result, written)
+            outcome = self._commit(point, result, written, patience_s)
             if outcome is not _Outcome.BLOCK_GONE:
                 self._grown.pop(point_id, None)
                 return written if outcome is _Outcome.DONE else None
         raise StoreRefused("Not saved: its blocks were deleted again and again while they were written.")
 
-    def _commit(self, point: SavePoint, result: Absorbed, written: int) -> _Outcome:
+    def _commit(self, point: SavePoint, result: Absorbed, written: int, patience_s: float | None) -> _Outcome:
         """Record the recipe, unless one of its blocks has gone since."""
         parts = self._parts
-        with in_words(saving=True), parts.index.write() as db:
+        with in_words(saving=True), parts.index.write(patience_s) as db:
             on_disk: dict[bytes, int] = {}
             for use in result.recipe.uses:
                 taken = parts.blocks.claim(use.block, use.size)

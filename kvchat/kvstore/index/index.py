@@ -9,6 +9,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,8 +46,9 @@ class IndexFailed(Exception):
 
     @property
     def locked(self) -> bool:
-        """Whether another process was in the way, which passes."""
-        return getattr(self.__cause__, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        """Whether another process or thread was in the way, which passes."""
+        code = getattr(self.__cause__, "sqlite_errorcode", 0) & 0xFF
+        return isinstance(self.__cause__, TimeoutError) or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Index:
         self._set_aside = set_aside
         self._writing = threading.RLock()
         self._readers: list[_Open] = []
+        self._asked_at: float | None = None  # since when there is a write, or one that waits for another process's
         seen = self._file()
         try:
             self._writer = self._connect()
@@ -135,14 +138,23 @@ class Index:
             if patience_s is None:
                 patience_s, self.patience_s = self.patience_s, FIRST_WAIT_S
             self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
-            with self._transaction(self._writer, "BEGIN IMMEDIATE") as connection:
-                yield connection
+            self._asked_at = time.monotonic()
+            try:
+                with self._transaction(self._writer, "BEGIN IMMEDIATE") as connection:
+                    yield connection
+            finally:
+                self._asked_at = None
             self.patience_s = LOCK_WAIT_S
+
+    def is_kept_waiting(self, patience_s: float) -> bool:
+        """Whether a write of this process has been asked for so long ago and is not done."""
+        asked_at = self._asked_at
+        return asked_at is not None and time.monotonic() - asked_at > patience_s
 
     @contextmanager
     def _turn(self, patience_s: float | None) -> Iterator[None]:
         if not self._writing.acquire(timeout=-1 if patience_s is None else patience_s):
-            raise IndexFailed("it is being written")
+            raise IndexFailed("it is being written") from TimeoutError()
         try:
             yield
         finally:

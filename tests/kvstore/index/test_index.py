@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.kvstore.block_store import NOT_YET
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index as index_module
 from kvchat.kvstore.index import usage as index_usage
@@ -18,7 +19,7 @@ from kvchat.kvstore.index.index import LOCK_WAIT_S, TOO_NEW, Index, IndexLost
 from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
 from kvchat.system.migrations import migrate
-from tests.kvstore.true_files import Bench, Model
+from tests.kvstore.true_files import WINDOW, Bench, Model
 
 FIRST_FORMAT = """
     INSERT INTO fingerprints VALUES (1, '{}');
@@ -134,6 +135,31 @@ def test_who_meets_damage_on_the_way_to_an_answer_waits_for_nobody_who_writes(
     assert [loss.conversation_id for loss in bench.store.losses()] == [point.conversation_id]
     assert isinstance(bench.find(tuple(range(1, 320))), Miss)
     assert bench.store.verify().clean
+
+
+@pytest.mark.parametrize("absorbs", [False, True])
+def test_what_has_to_be_absorbed_before_an_engine_gets_it_waits_for_nobody_who_writes(
+    tmp_path: Path, absorbs: bool
+) -> None:
+    """Of a sliding-window model; `absorbs`: it is being done in the background, and that waits."""
+    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, older_window_rows=30)
+    bench.save("thesis", tuple(range(1, 100)))
+    bench.take("thesis", tuple(range(1, 130)))
+    plan = bench.find(tuple(range(1, 140)))
+    assert isinstance(plan, RestorePlan)
+    with (
+        closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        background = pool.submit(bench.store.absorb_pending) if absorbs else None
+        missed = bench.store.stage(plan, bench.slots, older_window_rows=30)
+        assert missed == Miss(NOT_YET)
+        assert background is None or not background.done(), "it was waited for"
+        other.execute("ROLLBACK")
+    bench.store.absorb_pending()
+    assert isinstance(bench.store.stage(plan, bench.slots, older_window_rows=30), StagedFile)
+    assert bench.store.usage().save_points == 2
 
 
 def test_a_start_with_nothing_new_waits_for_nobody_who_writes(tmp_path: Path) -> None:
