@@ -8,6 +8,8 @@ import itertools
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from kvchat.chat.deletion.permanent import forget_strangers
 from kvchat.chat.deletion.recently_deleted import purge_left_behind
 from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
@@ -72,6 +74,7 @@ class Runtime:
             self.model.for_new_chats,
             self.model.own_sampling,
             lambda: self.settings.keep_deleted_s,
+            self._why_not_read,
         )
         self.save_points = StoreService(paths, store, lambda: self.settings)
         self.engines = EngineSetup(paths, lambda: self.settings)
@@ -212,6 +215,15 @@ class Runtime:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
         if not await self.chat.slots.finishing.rested(self.chat.idle(), SAVE_PATIENCE_S):
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
+
+    def _why_not_read(self) -> str:
+        """Why nothing is to be read before it is asked for, in words; empty where it may be."""
+        if self.settings.read_ahead != "auto":
+            return "" if self.settings.read_ahead == "always" else "that is switched off"
+        if self.settings.engine_url:
+            return "the engine is not kvchat’s own"
+        battery = psutil.sensors_battery()
+        return "" if battery is None or battery.power_plugged is not False else "this computer runs on its battery"
 
     def _download_changed(self, download: Download) -> None:
         name = download.order.file.name

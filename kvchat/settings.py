@@ -28,6 +28,7 @@ KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl
 LEAST_ZOOM, MOST_ZOOM = 60, 250  # percent
 THEMES = frozenset(("system", "light", "dark"))
 ENGINE_STARTS = frozenset(("app", "message"))
+READ_AHEAD = frozenset(("auto", "always", "never"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
 LEAST_QUOTA, MOST_BYTES = 100 * MB, 10**18  # bytes; more than any disk has, and less than SQLite counts
@@ -60,6 +61,7 @@ class Settings:
     theme: str = "system"  # system, light or dark
     zoom: int = 100  # the size of all text, in percent
     show_numbers: bool = True  # receipts under replies, and figures in the strip
+    read_ahead: str = "auto"  # what is not sent yet: on mains and with kvchat's own engine, always, or never
     model_titles: bool = True  # the model names new chats when it has nothing else to do
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
@@ -193,6 +195,7 @@ _RULES: dict[str, _Rule] = {
     "theme": _one_of(THEMES),
     "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
     "show_numbers": _switch,
+    "read_ahead": _one_of(READ_AHEAD),
     "model_titles": _switch,
     "temperature": _temperature,
     "max_tokens": _whole(1, MOST_TOKENS, _several("token")),

@@ -64,6 +64,22 @@ class Prefilling(_OfChat):
 
 
 @dataclass(frozen=True)
+class ReadingAhead(_OfChat):
+    """Something is read before anybody has asked for it."""
+
+    done: int  # tokens, of those that have to be read
+    total: int  # as many as `done`: it is over
+    draft: bool  # what is being written; else the chat itself
+
+
+@dataclass(frozen=True)
+class NotReadAhead(_OfChat):
+    """What is being written is not read before it is sent, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class FirstToken(_OfChat):
     """The reply has begun; the token counts are the engine's own, so a high `cached_tokens` proves a restore."""
 
@@ -143,6 +159,8 @@ TurnEvent = (
     SessionEvent
     | WaitingForWriter
     | WaitingForChat
+    | ReadingAhead
+    | NotReadAhead
     | Prefilling
     | FirstToken
     | ReplyDelta

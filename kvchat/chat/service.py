@@ -18,13 +18,13 @@ from kvchat.chat.options import Preset, remember_model
 from kvchat.chat.record import tree
 from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.drafts import NOT_BEGUN, Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder
 from kvchat.chat.turn import opening
-from kvchat.chat.turn.prefetch import Prefetch
+from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
@@ -54,11 +54,12 @@ class ChatService:
         model: Callable[[], str | None] = lambda: None,
         defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         keep_deleted_s: Callable[[], float] = lambda: 0.0,
+        why_not_read: Callable[[], str] = lambda: "",
     ) -> None:
         """`sampling`: how the settings want replies drawn, `defaults`: how the model in use does.
 
         `model`: the path of the one that answers in a new chat. `keep_deleted_s`: for how long what was deleted can be
-        had back.
+        had back. `why_not_read`: why nothing is to be read before it is asked for; empty where it may be.
         """
         self.events = events
         self.slots = Slots(store)
@@ -69,7 +70,7 @@ class ChatService:
         self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
-        self._prefetch = Prefetch(self._parts, self._background)
+        self._preparing = Preparing(self._parts, self._background, why_not_read)
         self.drafts = Drafts(database, worker)
         self.context = ContextService(self._parts, self.is_answering, self._background.begin)
         self.options = OptionsService(self._parts, self.is_answering)
@@ -81,7 +82,7 @@ class ChatService:
         )
         self.organiser = Organiser(self._parts, self.leave, self.recently_deleted)
         self.external_changes = ExternalChanges(database, worker, events)
-        self._turns = Turns(self._parts, self._background, self.context, model, self._prefetch.give_way)
+        self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
 
     @property
@@ -154,18 +155,26 @@ class ChatService:
         """End what goes on in a conversation that is about to go."""
         self.stop(conversation_id)
         self._turns.end_settling(conversation_id)
-        self._prefetch.leave(conversation_id)
+        self._preparing.leave(conversation_id)
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
         self.external_changes.open(conversation_id)
-        self._prefetch.select(conversation_id)
+        self._preparing.select(conversation_id)
+
+    def write(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """What is being written in the conversation that is looked at, or in one that has not begun: read ahead."""
+        self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
+
+    def stop_reading_ahead(self, conversation_id: str) -> None:
+        """Read nothing ahead of this conversation until it is selected again."""
+        self._preparing.stop(conversation_id)
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""
         self._background.used()
         if not self._turns.any:
-            self._prefetch.begin()
+            self._preparing.begin()
 
     def send(
         self,
@@ -230,7 +239,7 @@ class ChatService:
     async def put_back(self, removed: Removed) -> None:
         """Undo `delete_message`."""
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
-        self._prefetch.changed(removed.conversation_id)
+        self._preparing.changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
         """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
@@ -245,7 +254,7 @@ class ChatService:
     def stop_all(self) -> None:
         """Stop every reply, those included that still wait for the slot."""
         self._turns.stop()
-        self.slots.slot.lock.end_spare_time()
+        self.slots.slot.scheduler.end()
 
     async def idle(self) -> None:
         """Wait until every turn, its save included, every prefetch and a title that is being made is over."""
@@ -258,15 +267,15 @@ class ChatService:
         `stop` answers whether it did.
         """
         slot = self.slots.slot
-        async with slot.lock:
-            await self._parts.absorb()
+        async with slot.scheduler.needed(""):
+            await self._parts.absorb(patience_s=0.0)
             if await stop():
                 slot.forget()
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
         self.external_changes.close()
-        self._prefetch.select(None)
+        self._preparing.select(None)
         self.titles.close()
         self.stop_all()
         self.recently_deleted.close()
@@ -283,5 +292,5 @@ class ChatService:
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
-        self._prefetch.changed(conversation_id)
+        self._preparing.changed(conversation_id)
         return result

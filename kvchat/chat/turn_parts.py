@@ -13,6 +13,7 @@ from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
+from kvchat.session.scheduler import ABSORBING_PATIENCE_S, Rank
 from kvchat.session.session import Session
 from kvchat.session.slot import Slot, Slots
 from kvchat.system.concurrency import Worker
@@ -60,8 +61,9 @@ class TurnParts:
         """How the conversation is answered."""
         return await self.worker.run(answer_settings, self.database, conversation_id)
 
-    async def absorb(self) -> None:
-        """Have the store take apart what was saved, and tell what that came to."""
+    async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
+        """Have the store take apart what was saved, when there is time for it, and tell what that came to."""
+        await self.slot.scheduler.quiet(Rank.ABSORB, patience_s)
         try:
             report = await self.slots.absorb()
         except StoreRefused as refusal:

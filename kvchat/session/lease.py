@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,12 +66,14 @@ class Lease:
         cost.use_model(self.engine.fingerprint.model)
         contents = slot.known(self.engine)
         held = contents.serves(prompt, self.engine.can_cut) if contents else 0
-        unproved = contents.unproved if contents and held else None
+        as_it_is = Loaded(held, None, miss_reason=None)
+        if contents and held:
+            as_it_is = Loaded(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
         if contents and contents.exact and contents.owner == self.owner and held == len(contents.tokens):
-            return Loaded(held, unproved, miss_reason=None)  # its own turn boundary: nothing can leave less
+            return as_it_is  # its own turn boundary, or beyond it: nothing can leave less
         plan = await self._plan(prompt, held)
         if isinstance(plan, Miss):
-            return Loaded(held, unproved, miss_reason=None if held else plan.reason)
+            return as_it_is if held else replace(as_it_is, miss_reason=plan.reason)
         outcome = await self.restore(plan)
         if isinstance(outcome, Miss):
             self._tell(RestoreFailed(outcome.reason))
@@ -130,10 +133,20 @@ class Lease:
 
     async def can_return(self, boundary: Tokens) -> bool:
         """Whether the slot can be brought back to a boundary, without reading, after something else was said there."""
-        if self.engine.can_cut:
-            return True
+        return self.engine.can_cut or await self._kept(boundary) is not None
+
+    async def is_kept(self, boundary: Tokens) -> bool:
+        """Whether there is a save point exactly there, or one that can be cut to it."""
+        return await self._kept(boundary) is not None
+
+    async def cost_of_return(self, boundary: Tokens) -> float | None:
+        """An estimate in ms of restoring a boundary; None where nothing is kept of it."""
+        plan = await self._kept(boundary)
+        return None if plan is None else plan.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
+
+    async def _kept(self, boundary: Tokens) -> RestorePlan | None:
         plan = await self._found((*boundary, NEXT))
-        return not isinstance(plan, Miss) and plan.tokens_used == len(boundary)
+        return None if isinstance(plan, Miss) or plan.tokens_used < len(boundary) else plan
 
     async def restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
         """Stage and restore; a failed restore leaves an empty slot. Raises EngineGone if the engine dies over it."""

@@ -14,8 +14,13 @@ LEAST_SHARE, LEAST_TOKENS = 0.1, 64
 NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
 
 
+NOTICEABLE_MS = 250.0  # whoever waits so long notices
+
+
 class Source(Enum):
     """Where a prompt's prefix came from, proved by the engine's cache_n."""
+
+    AHEAD = "ahead"  # a good part of it was read before anybody asked for it
 
     HOT = "hot"  # already in the slot
     WARM = "warm"  # restored from staging in RAM
@@ -43,12 +48,29 @@ class RestoreRecord:
 
 
 @dataclass(frozen=True)
+class ReadAhead:
+    """What was read into a slot before anybody asked for it: the last so many of its tokens, and what that took."""
+
+    tokens: int = 0
+    ms: float = 0.0
+
+    def within(self, tokens: int, held: int) -> ReadAhead:
+        """What of it lies within the first `held` of the slot's `tokens`."""
+        left = max(0, self.tokens - (tokens - held))
+        return ReadAhead(left, self.ms * left / self.tokens) if left else NOTHING_AHEAD
+
+
+NOTHING_AHEAD = ReadAhead()
+
+
+@dataclass(frozen=True)
 class Loaded:
     """How the slot was made ready for a prompt."""
 
     expected_cached: int  # tokens the engine should now take from its cache
     restore: RestoreRecord | None  # what the next cache_n has to prove
     miss_reason: str | None
+    ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
 
 
 NOTHING_LOADED = Loaded(0, None, None)
@@ -77,6 +99,8 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
         hollow = f"hollow restore: the engine accepted {had:,} tokens and then reused {cached:,} of them"
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
     source = _SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
+    if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
+        source = Source.AHEAD  # else there would have been a wait
     if cached >= PROVED_SHARE * expected:
         few = cached < max(LEAST_SHARE * prompt, min(LEAST_TOKENS, PROVED_SHARE * prompt))
         return Verdict(source, hollow=False, miss_reason=loaded.miss_reason if few else None)

@@ -11,9 +11,9 @@ from kvchat.kvstore.savepoint import AbsorbReport, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.finishing import Finishing
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import RestoreRecord
+from kvchat.session.proof import NOTHING_AHEAD, ReadAhead, RestoreRecord
 from kvchat.session.restore_cost import RestoreCost
-from kvchat.system.concurrency import YieldingLock
+from kvchat.session.scheduler import Scheduler
 
 SOON_S = 0.5  # a free list takes milliseconds
 R = TypeVar("R")
@@ -28,6 +28,7 @@ class SlotContents:
     tokens: Tokens
     exact: bool
     unproved: RestoreRecord | None = None
+    ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
 
     def serves(self, prompt: Tokens, can_cut: bool) -> int:
         """How many of the prompt's tokens it can serve: all that are shared, or, where it cannot be cut, all or none.
@@ -39,11 +40,11 @@ class SlotContents:
 
 
 class Slot:
-    """One of the engine's sequences. The lock is over restore, request and save: no two owners ever mix."""
+    """One of the engine's sequences. Whoever needs it has it from restore to save: no two owners ever mix."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.lock = YieldingLock()
+        self.scheduler = Scheduler()
         self.contents: SlotContents | None = None  # None: nothing is known of it
         self.save_point = ""  # the one that was saved from it last, or restored into it
 

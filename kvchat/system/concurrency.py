@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -172,31 +172,6 @@ class Interruption:
     def interrupt(self) -> bool:
         """End the work now; whether there was any. Once is enough: a second time would end what it does to end well."""
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
-
-
-class YieldingLock(asyncio.Lock):
-    """A lock whose holder may do something in its spare time: that ends as soon as somebody else asks for the lock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._spare = Interruption()
-
-    async def acquire(self) -> Literal[True]:
-        """Take the lock, from whoever has it for spare-time work only."""
-        self.end_spare_time()
-        return await super().acquire()
-
-    async def in_spare_time(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Run the work with the lock held; None if the lock is not free, or somebody else asked for it meanwhile."""
-        if self.locked():
-            work.close()
-            return None
-        async with self:
-            return await self._spare.run(work)
-
-    def end_spare_time(self) -> None:
-        """End what is done in spare time, if anything is."""
-        self._spare.interrupt()
 
 
 async def to_its_end(work: Coroutine[Any, Any, R]) -> R:

@@ -32,6 +32,7 @@ from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import RESERVE_MOST, ReadyEngine
+from kvchat.session.scheduler import Rank
 from kvchat.session.session import Request
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
@@ -166,7 +167,7 @@ class ContextService:
 
         The branch as it was stays in the tree. Raises KvchatError.
         """
-        async with self._parts.slot.lock:  # it may be another model than the one in use
+        async with self._parts.slot.scheduler.needed(conversation_id):  # it may be another model than the one in use
             case = await self._begin(conversation_id)
             sizes = await case.sizes()
             for share in BUDGET_SHARES:
@@ -182,7 +183,7 @@ class ContextService:
         Returns how many messages it stands for. It reads on from what is in the slot, under the slot's lock.
         May be cancelled. Raises KvchatError.
         """
-        async with self._parts.slot.lock:
+        async with self._parts.slot.scheduler.needed(conversation_id):
             case = await self._begin(conversation_id)
             split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
             split, messages = await self._summarisable(case, split)
@@ -208,9 +209,11 @@ class ContextService:
 
     async def _grow_ahead(self, conversation_id: str | None, model: str | None, tokens: int) -> None:
         """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
-        session = self._parts.session(conversation_id or "")
+        owner, request = conversation_id or "", Request((), model=model)
         with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
-            await self._parts.slot.lock.in_spare_time(session.with_room(Request((), model=model), tokens))
+            await self._parts.slot.scheduler.run(
+                Rank.GROW, owner, lambda _: self._parts.session(owner).with_room(request, tokens), wait=False
+            )
 
     async def _begin(self, conversation_id: str) -> _Case:
         if self._is_answering(conversation_id):

@@ -54,7 +54,7 @@ class PermanentDeletion:
         What a running turn still saves of them goes when the turn is over.
         """
         with self._in_words():
-            async with self._parts.slots.slot.lock:
+            async with self._parts.slot.scheduler.needed(""):
                 begun = [
                     self._parts.slots.discard(chat) if chat in ids else self._parts.slots.discard_messages(chat, ids)
                     for chat, ids in deleted.items()

@@ -21,6 +21,7 @@ from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import TemplateOptions
+from kvchat.session.scheduler import Rank
 from kvchat.session.session import Request, Session
 from kvchat.system.concurrency import Background
 
@@ -132,7 +133,7 @@ class Titles:
         parts = self._parts
         attempt = _Attempt(conversation_id, await parts.branch(conversation_id))
         if attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
-            await parts.slot.lock.in_spare_time(self._ask(attempt))
+            await parts.slot.scheduler.run(Rank.TITLE, conversation_id, lambda _: self._ask(attempt), wait=False)
         return attempt
 
     async def _ask(self, attempt: _Attempt) -> None:

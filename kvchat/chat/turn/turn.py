@@ -78,7 +78,8 @@ class Turn:
 
         Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
         """
-        async with self._parts.slot.lock:
+        scheduler = self._parts.slot.scheduler
+        async with scheduler.needed(self.conversation_id):
             self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
             reply: Message | None = None
             try:
@@ -90,7 +91,8 @@ class Turn:
                 self.answered = True
                 done(reply)
             if reply is not None and self._keeps:
-                await self._settle(reply)
+                with scheduler.settling(self.conversation_id, self.supersede):
+                    await self._settle(reply)
 
     async def _answer(self) -> Message | None:
         """The reply, whole or as far as Stop let it come."""

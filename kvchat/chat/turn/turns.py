@@ -26,7 +26,6 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Background
 
-SETTLING_PATIENCE_S = 1.0  # for so long a message waits for another chat's settling: most take less, and are saved
 LOOK_EVERY_S = 0.2  # whether another process still answers in the chat
 
 
@@ -91,14 +90,11 @@ class Turns:
         background: Background,
         context: ContextService,
         model: Callable[[], str | None],
-        give_way: Callable[[str], None],
+        over: Callable[[], None],
     ) -> None:
-        """`model`: the path of the one that answers in a conversation that has none yet.
-
-        `give_way`: a message was sent in a conversation, and what nobody waits for must not keep it from the slot.
-        """
+        """`model`: the path of the one that answers in a conversation that has none yet. `over`: a turn is over."""
         self._parts, self._background, self._context, self._model = parts, background, context, model
-        self._give_way = give_way
+        self._over = over
         self._line = TurnQueue(parts.events)
         self._turns: list[Turn] = []  # running or waiting, until their save is over
 
@@ -139,13 +135,6 @@ class Turns:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    def _end_settling_soon(self) -> None:
-        """Where a message waits, another chat's settling is not worth a long wait."""
-        waiting = {turn.conversation_id for turn in self._turns if not turn.answered}
-        for turn in self._turns:
-            if turn.answered and waiting - {turn.conversation_id}:
-                asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S, turn.supersede)
-
     def begin(
         self,
         turn: Turn,
@@ -174,7 +163,6 @@ class Turns:
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
-                self._end_settling_soon()
 
         alone = self._parts.locks.acquire(turn.conversation_id)
         try:
@@ -183,10 +171,10 @@ class Turns:
             if alone or words is not None:
                 turn.beginning = await self._stored(turn, begin, words, attachments)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
-                self._give_way(turn.conversation_id)
-                self._end_settling_soon()
-                async with self._line.turn(turn.conversation_id):
-                    await turn.run(done)
+                with self._parts.slot.scheduler.wanted_by(turn.conversation_id):
+                    async with self._line.turn(turn.conversation_id):
+                        await turn.run(done)
+                self._over()
                 await self._parts.absorb()
         finally:
             await self._give_up(turn, reply)

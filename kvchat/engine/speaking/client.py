@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx2
 
 from kvchat.engine.speaking import bodies, wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused, NotOurEngine
-from kvchat.engine.speaking.tokenizing import PromptTokens
+from kvchat.engine.speaking.tokenizing import PromptTokens, common
 from kvchat.engine.speaking.transport import CONNECT_S, Transport
 from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
 from kvchat.engine.speaking.wire import (
@@ -28,6 +29,7 @@ from kvchat.engine.speaking.wire import (
     Timings,
 )
 
+MORE = "more"  # what a message that grows goes on with, to see where its words end
 MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
 _HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
 _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
@@ -154,11 +156,17 @@ class LlamaServerClient:
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
-        body = {"messages": without_pictures(messages)} | bodies.template_body(self._template)
-        rendered = await self._http.call("POST", "/apply-template", body)
+        rendered = await self._rendered(messages)
         if pictures := [picture for message in messages for picture in message.pictures]:
-            return await self._picture_prompts().tokens(str(rendered.get("prompt")), pictures)
-        return await self._prompts.of(str(rendered.get("prompt")))
+            return await self._picture_prompts().tokens(rendered, pictures)
+        return await self._prompts.of(rendered)
+
+    async def beginning_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """The ids of a prompt up to the end of its last message's words, which may still grow. No pictures."""
+        last = messages[-1]
+        longer = [*messages[:-1], replace(last, content=f"{last.content} {MORE}")]
+        whole, other = [await self._rendered(one) for one in (messages, longer)]
+        return await self._prompts.of(whole[: common(whole, other)], grows=True)
 
     async def count_tokens(self, text: str) -> int:
         """How many tokens a text has, by itself: /tokenize."""
@@ -215,6 +223,11 @@ class LlamaServerClient:
                     cached = chunk.timings.cache_n if chunk.timings else chunk.progress.cache if chunk.progress else 0
                     self.rows.answered(before, cached)
                 yield chunk
+
+    async def _rendered(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt that the model's chat template makes of them."""
+        body = {"messages": without_pictures(messages)} | bodies.template_body(self._template)
+        return str((await self._http.call("POST", "/apply-template", body)).get("prompt"))
 
     def _picture_prompts(self) -> PicturePrompts:
         if self._pictures is None:

@@ -7,11 +7,15 @@ that can be cut; where it does not, every prompt is tokenised whole.
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 Ids = tuple[int, ...]
+Tokenize = Callable[[str, bool], Awaitable[Ids]]
+PIECE = 2000  # characters, at least, of a text that grows
+_BETWEEN_WORDS = re.compile(r"\w(?=[ \n]\w)")
 KEPT = 4  # prompts: that of the turn, its two boundary probes, and one beside
 
 
@@ -26,23 +30,30 @@ class _Known:
 class PromptTokens:
     """Of one engine process."""
 
-    def __init__(self, tokenize: Callable[[str, bool], Awaitable[Ids]]) -> None:
+    def __init__(self, tokenize: Tokenize) -> None:
         """`tokenize` asks the engine for a text's ids, with or without those that begin a prompt."""
         self._tokenize = tokenize
         self._known: deque[_Known] = deque(maxlen=KEPT)
         self._end, self._end_id = "", -1
         self._holds: bool | None = None  # whether prompts can be cut; None before it was tried
+        self._pieces: dict[tuple[str, bool], Ids] = {}  # of the text that grows
+        self._parts: bool | None = None  # whether words can be parted, too; None before it was tried
 
     def learn_end(self, token: str) -> None:
         """The model's end-of-text token, as it stands in prompts."""
         self._end = token
 
-    async def of(self, text: str) -> Ids:
-        """The ids of a prompt. Raises what `tokenize` does."""
+    async def of(self, text: str, *, grows: bool = False) -> Ids:
+        """The ids of a prompt. Raises what `tokenize` does.
+
+        Of one that `grows`, as what is being written does, only what is new since the last time is tokenised.
+        """
+        if grows:
+            return await self._from_a_known_one(text, self._in_pieces) or await self._in_pieces(text, True)
         same = next((known for known in self._known if known.text == text), None)
         if same is not None:
             return same.ids
-        ids = await self._from_a_known_one(text) if self._end and self._holds is not False else None
+        ids = await self._from_a_known_one(text, self._tokenize)
         if ids is None or self._holds is None:
             whole = await self._tokenize(text, True)
             if ids is not None:
@@ -51,8 +62,10 @@ class PromptTokens:
         self._known.append(_Known(text, ids))
         return ids
 
-    async def _from_a_known_one(self, text: str) -> Ids | None:
+    async def _from_a_known_one(self, text: str, tokenize: Tokenize) -> Ids | None:
         """The ids by way of the prompt that shares most with it; None where none can be cut."""
+        if not self._end or self._holds is False:
+            return None
         shared = [(common(known.text, text), known) for known in self._known]
         most, known = max(shared, key=lambda one: one[0], default=(0, None))
         cut = text.rfind(self._end, 0, most)
@@ -69,7 +82,31 @@ class PromptTokens:
         place = -1
         for _ in range(text.count(self._end, 0, cut) + 1):
             place = known.ids.index(self._end_id, place + 1)
-        return known.ids[:place] + await self._tokenize(text[cut:], False)
+        return known.ids[:place] + await tokenize(text[cut:], False)
+
+    async def _in_pieces(self, text: str, special: bool) -> Ids:
+        """As `tokenize`, each piece once; whether pieces have the ids of the whole is tried with the first two."""
+        pieces = list(_pieces(text)) if self._parts is not False else [text]
+        known, self._pieces = self._pieces, {}
+        ids: Ids = ()
+        for n, piece in enumerate(pieces):
+            key = piece, special and n == 0
+            self._pieces[key] = known.get(key) or await self._tokenize(*key)
+            ids += self._pieces[key]
+        if self._parts is None and len(pieces) > 1:
+            whole = await self._tokenize(text, special)
+            self._parts = ids == whole
+            return whole
+        return ids
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text cut where a word ends and another begins, each piece long enough to be worth a request."""
+    begin = 0
+    while cut := _BETWEEN_WORDS.search(text, begin + PIECE):
+        yield text[begin : cut.end()]
+        begin = cut.end()
+    yield text[begin:]
 
 
 def common(a: str, b: str) -> int:

@@ -26,10 +26,10 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn import reply as reply_module
-from kvchat.chat.turn import turns
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
+from kvchat.session import scheduler
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
@@ -130,7 +130,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
 async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="stream")
     one = stage.runtime.chat.send(first, "A long story. " * 60)
@@ -385,7 +385,7 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
         await stage.answered(chat, f"{text} {'word ' * 100}")
     stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
     summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
-    await stage.until(lambda: stage.runtime.chat.slots.slot.lock.locked() or summing.done())
+    await stage.until(lambda: not stage.runtime.chat.slots.slot.scheduler.free or summing.done())
     assert not summing.done()
     sent = stage.runtime.chat.send(chat, "four")
     stage.fake.set(FAKE_HOLD_DURING=None)

@@ -1,0 +1,254 @@
+"""Preparing: what the next message will need is restored, and read, while the user still looks and writes.
+
+Only what is on show now counts. In this order, each as far as it goes: the save point is restored; what is missing of
+the chat is read, and saved; the draft is read but for its last words. What was read of a draft is never saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
+from kvchat.chat.options import AnswerSettings, presets
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.drafts import NOT_BEGUN
+from kvchat.chat.record.messages import Attachment, Message, MessageState, Role
+from kvchat.chat.record.prompt import begins_empty, ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineError
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.lease import NEXT, Lease
+from kvchat.session.proof import Loaded
+from kvchat.session.reading import read_ahead
+from kvchat.session.restore_cost import LEAST_GAIN
+from kvchat.session.scheduler import Rank
+from kvchat.session.session import Request
+from kvchat.system.concurrency import Background, to_its_end
+
+PAUSE_S = 0.6  # a draft that has not changed for so long is read
+AT_ONCE = 400  # characters that come all at once were pasted
+DWELL_S = 1.0  # a chat that was looked at for so long is read if there is nothing to restore
+UNSTABLE = 8  # tokens at the end of a draft that its next letters may change
+COSTS_MORE = "going back from it would take longer than reading it"
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is on show."""
+
+    conversation_id: str  # NOT_BEGUN: a new chat
+    draft: str = ""
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The draft as the message it would be."""
+        at = datetime.now(UTC)
+        where = "", self.conversation_id, None, Role.USER
+        return Message(*where, self.draft, "", MessageState.COMPLETE, at, attachments=self.attachments)
+
+
+@dataclass
+class _Work:
+    """A target, and what is known of it."""
+
+    target: _Target
+    wanted: Callable[[], bool]
+    lease: Lease
+    branch: list[Message]
+    boundary: Tokens
+    draft: Tokens = field(default=())  # the boundary and what is stable of the draft; empty without one
+
+
+class Preparing:
+    """In spare time, in the background. Belongs to the event loop's thread."""
+
+    def __init__(self, parts: TurnParts, background: Background, why_not_read: Callable[[], str]) -> None:
+        """`why_not_read`: why nothing is to be read ahead, in words; empty where it may be."""
+        self._parts, self._background, self._why_not_read = parts, background, why_not_read
+        self._target: _Target | None = None
+        self._stopped: str | None = None  # the chat that the user does not want to be read now
+        self._due = asyncio.Event()  # there is something to prepare, perhaps
+        self._running = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def select(self, conversation_id: str | None) -> None:
+        """The user looks at this conversation now, or at none."""
+        self._stopped = None
+        if conversation_id is None:
+            self._target = None
+        elif self._target is None or self._target.conversation_id != conversation_id:
+            self._target = _Target(conversation_id)
+        self.begin()
+
+    def write(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
+        """What the user has written there and attached: read when that pauses, what was pasted at once."""
+        before = self._target or _Target(conversation_id)
+        if conversation_id != before.conversation_id or _Target(conversation_id, draft, attachments) == before:
+            return
+        self._target = _Target(conversation_id, draft, attachments)
+        self._forget_timer()
+        if len(draft) >= len(before.draft) + AT_ONCE or attachments != before.attachments:
+            self.begin()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.begin)
+
+    def leave(self, conversation_id: str) -> None:
+        """A conversation is about to go."""
+        if self._target and self._target.conversation_id == conversation_id:
+            self.select(None)
+
+    def changed(self, conversation_id: str) -> None:
+        """There is something else in a conversation now, or in the slot."""
+        if self._target and self._target.conversation_id == conversation_id:
+            self.begin()
+
+    def stop(self, conversation_id: str) -> None:
+        """Read nothing of this chat until it is selected again."""
+        self._stopped = conversation_id
+        self._parts.slot.scheduler.end()
+
+    def begin(self) -> None:
+        """Begin to prepare what is on show, if there is anything."""
+        self._forget_timer()
+        self._due.set()
+        self._parts.slot.scheduler.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
+        if self._target and not self._running:
+            self._running = True
+            self._background.begin(self._prepare_all())
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _prepare_all(self) -> None:
+        """Prepare what is on show until nothing is left of it. Any fault only means that the turn does it itself."""
+        events, scheduler = self._parts.events, self._parts.slot.scheduler
+        try:
+            while self._due.is_set() and (target := self._target):
+                self._due.clear()
+                for read in (False, True):
+                    if read and not await self._stays(target):
+                        break
+                    work = functools.partial(self._prepare, target.conversation_id, read)
+                    if await scheduler.run(Rank.PREPARE, target.conversation_id, work) is None:
+                        self._due.set()  # something else came first
+                        break
+        except KvchatError as error:
+            events.publish(Notice(error.title, f"{error.detail} {error.advice}".strip()))
+        finally:
+            self._running = False
+
+    async def _stays(self, target: _Target) -> bool:
+        """Whether it is still on show after a moment, and may be read."""
+        if self._why_not_read() or self._stopped == target.conversation_id:
+            return False
+        if not target.draft and not target.attachments:  # who writes does stay
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), DWELL_S)
+        return not self._due.is_set()
+
+    async def _prepare(self, owner: str, read: bool, wanted: Callable[[], bool]) -> bool:
+        """In the slot: restore what is on show, and read it too if that is wanted."""
+        parts, target = self._parts, self._target
+        if target is None or target.conversation_id != owner:
+            return False
+        if owner == NOT_BEGUN:
+            chosen, branch = await parts.worker.run(_of_a_new_chat, parts.database)
+        else:
+            chosen, branch = await parts.answer_settings(owner), await parts.branch(owner)
+        messages = prompt_messages(branch)
+        if not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
+            return False  # another model, or a projector, is loaded for a message, not for a look
+        if branch and not ends_with_reply(branch) and not begins_empty(branch):
+            return False
+        request = Request(messages, model=chosen.model, template=chosen.options.template)
+        try:
+            lease = await parts.session(owner).ready(request)
+            return await self._work(_Work(target, wanted, lease, branch, await lease.boundary(messages)), read)
+        except EngineError:
+            parts.slot.forget()
+            return False
+
+    async def _work(self, work: _Work, read: bool) -> bool:
+        """In the slot."""
+        lease, boundary = work.lease, work.boundary
+        if len(boundary) >= lease.engine.context_size:
+            return False  # room is made for it when it is answered
+        pictures = needs_vision(prompt_messages([*work.branch, work.target.message]))
+        work.draft = () if pictures else await self._stable(work)
+        loaded = await lease.load((*(work.draft or boundary), NEXT))
+        if not read or pictures or not work.wanted():
+            return True
+        if len(boundary) - loaded.expected_cached >= LEAST_GAIN and work.branch:
+            if not await self._read_history(work, loaded):
+                return False
+            loaded = await lease.load((*(work.draft or boundary), NEXT))
+        if len(work.draft) - loaded.expected_cached >= LEAST_GAIN:
+            if reason := await self._why_stay(work):
+                self._parts.events.publish(NotReadAhead(work.target.conversation_id, reason))
+                return False
+            return await self._read(work, work.draft, loaded, draft=True)
+        return True
+
+    async def _read_history(self, work: _Work, loaded: Loaded) -> bool:
+        """Read what is missing of the chat, and save it."""
+        lease, label = work.lease, work.branch[-1].id
+        for stop in lease.engine.stops(work.boundary):
+            if not await self._read(work, stop, loaded, draft=False):
+                return False
+            if lease.engine.saves and not await lease.is_kept(stop):
+                await to_its_end(lease.save(stop, label=label, tell=stop == work.boundary))
+            loaded = await lease.load((*stop, NEXT))
+        self._background.begin(self._parts.absorb())
+        return True
+
+    async def _read(self, work: _Work, tokens: Tokens, loaded: Loaded, *, draft: bool) -> bool:
+        conversation_id, events = work.target.conversation_id, self._parts.events
+        begun = loaded.expected_cached
+
+        def tell(done: int) -> None:
+            events.publish(ReadingAhead(conversation_id, done - begun, len(tokens) - begun, draft))
+
+        tell(begun)
+        try:
+            return await read_ahead(work.lease, tokens, loaded, work.wanted, tell)
+        finally:
+            tell(len(tokens))
+
+    async def _stable(self, work: _Work) -> Tokens:
+        """The turn boundary and, of the draft, all but its last tokens; nothing without a draft of some length."""
+        target, engine = work.target, work.lease.engine
+        if not target.draft.strip() and not target.attachments:
+            return ()
+        tokens = await engine.engine.beginning_tokens(prompt_messages([*work.branch, target.message]))
+        stable = tokens[: max(len(work.boundary), len(tokens) - UNSTABLE)]
+        if common_prefix(stable, work.boundary) < len(work.boundary) or len(stable) >= engine.context_size:
+            return ()
+        return stable
+
+    async def _why_stay(self, work: _Work) -> str:
+        """Why the draft is not read ahead: what is thrown away of it must not cost more than it brings."""
+        lease, costs = work.lease, work.lease.slots.restore_cost
+        if lease.engine.can_cut:
+            return ""
+        cost = await lease.cost_of_return(work.boundary)
+        gain = costs.prefill_ms(len(work.draft) - len(work.boundary))
+        return COSTS_MORE if cost is None or cost > gain else ""
+
+
+def _of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
+    """How a chat that has not begun is answered, and what it begins with."""
+    preset = next((preset for preset in presets(database) if preset.is_default), None)
+    if preset is None:
+        return AnswerSettings(), []
+    at = datetime.now(UTC)
+    system = Message("", NOT_BEGUN, None, Role.SYSTEM, preset.system, "", MessageState.COMPLETE, at)
+    return AnswerSettings(preset.model, preset.options), [system] if preset.system else []
