@@ -97,11 +97,16 @@ async def test_a_restore_that_nobody_waits_for_gives_way_to_a_message_in_another
     looked_at, asked, between = await stage.chat(), await stage.chat(), await stage.chat()
     await stage.answered(looked_at, "A long story. " * 60)
     await stage.answered(between)
-    begun = staged_for_ever(stage, monkeypatch)
-    stage.runtime.chat.select(looked_at)
-    await stage.until(lambda: begun)
-    assert await stage.answered(asked, "Hello?")
-    assert begun == [looked_at]
+    with monkeypatch.context() as slowly:
+        begun = staged_for_ever(stage, slowly)
+        stage.runtime.chat.select(looked_at)
+        await stage.until(lambda: begun)
+        assert await stage.runtime.chat.send(asked, "Hello?")
+        assert begun == [looked_at]
+        await stage.until(lambda: len(begun) == 2)
+        assert begun == [looked_at] * 2, "what is looked at is restored when that is over"
+        stage.runtime.chat.select(between)
+    await stage.runtime.chat.idle()
 
 
 async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
