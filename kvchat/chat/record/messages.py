@@ -57,6 +57,8 @@ class Receipt:
     queue_wait_ms: float = 0.0
     model: str = ""  # identity of the weights: a rate measured with one model says nothing of another
     thinking_ms: float | None = None  # from the thinking's first token to the reply's first; None: no thinking
+    read_ahead_tokens: int = 0  # of the prompt, read before Send
+    read_ahead_ms: float = 0.0  # what that took; no part of ttft_ms
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
 

@@ -186,6 +186,8 @@ class ReplyWriter:
             thinking_ms=draft.thinking_ms or (self.before.receipt.thinking_ms if self.before.receipt else None),
             prefetched=ahead,
             restored_bytes=restore.bytes if restore else 0,
+            read_ahead_tokens=min(loaded.ahead.tokens, cached),
+            read_ahead_ms=loaded.ahead.ms,
             saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
             engine_wait_ms=1000 * self._engine_wait_s,
             queue_wait_ms=1000 * self.queue_wait_s,

@@ -1,0 +1,90 @@
+"""What is done before Send, on a fake engine: a chat is read that nothing is kept of, and a draft while it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.events import ReadingAhead
+from kvchat.chat.turn import preparing
+from kvchat.session.proof import Source
+from tests.chat.stage import Stage
+
+STORY = "A long story of the river and the garden. " * 20
+DRAFT = "What came of the garden in the end, and who looked after it when the river had gone? " * 4
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "DWELL_S", 0.05)
+    monkeypatch.setattr(preparing, "PAUSE_S", 0.05)
+
+
+async def shown(stage: Stage, chat: str) -> None:
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+
+
+async def written(stage: Stage, chat: str | None, draft: str) -> None:
+    """Wait until a draft has been read as far as it will be."""
+    stage.runtime.chat.write(chat, draft)
+    await stage.until(lambda: stage.runtime.chat._preparing._timer is None)
+    await stage.runtime.chat.idle()
+
+
+def forgotten(stage: Stage) -> None:
+    """Nothing is kept of any chat any more, on disk or in the slot."""
+    stage.runtime._store.delete_all()
+    stage.runtime.chat.slots.slot.forget()
+    stage.events.clear()
+
+
+def read(stage: Stage) -> list[int]:
+    """How many tokens each request since then has read."""
+    return [len(body["prompt"]) for body in stage.requests("/completion")]
+
+
+async def test_a_chat_of_which_nothing_is_kept_is_read_and_saved_when_it_is_looked_at(stage: Stage) -> None:
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat, STORY)
+    await stage.answered(other)
+    forgotten(stage)
+    await shown(stage, chat)
+    told = stage.of(ReadingAhead)
+    assert told[0].done == 0 < told[0].total == told[-1].done
+    assert not told[-1].draft
+    assert [point.conversation_id for point in stage.save_points()] == [chat]
+    receipt = await stage.answered(chat, "Go on.")
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+    assert receipt.read_ahead_tokens > 0.8 * receipt.prompt_tokens
+
+
+async def test_a_draft_is_read_while_it_is_written_and_never_saved(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat, STORY)
+    before = stage.save_points()
+    await shown(stage, chat)
+    await written(stage, chat, DRAFT)
+    assert stage.of(ReadingAhead)[-1].draft
+    asked = len(stage.requests("/tokenize"))
+    await written(stage, chat, DRAFT + "And what of the boat? " * 5)
+    new = [str(body["content"]) for body in stage.requests("/tokenize")[asked:]]
+    assert not any(STORY[:40] in text for text in new), "what was tokenised once is not tokenised again"
+    assert stage.save_points() == before
+    receipt = await stage.answered(chat, DRAFT + "And what of the boat? " * 5)
+    assert receipt.prompt_tokens - receipt.cached_tokens < 60
+
+
+@pytest.mark.parametrize("kind", ["can_cut", "cannot_cut"])
+async def test_deleting_the_draft_goes_back_to_the_turn_boundary(
+    stage: Stage, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "cannot_cut":
+        request.getfixturevalue(kind)
+    chat = await stage.chat()
+    await stage.answered(chat, STORY)
+    await shown(stage, chat)
+    await written(stage, chat, DRAFT)
+    await written(stage, chat, "")
+    receipt = await stage.answered(chat, "Something else altogether.")
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
+    assert receipt.source in (Source.HOT, Source.WARM, Source.DISK)
