@@ -1,0 +1,208 @@
+"""A person who switches, writes, pastes, deletes and sends at random, with all that is done in spare time at work.
+
+Every reply is the one that a cold engine gives, greedily, to the same messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from kvchat.chat.events import Event, ReadingAhead
+from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.turn import preparing
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.events import Restored
+from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
+from tests.e2e.home import notes
+
+GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
+CHATS = 5
+CONTEXT = 4096
+
+
+class Person:
+    """Does one thing after the other, mostly without waiting for what the last one came to."""
+
+    def __init__(self, runtime: Runtime, dice: random.Random) -> None:
+        self.runtime, self.dice = runtime, dice
+        self.chats: list[str] = []  # that are used now
+        self.all: list[str] = []
+        self.here = ""
+        self.draft = ""
+        self.did: Counter[str] = Counter()
+        self.heard: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self._number = 0
+        runtime.events.subscribe(self._hear)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case ReadingAhead(done=done, total=total, draft=draft) if done == total:
+                self.heard["draft read" if draft else "chat read"] += 1
+            case Restored():
+                self.heard["restored"] += 1
+
+    async def begin(self) -> None:
+        """Some chats, none of them empty."""
+        while len(self.chats) < CHATS:
+            await self.new_chat()
+            await self.send()
+
+    async def act(self) -> None:
+        """One thing, and a moment to look at what came of it."""
+        ways: list[tuple[Callable[[], Any], int]] = [
+            (self.switch, 5),
+            (self.look_around, 1),
+            (self.type, 6),
+            (self.paste, 2),
+            (self.erase, 2),
+            (self.send, 5),
+            (self.stop, 1),
+            (self.edit, 1),
+            (self.regenerate, 1),
+            (self.delete_message, 1),
+            (self.new_chat, 1),
+            (self.forget_saved, 1),
+        ]
+        way = self.dice.choices([way for way, _ in ways], [weight for _, weight in ways])[0]
+        self.did[way.__name__] += 1
+        await way()
+        await asyncio.sleep(self.dice.choice((0, 0, 0.02, 0.1, 0.3)))
+
+    async def switch(self) -> None:
+        self.here, self.draft = self.dice.choice(self.chats), ""
+        self.runtime.chat.select(self.here)
+
+    async def look_around(self) -> None:
+        for _ in range(5):
+            await self.switch()
+
+    async def type(self) -> None:
+        self._write(f"{self.draft} {self._words(self.dice.randint(3, 40))}".strip())
+
+    async def paste(self) -> None:
+        self._write(f"{self.draft} {self._words(400)}".strip())
+
+    async def erase(self) -> None:
+        self._write("" if self.dice.random() < 0.5 else self.draft[: len(self.draft) // 2])
+
+    async def send(self) -> None:
+        text, self.draft = self.draft or self._words(8), ""
+        replied = self.runtime.chat.send(self.here, text, GREEDY)
+        self.runtime.chat.write(self.here, "")
+        if self.dice.random() < 0.6:
+            await replied
+
+    async def stop(self) -> None:
+        self.runtime.chat.stop(self.here)
+
+    async def edit(self) -> None:
+        if question := await self._one_of(Role.USER):
+            await self.runtime.chat.edit(question, self._words(10), GREEDY)
+
+    async def regenerate(self) -> None:
+        if reply := await self._one_of(Role.ASSISTANT):
+            await self.runtime.chat.regenerate(reply, GREEDY)
+
+    async def delete_message(self) -> None:
+        message = await self._one_of(Role.USER)
+        if message and message.parent_id and not self.runtime.chat.is_answering(self.here):
+            await self.runtime.chat.delete_message(message)
+
+    async def new_chat(self) -> None:
+        self.here = (await self.runtime.chat.new_conversation(self._words(60))).id
+        self.all.append(self.here)
+        self.chats = self.all[-CHATS:]
+        self.runtime.chat.select(self.here)
+
+    async def forget_saved(self) -> None:
+        """As after a prune."""
+        await asyncio.to_thread(self.runtime._store.delete_conversation, self.here)
+
+    def _write(self, draft: str) -> None:
+        self.draft = draft
+        self.runtime.chat.write(self.here, draft)
+
+    def _words(self, count: int) -> str:
+        self._number += count
+        return " ".join(notes(count // 12 + 1, start=self._number * 7).split()[:count])
+
+    async def _one_of(self, role: Role) -> Message | None:
+        found = [one for one in await self.runtime.chat.messages(self.here) if one.role is role]
+        return self.dice.choice(found) if found else None
+
+
+async def run(
+    folder: Path, model: Path, engine: str | None, count: int, seed: int, tell: Callable[[str], None] = print
+) -> Counter[str]:
+    """So many things; what came of them. Raises AssertionError where a reply is not a cold engine's."""
+    settings = Settings(
+        model_path=str(model), engine_path=engine, context_size=CONTEXT, free_floor_bytes=0, model_titles=False,
+        read_ahead="always", kv_type="f32",
+    )  # fmt: skip
+    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
+    with mock.patch.multiple(preparing, PAUSE_S=0.05, DWELL_S=0.1):
+        try:
+            person = Person(runtime, random.Random(seed))
+            await person.begin()
+            for number in range(count):
+                await person.act()
+                if (number + 1) % 100 == 0:
+                    tell(f"{number + 1}: {dict(person.heard)}")
+            await runtime.chat.idle()
+            replies = [path for chat in person.all for path in await _replies(runtime, chat)]
+            sources = Counter(r.source.value for path in replies if (r := path[-1].receipt))
+        finally:
+            await runtime.close()
+    wrong = await _compared(folder, model, engine, replies)
+    tell(f"{dict(person.did)}, {len(replies)} replies, {dict(sources)}, heard {dict(person.heard)}")
+    assert not wrong, f"{len(wrong)} of {len(replies)} replies differ: {wrong[:3]}"
+    return person.heard
+
+
+async def _replies(runtime: Runtime, chat: str) -> list[list[Message]]:
+    """The way to each reply of the chat that came to an end, on whatever branch, the reply included."""
+    with runtime._database.reading() as db:
+        query = "SELECT id FROM messages WHERE conversation_id = ? AND role = 'assistant' AND state IN (?, ?)"
+        ended = MessageState.COMPLETE.value, MessageState.LIMITED.value
+        ids = [row["id"] for row in db.execute(query, (chat, *ended))]
+    return [runtime._database.path(one) for one in ids]
+
+
+async def _compared(folder: Path, model: Path, engine: str | None, replies: list[list[Message]]) -> list[str]:
+    """What differs from what an engine says that has read nothing before."""
+    kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
+    slots = folder / "cold"
+    slots.mkdir()
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    await supervisor.start(kind, LaunchPlan(model, CONTEXT, slots, kv_type_k="f32", kv_type_v="f32"))
+    wrong = []
+    try:
+        client = await supervisor.ready()
+        assert isinstance(client, LlamaServerClient)
+        for path in replies:
+            await client.erase_slot()
+            said = await _said(client, prompt_messages(path[:-1]))
+            if said != path[-1].content:
+                receipt = path[-1].receipt
+                wrong.append(f"{path[-1].content!r} instead of {said!r} ({receipt and receipt.source})")
+    finally:
+        await supervisor.close()
+    return wrong
+
+
+async def _said(client: LlamaServerClient, messages: list[ChatMessage]) -> str:
+    return "".join([chunk.text async for chunk in client.chat(messages, GREEDY)])
