@@ -14,6 +14,7 @@ NUMBERS = "Speed and token counts"
 STYLE = "Creativity and style"
 # Where what a reply went on from came from, the best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = "still loaded", "remembered", "read again"
+READ_AHEAD = "read ahead"  # before Send, while the user looked or wrote
 FIRST_REPLY, READ = "first reply", "read"  # and not again: there was nothing to remember, or next to nothing of use
 
 

@@ -10,6 +10,7 @@ from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
     READ_AGAIN,
+    READ_AHEAD,
     REMEMBERED,
     STILL_LOADED,
     brief,
@@ -19,9 +20,16 @@ from kvchat.words.wording import (
     size,
 )
 
-WHERE = {Source.HOT: STILL_LOADED, Source.WARM: REMEMBERED, Source.DISK: REMEMBERED, Source.COLD: READ_AGAIN}
+WHERE = {
+    Source.AHEAD: READ_AHEAD,
+    Source.HOT: STILL_LOADED,
+    Source.WARM: REMEMBERED,
+    Source.DISK: REMEMBERED,
+    Source.COLD: READ_AGAIN,
+}
 UNUSED = "what was loaded was not used"
 _IN_FULL = {  # what the field calls it
+    Source.AHEAD: "ahead: prefilled before Send",
     Source.HOT: "hot: it was in the engine’s slot",
     Source.WARM: "warm: restored from memory",
     Source.DISK: "restored from disk, proved by the engine’s own count",
@@ -75,12 +83,19 @@ def receipt_sentence(receipt: Receipt) -> str:
         if receipt.miss_reason:
             parts.append(receipt.miss_reason)
     else:
-        origin = " from disk" if receipt.source is Source.DISK else ""
-        had = f"{cached:,} {STILL_LOADED}" if receipt.source is Source.HOT else f"{REMEMBERED} {cached:,}{origin}"
-        parts.append(f"read {several(read, 'new token')}, {had}")
+        parts.append(", ".join([f"read {several(read, 'new token')}", *_had(receipt)]))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             parts.append(f"saved about {_rounded(receipt.saved_ms)}")
     return " · ".join([*parts, *_waits(receipt)])
+
+
+def _had(receipt: Receipt) -> list[str]:
+    """What need not be read after Send, and why."""
+    ahead, before = receipt.read_ahead_tokens, receipt.cached_tokens - receipt.read_ahead_tokens
+    origin = " from disk" if receipt.source is Source.DISK else ""
+    still = receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)
+    had = [f"{before:,} {STILL_LOADED}" if still else f"{REMEMBERED} {before:,}{origin}"] if before else []
+    return [*had, f"{ahead:,} {READ_AHEAD}"] if ahead else had
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
@@ -91,6 +106,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     lines = [
         ("Time to first token", duration(receipt.ttft_ms)),
         ("  Loading (restore)", _restore(receipt)),
+        *([("  Read ahead", _ahead(receipt))] if receipt.read_ahead_tokens else []),
         ("  Reading (prefill)", f"{duration(receipt.prefill_ms)} for {several(read, 'token')}"),
         ("  First token and the rest", duration(receipt.first_token_ms)),
         ("Prompt", f"{several(receipt.prompt_tokens, 'token')}: read {read:,} new, remembered {cached:,}"),
@@ -119,6 +135,11 @@ def _restore(receipt: Receipt) -> str:
     size_part = f"{size(receipt.restored_bytes)} in " if receipt.restored_bytes else ""
     ahead = " (before you pressed Send, not counted)" if receipt.prefetched else ""
     return f"{size_part}{duration(receipt.restore_ms)}{ahead}"
+
+
+def _ahead(receipt: Receipt) -> str:
+    taken = several(receipt.read_ahead_tokens, "token")
+    return f"{taken} in {duration(receipt.read_ahead_ms)} (before you pressed Send, not counted)"
 
 
 def _rounded(ms: float) -> str:

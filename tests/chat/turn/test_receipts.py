@@ -24,6 +24,7 @@ WARM = Receipt(
 )
 
 
+AHEAD = replace(WARM, source=Source.AHEAD, read_ahead_tokens=2000, read_ahead_ms=9500.0)
 COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_reason="its file was damaged")
 
 
