@@ -74,7 +74,7 @@ def receipt_line(receipt: Receipt) -> ReceiptLine:
 
 def receipt_sentence(receipt: Receipt) -> str:
     """The receipt with its counts, for who wants to know."""
-    read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
+    read = receipt.prompt_tokens - receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
         parts.append(f"read {several(read, 'token')} again: {UNUSED}")
