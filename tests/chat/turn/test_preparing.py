@@ -1,4 +1,4 @@
-"""What is done before Send, on a fake engine: a chat that nothing is kept of is read, and a draft while it is written."""
+"""What is done before Send, on a fake engine: an unsaved chat is read, and a draft while it is written."""
 
 from __future__ import annotations
 
