@@ -17,8 +17,9 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   what turns share is there once), a tree of token segments for the longest known prefix, what was lost and why,
   bytes written. Every turn boundary is a save point, along all branches, until the budget says otherwise. No
   lookup, note or deletion goes through a whole table; readers have connections of their own and wait for no writer;
-  that a save point was used is written later. Whatever in it cannot have been put there counts as damage
-  (`index/check.py`): it is set aside under a lock, and a new one begun.
+  that a save point was used, and what a restore found bad, is written later where others write (`Parts.tidy`).
+  Whatever in it cannot have been put there counts as damage (`index/check.py`): it is set aside under a lock, and a
+  new one begun.
 - **Find.** The longest prefix of the prompt, from any conversation of the same fingerprint; in the order of their
   bytes segments that begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will
   do: the file is composed for exactly that (`planning.py`). `session/restore_cost.py` judges by measured rates whether
