@@ -46,7 +46,7 @@ class AttachmentCard(QFrame):
         """The button that takes it away."""
         name, picture = f"Remove {self.attachment.name}", icon("close", self._look.theme.muted)
         cross = tool_button(name, self.removed, tip="Remove", icon=picture)
-        cross.setIconSize(QSize(12, 12))
+        cross.setIconSize(QSize(1, 1) * self._look.px(12))
         return cross
 
     def show_found(self, found: bool) -> None:

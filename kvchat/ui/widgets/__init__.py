@@ -1,1 +1,1 @@
-"""Widgets that several parts of the window share: lists, entries, panels, notices, questions. Knows no chat."""
+"""Widgets that several parts of the window share: lists, entries, cards, bars, layouts. Knows no chat."""

@@ -65,7 +65,7 @@ async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
     runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does at once where a long text is attached: it said 16K tokens, and then about 4K."""
-    window.composer.add_attachment(document_of_text("numbers.txt", "1 2 3 4 " * 500))
+    window.composer.set_attachments([document_of_text("numbers.txt", "1 2 3 4 " * 500)])
     chip = window.composer.chips.chips[0]
     await until(lambda: chip.count.text() == "1K tokens")
     guessed = []
