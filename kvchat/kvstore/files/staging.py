@@ -43,11 +43,7 @@ class Staging:
         self.owner = disk.temporary_name()
         self._own = disk.private_folder(folder / self.owner)
         self._memory = MemoryPool(private / self.owner, room) if private else None
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether anything may lie in memory at all."""
-        return self._memory is not None
+        self.in_memory = private is not None  # whether anything may lie there at all
 
     def slot_folder(self) -> Path:
         """A fresh private folder for one engine."""
@@ -124,9 +120,8 @@ class Staging:
         with self._lock:
             if target is not None and not self._is_own(target):
                 return target
-            if self._memory is None:
+            if (memory := self._memory) is None:
                 return self.blank_on_disk()
-            memory = self._memory
             if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
                 memory.spare.append(self._warm.pop(unused[0]).path)  # it has to go for room anyway
             spare = memory.take_spare() or memory.new()
@@ -184,13 +179,11 @@ class Staging:
         """The warm file of a save point, None when there is none or someone has touched it."""
         with self._lock:
             warm = self._warm.get(point_id)
-            try:
-                if warm is None or memory_files.stamp(warm.path) != warm.stamp:
-                    return None
-            except OSError:
-                return None
-            self._warm.move_to_end(point_id)
-            return warm.path
+            with contextlib.suppress(OSError):
+                if warm is not None and memory_files.stamp(warm.path) == warm.stamp:
+                    self._warm.move_to_end(point_id)
+                    return warm.path
+            return None
 
     def give(self, point_id: str, older_rows: int, target: Path) -> bool:
         """Put the warm file at `target`; False if there is none, or none with the older rows asked for."""
@@ -249,9 +242,8 @@ class Staging:
     def staged(self, unabsorbed: frozenset[str]) -> Staged:
         """What of it can go at once, and how much could lie in memory at all."""
         with self._lock:
-            if self._memory is None:
-                return Staged()
-            return self._memory.staged(self._warm[name].path for name in self._unused(self._memory, unabsorbed))
+            memory, warm = self._memory, self._warm
+            return memory.staged(warm[one].path for one in self._unused(memory, unabsorbed)) if memory else Staged()
 
     def bytes(self, *, disk_too: bool = False) -> int:
         """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
