@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class Finishing:
         self._hurry = asyncio.Event()
         self._step: _Step | None = None
         self._waiting = 0  # bytes that are saved and not absorbed yet
+        self._ahead = 0  # bytes that the engine saves when it has read so far
+        self._read: object = None  # how far it was when it last told
         # Seconds a byte: of the engine's saves (True), of absorbing them.
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
@@ -70,7 +72,7 @@ class Finishing:
         self._hurry.set()
 
     async def rested(self, idle: Coroutine[Any, Any, None], patience_s: float) -> bool:
-        """Wait for the end of all work, or until it is cancelled; False if the engine wrote nothing for so long."""
+        """Wait for the end of all work, or until it is cancelled; False if the engine did nothing for so long."""
         task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
         try:
             while not (task.done() or hurry.done()):
@@ -91,6 +93,19 @@ class Finishing:
         hurry.cancel()
 
     @contextlib.contextmanager
+    def reading(self, size: int) -> Iterator[Callable[[object], None]]:
+        """The engine reads up to where it saves some `size` bytes; gives what is to be told how far it is."""
+
+        def tell(progress: object) -> None:
+            self._read = progress
+
+        self._ahead = size
+        try:
+            yield tell
+        finally:
+            self._ahead = 0
+
+    @contextlib.contextmanager
     def saving(self, size: int, path: Path) -> Iterator[None]:
         """The engine is about to write some `size` bytes to `path`."""
         with self._running(_Step(size, path, time.monotonic())):
@@ -107,17 +122,17 @@ class Finishing:
     def left(self) -> Unfinished | None:
         """What is still to be done, None when it is nothing."""
         step, rates = self._step, self._rates
-        waiting = self._waiting + (step.size if step and step.path else 0)
+        waiting = self._waiting + self._ahead + (step.size if step and step.path else 0)
         if step is None and not waiting:
             return None
-        seconds = step.left_s(rates[bool(step.path)]) if step else 0.0
+        seconds = step.left_s(rates[bool(step.path)]) if step else self._ahead * rates[True]
         return Unfinished(max(waiting, step.size if step else 0), seconds + waiting * rates[False])
 
     def progress(self) -> object:
-        """Equal to what it was before only if the engine wrote nothing meanwhile."""
+        """Equal to what it was before only if the engine wrote and read nothing meanwhile."""
         step = self._step
         if step is None or step.path is None:  # our own work always comes to an end
-            return object() if step else None
+            return object() if step else self._read
         return step, step.written
 
     @contextlib.contextmanager

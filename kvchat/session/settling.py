@@ -71,7 +71,9 @@ class Settling:
 
     async def _settled(self, lease: Lease, tokens: Tokens) -> bool:
         """Whether the slot now holds exactly these tokens."""
-        return await self._unless_superseded(lease.settle(tokens)) is not None
+        size = int(len(tokens) * lease.engine.kv_bytes_per_token) if lease.keeps else 0
+        with lease.slots.finishing.reading(size) as tell:
+            return await self._unless_superseded(lease.settle(tokens, tell)) is not None
 
     async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
         """Run a step of settling; None when the next request came first."""

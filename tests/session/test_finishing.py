@@ -25,3 +25,16 @@ def test_it_is_said_of_the_first_save_too_and_goes_by_what_is_written(tmp_path: 
     with finishing.absorbing():
         assert finishing.left() is not None
     assert finishing.left() is None
+
+
+def test_what_is_read_before_it_is_saved_counts_and_is_no_standstill(tmp_path: Path) -> None:
+    finishing = Finishing()
+    with finishing.reading(20_000_000_000) as tell:
+        left = finishing.left()
+        assert left is not None
+        assert left.words.startswith("20 GB, about ")
+        before = finishing.progress()
+        assert finishing.progress() == before, "an engine that hangs is not waited for"
+        tell("half of it")
+        assert finishing.progress() != before
+    assert finishing.left() is None

@@ -454,6 +454,20 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage, s
         assert (await again.answered(chat, "Are you back?")).source is Source.DISK
 
 
+async def test_quitting_says_what_it_waits_for_while_the_engine_still_reads(stage: Stage) -> None:
+    chat = await stage.chat()
+    future = stage.runtime.chat.send(chat, QUESTION)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
+    await future
+    closing = asyncio.create_task(stage.runtime.close())
+    await stage.until(lambda: stage.runtime.unfinished)
+    assert not stage.requests("/slots/0?action=save")
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await closing
+    assert len(stage.save_points()) == 1
+
+
 async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage, smollm2: Path) -> None:
     chat = await stage.chat()
     absorb = stage.runtime._store.absorb_pending
