@@ -20,7 +20,7 @@ from kvchat.ui.controllers.chat import ChatController
 
 
 class Keyboard(QObject):
-    """`doings`: what the window does for each action of the table, save those of this class.
+    """`handlers`: what the window does for each action of the table, save those of this class.
 
     `field` has the keyboard most of the time.
     """
@@ -32,12 +32,12 @@ class Keyboard(QObject):
         runner: TaskRunner,
         window: QWidget,
         field: QPlainTextEdit,
-        doings: Mapping[str, Callable[[], object]],
+        handlers: Mapping[str, Callable[[], object]],
     ) -> None:
         super().__init__(window)
         self._runtime, self._chat, self._runner, self._window = runtime, chat, runner, window
-        self._doings = {
-            **doings,
+        self._handlers = {
+            **handlers,
             "palette": self.open_palette,
             "shortcuts": self.open_sheet,
             "larger": lambda: self._zoom(1),
@@ -48,7 +48,7 @@ class Keyboard(QObject):
             "like-system": lambda: self._change("theme", "system"),
             "numbers": lambda: self._change("show_numbers", not runtime.settings.show_numbers),
         }
-        self.actions = install_shortcuts(window, self._doings)
+        self.actions = install_shortcuts(window, self._handlers)
         self._field = field
         field.installEventFilter(self)
 
@@ -86,7 +86,7 @@ class Keyboard(QObject):
 
     def _actions(self) -> Sequence[PaletteEntry]:
         return [
-            PaletteEntry(shortcut.words, shown_keys(shortcut), self._doings[shortcut.action], shortcut.also)
+            PaletteEntry(shortcut.words, shown_keys(shortcut), self._handlers[shortcut.action], shortcut.also)
             for shortcut in SHORTCUTS
             if shortcut.own and shortcut.in_palette
         ]

@@ -70,7 +70,7 @@ class MainWindow(QMainWindow):
         self._build()
         self._make_controllers()
         self._connect()
-        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, self._doings())
+        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, self._handlers())
         self.header.requested.connect(self.keyboard.do)
         FocusHome(self, self.composer, self.transcript)
         self.place.restore()
@@ -202,7 +202,7 @@ class MainWindow(QMainWindow):
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
         self.quitting.agreed.connect(self.quit_requested)
 
-    def _doings(self) -> dict[str, Callable[[], object]]:
+    def _handlers(self) -> dict[str, Callable[[], object]]:
         """What the table of shortcuts can ask of the window."""
         return {
             "new": self.new_conversation,

@@ -13,7 +13,7 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.ui.base.building import label, progress_bar, row
 from kvchat.ui.base.colors import Theme
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.turn_story import Piece
+from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
 from kvchat.words.wording import tokens_short
 
@@ -59,38 +59,38 @@ class Remarks(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._pieces: tuple[Piece, ...] = ()
+        self._remarks: tuple[Remark, ...] = ()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     @property
     def text(self) -> str:
         """All remarks in one string, as a screen reader says them."""
-        return " · ".join(piece.text for piece in self._pieces)
+        return " · ".join(remark.text for remark in self._remarks)
 
-    def show_pieces(self, pieces: tuple[Piece, ...]) -> None:
+    def show_remarks(self, remarks: tuple[Remark, ...]) -> None:
         """Show these remarks."""
-        if pieces != self._pieces:
-            self._pieces = pieces
+        if remarks != self._remarks:
+            self._remarks = remarks
             self.setAccessibleName(self.text)
-            self.setToolTip(plain_tip("\n".join(piece.text for piece in pieces)))
+            self.setToolTip(plain_tip("\n".join(remark.text for remark in remarks)))
             if QToolTip.isVisible() and self.underMouse():
                 QToolTip.hideText()
             self.updateGeometry()
             self.update()
 
-    def fitting(self, width: int) -> tuple[Piece, ...]:
+    def fitting(self, width: int) -> tuple[Remark, ...]:
         """The remarks that fit into so many pixels; one always does, elided if need be."""
-        pieces = list(self._pieces)
-        while len(pieces) > 1 and self._width(pieces) > width:
-            pieces.remove(min(pieces, key=lambda piece: piece.rank))
-        return tuple(pieces)
+        remarks = list(self._remarks)
+        while len(remarks) > 1 and self._width(remarks) > width:
+            remarks.remove(min(remarks, key=lambda remark: remark.rank))
+        return tuple(remarks)
 
     def sizeHint(self) -> QSize:
         """As wide as all remarks."""
-        return QSize(max(self._width(self._pieces), 60), self.fontMetrics().height())
+        return QSize(max(self._width(self._remarks), 60), self.fontMetrics().height())
 
-    def _width(self, pieces: Sequence[Piece]) -> int:
-        return sum(self.fontMetrics().horizontalAdvance(piece.text) for piece in pieces) + _GAP * (len(pieces) - 1)
+    def _width(self, remarks: Sequence[Remark]) -> int:
+        return sum(self.fontMetrics().horizontalAdvance(remark.text) for remark in remarks) + _GAP * (len(remarks) - 1)
 
     def minimumSizeHint(self) -> QSize:
         """Any width will do."""
@@ -102,10 +102,10 @@ class Remarks(QWidget):
         metrics = self.fontMetrics()
         y = (self.height() + metrics.ascent() - metrics.descent()) / 2
         right = float(self.width())
-        for piece in reversed(self.fitting(self.width())):
-            wide = metrics.horizontalAdvance(piece.text)
-            text = metrics.elidedText(piece.text, Qt.TextElideMode.ElideRight, math.ceil(right))
-            painter.setPen(QColor(_tone_colour(piece.tone, self._look.theme)))
+        for remark in reversed(self.fitting(self.width())):
+            wide = metrics.horizontalAdvance(remark.text)
+            text = metrics.elidedText(remark.text, Qt.TextElideMode.ElideRight, math.ceil(right))
+            painter.setPen(QColor(_tone_colour(remark.tone, self._look.theme)))
             painter.drawText(QPointF(max(right - wide, 0.0), y), text)
             right -= wide + _GAP
         painter.end()
@@ -130,7 +130,7 @@ class StatusStrip(QFrame):
         row(*parts, on=self, spacing=_BETWEEN, margins=(_BETWEEN, 6, _BETWEEN, 6))
         self._look = look
         self._engine, self._silent = EngineState.STOPPED, False
-        self._pieces: tuple[Piece, ...] = ()
+        self._told: tuple[Remark, ...] = ()
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -149,9 +149,9 @@ class StatusStrip(QFrame):
         self.context.setToolTip(reason)
         self._make_room()
 
-    def show_turn(self, pieces: tuple[Piece, ...], fraction: float | None, *, silent: bool = False) -> None:
+    def show_turn(self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False) -> None:
         """The current turn's remarks, how much of the prompt has been read, and whether nothing comes any more."""
-        self._pieces, self._silent = pieces, silent
+        self._told, self._silent = remarks, silent
         self._show_state()
         self.progress.setVisible(fraction is not None)
         self.progress.setValue(int(1000 * (fraction or 0.0)))
@@ -171,8 +171,8 @@ class StatusStrip(QFrame):
 
     def _show_remarks(self) -> None:
         """Without the numbers only what went wrong is told."""
-        wanted = self._pieces if self._look.numbers else tuple(p for p in self._pieces if p.tone in ("warn", "bad"))
-        self.remarks.show_pieces(wanted)
+        wanted = self._told if self._look.numbers else tuple(p for p in self._told if p.tone in ("warn", "bad"))
+        self.remarks.show_remarks(wanted)
         self._make_room()
 
     def _make_room(self) -> None:

@@ -20,7 +20,7 @@ _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class Remark:
     """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks give way first."""
 
     text: str
@@ -32,7 +32,7 @@ class TurnStory:
     """The remarks about one turn, in the order they came; a later remark on the same matter replaces the earlier."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, Piece] = {}
+        self._remarks: dict[str, Remark] = {}
         self._over = False
         self._restored: session.Restored | None = None
         self._failed = ""  # why nothing was restored that was to be
@@ -40,14 +40,14 @@ class TurnStory:
         self.pending = ""  # what to say where the reply will stand; empty once it has begun
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def remarks(self) -> tuple[Remark, ...]:
         """What to show, oldest first."""
-        return tuple(self._pieces.values())
+        return tuple(self._remarks.values())
 
     @property
     def silent(self) -> bool:
         """Whether nothing has come for longer than usual."""
-        return "silence" in self._pieces
+        return "silence" in self._remarks
 
     def begin(self) -> None:
         """The user pressed Send: a restore that ran ahead stays told, the turn before does not."""
@@ -58,15 +58,15 @@ class TurnStory:
     def end(self) -> None:
         """The turn is over, whatever came of it: nothing is read or waited for any more."""
         self._reading_ended()
-        self._pieces.pop("wait", None)
-        self._pieces.pop("silence", None)
+        self._remarks.pop("wait", None)
+        self._remarks.pop("silence", None)
         self._over = True
 
     def tell(self, event: chat.TurnEvent) -> None:
         """Take one event in."""
         match event:
             case session.MakingRoom(done=True):
-                self._pieces.pop("wait", None)
+                self._remarks.pop("wait", None)
             case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForWriter() | chat.WaitingForChat():
                 self._fresh()
                 remark, self.pending = _WAITING[type(event)]
@@ -76,7 +76,7 @@ class TurnStory:
                 self._tell_restore(event)
             case chat.Prefilling(done=done, total=total):
                 self._fresh()
-                self._pieces.pop("wait", None)
+                self._remarks.pop("wait", None)
                 self.fraction = done / total if total else None
                 self._say("read", f"reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens", "live")
                 self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
@@ -85,9 +85,9 @@ class TurnStory:
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
                 self._say("speed", per_second(speed), "live")
             case chat.Silent(seconds=seconds):
-                self._pieces.pop("silence", None)
+                self._remarks.pop("silence", None)
                 if seconds:
-                    self._pieces.pop("speed", None)
+                    self._remarks.pop("speed", None)
                     self._say("silence", f"no word for {seconds:.0f} s", "warn")
             case chat.ReplyDelta():
                 self._reading_ended()
@@ -98,7 +98,7 @@ class TurnStory:
 
     def _tell_restore(self, event: session.Restoring | session.Restored | session.RestoreFailed) -> None:
         self._fresh()
-        self._pieces.pop("wait", None)
+        self._remarks.pop("wait", None)
         match event:
             case session.Restoring(bytes=count):
                 self._restored, self._failed = None, ""
@@ -126,8 +126,8 @@ class TurnStory:
         else:
             if event.receipt is not None:
                 self._say_where(where_told(event.receipt), hollow=event.receipt.hollow)
-            if "speed" in self._pieces:
-                self._pieces["speed"] = replace(self._pieces["speed"], tone="")
+            if "speed" in self._remarks:
+                self._remarks["speed"] = replace(self._remarks["speed"], tone="")
         self._restored, self._failed = None, ""
 
     def _say_where(self, where: str, *, hollow: bool) -> None:
@@ -139,7 +139,7 @@ class TurnStory:
             more, tone = self._failed, "warn"
         elif where.startswith(REMEMBERED) and self._restored:
             more = f"{size(self._restored.bytes)} in {duration(self._restored.ms)}"
-        self._pieces = {"restore": Piece(where)} | self._pieces
+        self._remarks = {"restore": Remark(where)} | self._remarks
         self._say("restore", f"{where}: {more}" if more else where, tone)
 
     def _tell_save(self, event: session.Saving | session.Saved | session.SaveSkipped) -> None:
@@ -153,12 +153,12 @@ class TurnStory:
                 self._say("save", f"not kept: {reason}", "warn")
 
     def _reading_ended(self) -> None:
-        self._pieces.pop("read", None)
+        self._remarks.pop("read", None)
         self.fraction = None
         self.pending = ""
 
     def _say(self, matter: str, text: str, tone: str = "") -> None:
-        self._pieces[matter] = Piece(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(matter, 3))
+        self._remarks[matter] = Remark(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(matter, 3))
 
     def _fresh(self) -> None:
         """Something of a new turn was heard: forget the one before."""
@@ -166,7 +166,7 @@ class TurnStory:
             self._forget()
 
     def _forget(self) -> None:
-        self._pieces.clear()
+        self._remarks.clear()
         self._over = False
         self._restored, self._failed = None, ""
         self.fraction = None

@@ -113,8 +113,8 @@ def shown_keys(shortcut: Shortcut) -> str:
     return QKeySequence(shortcut.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
 
 
-def install_shortcuts(window: QWidget, doings: Mapping[str, Callable[[], object]]) -> dict[str, QAction]:
-    """Give `window` an action for each entry of the table that is not a field's own. Every one must have its doing."""
+def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], object]]) -> dict[str, QAction]:
+    """Give `window` an action for each entry of the table that is not a field's own; each must have a handler."""
     actions: dict[str, QAction] = {}
     for shortcut in SHORTCUTS:
         if not shortcut.own:
@@ -122,7 +122,7 @@ def install_shortcuts(window: QWidget, doings: Mapping[str, Callable[[], object]
         action = QAction(shortcut.words, window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
         action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
-        action.triggered.connect(lambda _checked, do=doings[shortcut.action]: do())
+        action.triggered.connect(lambda _checked, do=handlers[shortcut.action]: do())
         window.addAction(action)
         actions[shortcut.action] = action
     return actions

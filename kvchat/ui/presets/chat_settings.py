@@ -15,7 +15,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelBox
-from kvchat.ui.presets.options_form import Filling
+from kvchat.ui.presets.options_form import FormValues
 from kvchat.ui.presets.options_panel import OptionsPanel
 from kvchat.ui.presets.preset_dialog import PresetDialog
 from kvchat.ui.widgets.elided import ElidedLabel
@@ -42,7 +42,7 @@ class ChatSettings(OptionsPanel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, "Chat settings", parent, (600, 720), (520, 400))
         self._subject = Subject(None, "", None)
-        self._before, self._model_before = Filling(), ""
+        self._before, self._model_before = FormValues(), ""
         self._said = False
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
@@ -74,7 +74,7 @@ class ChatSettings(OptionsPanel):
         model = preset.model or runtime.settings.model_path
         if not await self._offer(model, lambda: subject == self._subject, begun=said):
             return  # another conversation was opened meanwhile
-        self._said, self._before, self._model_before = said, Filling(preset.system, preset.options), model or ""
+        self._said, self._before, self._model_before = said, FormValues(preset.system, preset.options), model or ""
         self.model.begin(model)
         self.form.fill(self._before)
         self.save.setEnabled(True)
@@ -100,27 +100,27 @@ class ChatSettings(OptionsPanel):
         options = preset.options
         if self._said:  # they are fixed here
             options = type(options)(options.sampling, self._before.options.template)
-        self.form.fill(Filling(preset.system, options))
+        self.form.fill(FormValues(preset.system, options))
         if preset.model is not None and self.model.isEnabled():
             self.model.choose(preset.model)
             self._model_chosen()
 
     def _keep(self) -> None:
         """What stands here becomes a preset, once it has a name."""
-        filling, model = self._read(), self.model.path
-        if filling is None:
+        values, model = self._read(), self.model.path
+        if values is None:
             return
         if self._dialog is None:
             self._dialog = PresetDialog(self._runtime, self._look, self.runner, self)
             self._dialog.stored.connect(lambda: self.run(self._load_presets()))
         own = model if model != self._runtime.settings.model_path else None
-        self._dialog.edit(Preset("New preset", filling.system, own, filling.options))
+        self._dialog.edit(Preset("New preset", values.system, own, values.options))
 
-    def _take(self, filling: Filling) -> None:
-        if self._said and filling.system != self._before.system:
-            self._ask(lambda: self.run(self._store(self._subject, filling)))
+    def _take(self, values: FormValues) -> None:
+        if self._said and values.system != self._before.system:
+            self._ask(lambda: self.run(self._store(self._subject, values)))
         else:
-            self.run(self._store(self._subject, filling))
+            self.run(self._store(self._subject, values))
 
     def _ask(self, go_on: Callable[[], object]) -> None:
         confirm(
@@ -132,16 +132,16 @@ class ChatSettings(OptionsPanel):
             go_on,
         )
 
-    async def _store(self, subject: Subject, filling: Filling) -> None:
+    async def _store(self, subject: Subject, values: FormValues) -> None:
         chat, id, model = self._runtime.chat, subject.conversation_id, self.model.path
-        await chat.options.check(filling.options)
+        await chat.options.check(values.options)
         if id is None:
             own = model if model != self._runtime.settings.model_path else None
-            made = await chat.begin(Preset("", filling.system, own, filling.options))
+            made = await chat.begin(Preset("", values.system, own, values.options))
             self.begun.emit(made.id)
         else:
-            await chat.options.change(id, filling.options)
-            await chat.options.change_system_prompt(id, filling.system)
+            await chat.options.change(id, values.options)
+            await chat.options.change_system_prompt(id, values.system)
             if model and model != self._model_before:
                 await chat.use_model(id, model)
         self.close()

@@ -44,7 +44,7 @@ _COLUMNS = 3
 
 
 @dataclass(frozen=True)
-class Filling:
+class FormValues:
     """What the form shows, and what it gives back."""
 
     system: str = ""
@@ -99,20 +99,20 @@ class OptionsForm(QWidget):
         self._fixed.setVisible(begun and bool(options))
         self._choose(chosen)
 
-    def fill(self, filling: Filling) -> None:
+    def fill(self, values: FormValues) -> None:
         """Show these values."""
-        sampling = filling.options.sampling
-        self.system.setPlainText(filling.system)
+        sampling = values.options.sampling
+        self.system.setPlainText(values.system)
         for name, field in self.numbers.items():
             value = getattr(sampling, name)
             field.setText("" if value is None else f"{value:.10g}")
         self.stop.setText(", ".join(sampling.stop or ()))
         self.format.setCurrentText(_SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE)
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
-        self._choose(filling.options.template)
+        self._choose(values.options.template)
         self.refuse("")
 
-    def read(self) -> Filling:
+    def read(self) -> FormValues:
         """The values as they are in the fields. Raises BadOptions."""
         values: dict[str, Any] = {}
         for name, field in self.numbers.items():
@@ -131,7 +131,7 @@ class OptionsForm(QWidget):
         )
         options = ChatOptions(sampling, self._chosen())
         check(options)
-        return Filling(self.system.toPlainText().strip(), options)
+        return FormValues(self.system.toPlainText().strip(), options)
 
     def refuse(self, reason: str) -> None:
         """Say why what was entered is not taken; empty takes the words back."""
@@ -140,7 +140,7 @@ class OptionsForm(QWidget):
 
     def _reset(self) -> None:
         """Leave all sampling to the model again."""
-        self.fill(Filling(self.system.toPlainText(), ChatOptions(template=self._chosen())))
+        self.fill(FormValues(self.system.toPlainText(), ChatOptions(template=self._chosen())))
 
     def _chosen(self) -> TemplateOptions:
         """The template's options; those another model's template has are kept."""

@@ -12,7 +12,7 @@ from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.presets.options_form import Filling, OptionsForm
+from kvchat.ui.presets.options_form import FormValues, OptionsForm
 from kvchat.ui.widgets.layouts import ScrollPage
 
 
@@ -47,23 +47,23 @@ class OptionsPanel(Panel):
         self.save.setEnabled(False)
         self.bring_forward()
 
-    def _take(self, filling: Filling) -> None:
+    def _take(self, values: FormValues) -> None:
         """Save was pressed, and what stands in the form makes sense."""
         raise NotImplementedError
 
     def _save(self) -> None:
-        if (filling := self._read()) is not None:
-            self._take(filling)
+        if (values := self._read()) is not None:
+            self._take(values)
 
-    def _read(self) -> Filling | None:
+    def _read(self) -> FormValues | None:
         """What stands in the form; None if it makes no sense, which is said there."""
         try:
-            filling = self.form.read()
+            values = self.form.read()
         except BadOptions as error:
             self.form.refuse(f"{error.title}. {error.detail}".strip())
             return None
         self.form.refuse("")
-        return filling
+        return values
 
     def _build(self, *above: QWidget | QLayout) -> None:
         """Put everything in its place; Tab goes from above to below."""

@@ -12,7 +12,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.building import line_edit
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.presets.options_form import Filling
+from kvchat.ui.presets.options_form import FormValues
 from kvchat.ui.presets.options_panel import OptionsPanel
 from kvchat.ui.widgets.entries import ChoiceBox
 
@@ -46,13 +46,13 @@ class PresetDialog(OptionsPanel):
 
     async def _load(self, preset: Preset, model: str | None) -> None:
         if await self._offer(model, lambda: preset == self._preset):
-            self.form.fill(Filling(preset.system, preset.options))
+            self.form.fill(FormValues(preset.system, preset.options))
             self.save.setEnabled(True)
 
-    def _take(self, filling: Filling) -> None:
+    def _take(self, values: FormValues) -> None:
         name, model = self.name.text().strip() or "Preset", self.with_model.currentData()
         self.run(
-            self._store(replace(self._preset, name=name, system=filling.system, model=model, options=filling.options))
+            self._store(replace(self._preset, name=name, system=values.system, model=model, options=values.options))
         )
 
     async def _store(self, preset: Preset) -> None:

@@ -18,7 +18,7 @@ from kvchat.session.events import (
     WaitingForEngine,
 )
 from kvchat.session.proof import NOTHING_TO_MISS, Source, Verdict
-from kvchat.ui.chat.turn_story import Piece, TurnStory
+from kvchat.ui.chat.turn_story import Remark, TurnStory
 from tests.ui.fake_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
@@ -34,63 +34,63 @@ def told(*events: TurnEvent) -> TurnStory:
 
 
 def words(story: TurnStory) -> list[str]:
-    return [piece.text for piece in story.pieces]
+    return [remark.text for remark in story.remarks]
 
 
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (WaitingForEngine(), Piece("waiting for the engine", "live")),
-        (Restoring(136_000_000, 5906), Piece("loading 136 MB…", "live", 2)),
-        (Restored(136_000_000, 5906, 21.4), Piece("loaded 136 MB in 21 ms", "", 2)),
-        (RestoreFailed("the hash differs"), Piece("not loaded: the hash differs", "warn")),
-        (Prefilling("c", 1480, 5918, 0), Piece("reading 25 % of 5,918 tokens", "live")),
-        (FirstToken("c", 34_600, 0, 5918), Piece("first word after 34.6 s")),
-        (Speed("c", 41.3, 6000), Piece("41 tokens/s", "live", 0)),
-        (Speed("c", 4.26, 6000), Piece("4.3 tokens/s", "live", 0)),
-        (Saving(), Piece("keeping…", "live", 1)),
-        (Saved(137_000_000, 6100, 310), Piece("kept 137 MB in 0.31 s", "", 1)),
-        (SaveSkipped("the disk is nearly full"), Piece("not kept: the disk is nearly full", "warn")),
-        (TurnFailed("c", KvchatError("No")), Piece("failed", "bad")),
+        (WaitingForEngine(), Remark("waiting for the engine", "live")),
+        (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
+        (Restored(136_000_000, 5906, 21.4), Remark("loaded 136 MB in 21 ms", "", 2)),
+        (RestoreFailed("the hash differs"), Remark("not loaded: the hash differs", "warn")),
+        (Prefilling("c", 1480, 5918, 0), Remark("reading 25 % of 5,918 tokens", "live")),
+        (FirstToken("c", 34_600, 0, 5918), Remark("first word after 34.6 s")),
+        (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
+        (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
+        (Saving(), Remark("keeping…", "live", 1)),
+        (Saved(137_000_000, 6100, 310), Remark("kept 137 MB in 0.31 s", "", 1)),
+        (SaveSkipped("the disk is nearly full"), Remark("not kept: the disk is nearly full", "warn")),
+        (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
     ],
 )
-def test_each_event_in_words(event: TurnEvent, expected: Piece) -> None:
-    assert told(event).pieces == (expected,)
+def test_each_event_in_words(event: TurnEvent, expected: Remark) -> None:
+    assert told(event).remarks == (expected,)
 
 
 def test_a_speed_that_was_not_measured_is_not_told() -> None:
-    assert told(Speed("c", 0.0, 6000)).pieces == ()
+    assert told(Speed("c", 0.0, 6000)).remarks == ()
 
 
 def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
     before = told(*A_RESTORE)
-    assert before.pieces[0].tone == ""
-    assert "remembered" not in before.pieces[0].text
+    assert before.remarks[0].tone == ""
+    assert "remembered" not in before.remarks[0].text
     after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918, FROM_DISK))
-    assert after.pieces[0] == Piece("remembered: 136 MB in 21 ms", "good", 2)
+    assert after.remarks[0] == Remark("remembered: 136 MB in 21 ms", "good", 2)
 
 
 def test_a_hollow_restore_is_a_fault() -> None:
     story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918, HOLLOW))
-    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
+    assert story.remarks[0] == Remark("read again: what was loaded was not used", "warn")
 
 
 def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
     story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918, FROM_DISK))
-    assert story.pieces[0] == Piece("remembered in part: 136 MB in 21 ms", "", 2)
+    assert story.remarks[0] == Remark("remembered in part: 136 MB in 21 ms", "", 2)
 
 
 def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
     story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000, FROM_DISK))
-    assert story.pieces[0].tone == "good"
+    assert story.remarks[0].tone == "good"
 
 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     hollow = RestoreFailed("hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
     story = told(*A_RESTORE, hollow)
-    assert story.pieces[0] == Piece("read again: what was loaded was not used", "warn")
+    assert story.remarks[0] == Remark("read again: what was loaded was not used", "warn")
     story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
-    assert story.pieces[0].tone == "warn"
+    assert story.remarks[0].tone == "warn"
 
 
 @pytest.mark.parametrize("cached", [5906, 1200, 100])
@@ -151,7 +151,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
         "41 tokens/s",
         "kept 137 MB in 0.31 s",
     ]
-    assert all(piece.tone != "live" for piece in story.pieces)
+    assert all(remark.tone != "live" for remark in story.remarks)
     story.tell(Prefilling("c", 1, 10, 0))
     assert words(story) == ["reading 10 % of 10 tokens"]
 
@@ -179,7 +179,7 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
 
 def test_silence_is_told_as_long_as_it_lasts() -> None:
     story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), Silent("c", 12.4))
-    assert Piece("no word for 12 s", "warn") in story.pieces
+    assert Remark("no word for 12 s", "warn") in story.remarks
     assert story.silent
     assert "41 tokens/s" not in words(story), "nothing comes so fast now"
     story.tell(Silent("c", 0))
