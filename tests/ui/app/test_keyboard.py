@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.keyboard import Keyboard
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.chat.turn_story import Piece
+from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.commands.palette import Palette, best
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, shown_keys
 from kvchat.ui.messages.reply_view import ReplyView
@@ -173,7 +173,7 @@ async def test_the_numbers_go_and_come_back(furnished: FakeRuntime, window: Main
         view = window.transcript.views[reply]
         return view.receipt if isinstance(view, ReplyView) else None
 
-    window.strip.show_turn((Piece("first token 0.3 s"), Piece("not saved: no room", "warn")), None)
+    window.strip.show_turn((Remark("first token 0.3 s"), Remark("not saved: no room", "warn")), None)
     assert receipt() is not None
     window.keyboard.actions["numbers"].trigger()
     await until(lambda: receipt() is None, "a reply without its receipt")
