@@ -12,9 +12,9 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
-from tests.ui.controllers.test_messages import button
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import button
 
 LEFT = Qt.MouseButton.LeftButton
 
