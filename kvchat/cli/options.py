@@ -38,6 +38,7 @@ class BenchOptions:
     size: bool = False  # measure whether the store holds at the size of real chats
     made_bytes: int | None = None  # how large the file made for that is
     after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
+    person: bool = False  # measure what is left of the waits when a person looks and writes before Send
     as_json: bool = False
 
 

@@ -116,8 +116,7 @@ async def bench_home(
     """
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine)
-    if context_size is not None:
-        settings = dataclasses.replace(settings, context_size=context_size)
+    settings = dataclasses.replace(settings, context_size=context_size or settings.context_size, read_ahead="always")
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))

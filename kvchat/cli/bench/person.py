@@ -1,0 +1,164 @@
+"""`kvchat bench --person`: what is left of each wait when what comes next is prepared while a person looks and writes.
+
+A chat of N tokens, and a short one. Times to the first token, each beside the same in the same round with the chat hot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from kvchat.chat.events import Event, ReadingAhead
+from kvchat.chat.record.messages import Receipt
+from kvchat.cli.bench.home import PEOPLE, THINGS, BenchHome, Reply, bench_home, say
+from kvchat.cli.options import BenchOptions
+from kvchat.cli.terminal import columns
+from kvchat.words.wording import duration
+
+TYPING_S = 2.0  # so long a person writes before Send
+ROUNDS = 3
+PASTE = 2000  # tokens
+REPLY_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Person:
+    """One run's figures. Times in ms, medians of all rounds. `--json` prints these names as keys."""
+
+    prompt_tokens: int  # of the chat
+    hot_ttft_ms: float
+    switch_ttft_ms: float  # another chat was in the slot, the save point is on disk; written for two seconds
+    switch_ratio: float  # median of the rounds' own ratios to the hot one
+    at_once_ttft_ms: float  # the same, sent at once
+    at_once_restore_ms: float  # of that
+    at_once_ratio: float  # to restore and hot together
+    paste_tokens: int
+    paste_unread_ttft_ms: float  # with a long text pasted, sent at once
+    paste_ttft_ms: float  # the same after it was read ahead
+    paste_ratio: float
+    interrupted_ttft_ms: float  # another message, sent in the middle of reading a paste ahead
+    interrupted_wait_ms: float  # more than hot
+    longest_step_ms: float  # of all that was read ahead
+
+
+@dataclass
+class _Steps:
+    """Listens to what is read ahead."""
+
+    longest_ms: float = 0.0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # a step of it is over
+    _times: list[float] = field(default_factory=list)
+
+    def hear(self, event: Event) -> None:
+        if not isinstance(event, ReadingAhead):
+            return
+        now = time.perf_counter()
+        self._times = [now] if not event.done else [*self._times, now]
+        self.longest_ms = max([self.longest_ms, *(1000 * (b - a) for a, b in pairwise(self._times))])
+        if event.draft and 0 < event.done < event.total:
+            self.begun.set()
+
+
+async def measure(options: BenchOptions) -> Person:
+    """Build the chats, then go from one to the other and write. Raises KvchatError."""
+    async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
+        return await _measure(home, options.tokens)
+
+
+async def _measure(home: BenchHome, tokens: int) -> Person:
+    chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
+    other = (await home.runtime.chat.new_conversation()).id
+    say(f"Building a chat of about {tokens:,} tokens …")
+    await home.ask(chat, _question(0))
+    await home.ask(other, _question(1))
+    hot, switched, at_once = list[Receipt](), list[Receipt](), list[Receipt]()
+    for number in range(2, 2 + 4 * ROUNDS, 4):
+        say(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
+        home.runtime.chat.select(chat)
+        await home.runtime.chat.idle()
+        hot.append((await _written(home, chat, _question(number))).receipt)
+        await home.restart()
+        await home.ask(other, _question(number + 1))
+        switched.append((await _written(home, chat, _question(number + 2))).receipt)
+        await home.restart()
+        await home.ask(other, _question(number + 1))
+        at_once.append((await home.ask(chat, _question(number + 3))).receipt)
+    usual = median(one.ttft_ms for one in hot)
+
+    steps = _Steps()
+    home.runtime.events.subscribe(steps.hear)
+    say(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
+    home.runtime.chat.select(chat)
+    await home.runtime.chat.idle()
+    unread = (await home.ask(chat, await home.notes(PASTE, 10_000))).receipt
+    pasted = await home.notes(PASTE, 20_000)
+    home.runtime.chat.write(chat, pasted)
+    await home.runtime.chat.idle()
+    read = (await home.ask(chat, pasted)).receipt
+    home.runtime.chat.write(chat, "")
+    await home.runtime.chat.idle()
+    steps.begun.clear()
+    home.runtime.chat.write(chat, await home.notes(PASTE, 30_000))
+    await steps.begun.wait()
+    interrupted = (await home.ask(chat, _question(3))).receipt
+    home.runtime.chat.write(chat, "")
+
+    return Person(
+        prompt_tokens=hot[-1].prompt_tokens,
+        hot_ttft_ms=usual,
+        switch_ttft_ms=median(one.ttft_ms for one in switched),
+        switch_ratio=median(one.ttft_ms / other.ttft_ms for one, other in zip(switched, hot, strict=True)),
+        at_once_ttft_ms=median(one.ttft_ms for one in at_once),
+        at_once_restore_ms=median(one.restore_ms for one in at_once),
+        at_once_ratio=median(
+            one.ttft_ms / (one.restore_ms + other.ttft_ms) for one, other in zip(at_once, hot, strict=True)
+        ),
+        paste_tokens=unread.prompt_tokens - unread.cached_tokens,
+        paste_unread_ttft_ms=unread.ttft_ms,
+        paste_ttft_ms=read.ttft_ms,
+        paste_ratio=read.ttft_ms / unread.ttft_ms,
+        interrupted_ttft_ms=interrupted.ttft_ms,
+        interrupted_wait_ms=max(0.0, interrupted.ttft_ms - usual),
+        longest_step_ms=steps.longest_ms,
+    )
+
+
+async def _written(home: BenchHome, chat: str, text: str) -> Reply:
+    """The reply in a chat that is opened, to a text that is written for two seconds and then sent."""
+    home.runtime.chat.select(chat)
+    words = text.split()
+    for count in range(1, len(words) + 1):
+        home.runtime.chat.write(chat, " ".join(words[:count]))
+        await asyncio.sleep(TYPING_S / len(words))
+    answering = home.ask(chat, text)
+    home.runtime.chat.write(chat, "")
+    return await answering
+
+
+def _question(number: int) -> str:
+    """No two are alike, and each takes some writing."""
+    who, what = PEOPLE[number % len(PEOPLE)], THINGS[number % len(THINGS)]
+    return f"In note {number} and after it: on which day did {who} leave the {what} behind, and what was written there?"
+
+
+def lines(result: Person) -> list[str]:
+    """The figures for a reader."""
+    rows = [
+        ("Time to first token, hot", duration(result.hot_ttft_ms)),
+        ("  after a switch", f"{duration(result.switch_ttft_ms)}   ({result.switch_ratio:.2f} times hot)"),
+        (
+            "  the same, sent at once",
+            f"{duration(result.at_once_ttft_ms)}   ({result.at_once_ratio:.2f} times restore and hot together)",
+        ),
+        (f"  with {result.paste_tokens:,} tokens pasted", duration(result.paste_unread_ttft_ms)),
+        ("    read ahead", f"{duration(result.paste_ttft_ms)}   ({result.paste_ratio:.3f} times that)"),
+        (
+            "  sent while a paste is read ahead",
+            f"{duration(result.interrupted_ttft_ms)}   ({duration(result.interrupted_wait_ms)} more than hot)",
+        ),
+        ("Longest step of reading ahead", duration(result.longest_step_ms)),
+    ]
+    return [f"A chat of {result.prompt_tokens:,} tokens, with two seconds of writing before Send:", *columns(rows)]
