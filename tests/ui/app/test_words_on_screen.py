@@ -52,6 +52,7 @@ ALLOWED = (
 )
 SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|WHERE|FROM|JOIN|AND|GROUP|SET|ORDER|DROP|ALTER|VALUES)\b")
 IN_DETAILS = (  # of a receipt, and in what names a finding to itself
+    "ahead: prefilled before Send",
     "hot: it was in the engine’s slot",
     "warm: restored from memory",
     "restored from disk, proved by the engine’s own count",
