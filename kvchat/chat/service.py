@@ -162,7 +162,7 @@ class ChatService:
         self.external_changes.open(conversation_id)
         self._preparing.select(conversation_id)
 
-    def write(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
+    def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """What is being written in the conversation that is looked at, or in one that has not begun: read ahead."""
         self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
 

@@ -102,7 +102,7 @@ class Person:
     async def send(self) -> None:
         text, self.draft = self.draft or self._words(8), ""
         replied = self.runtime.chat.send(self.here, text, GREEDY)
-        self.runtime.chat.write(self.here, "")
+        self.runtime.chat.prepare(self.here, "")
         if self.dice.random() < 0.6:
             await replied
 
@@ -134,7 +134,7 @@ class Person:
 
     def _write(self, draft: str) -> None:
         self.draft = draft
-        self.runtime.chat.write(self.here, draft)
+        self.runtime.chat.prepare(self.here, draft)
 
     def _words(self, count: int) -> str:
         self._number += count

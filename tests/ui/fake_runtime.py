@@ -363,6 +363,12 @@ class FakeChat(ChatService):
     def select(self, conversation_id: str) -> None:
         self.calls.append(("select", conversation_id))
 
+    def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        self.drafted = conversation_id, draft, attachments
+
+    def stop_reading_ahead(self, conversation_id: str) -> None:
+        self.calls.append(("stop reading ahead", conversation_id))
+
     def send(
         self,
         conversation_id: str,

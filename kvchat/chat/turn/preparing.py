@@ -89,10 +89,14 @@ class Preparing:
 
     def write(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
         """What the user has written there and attached: read when that pauses, what was pasted at once."""
-        before = self._target or _Target(conversation_id)
-        if conversation_id != before.conversation_id or _Target(conversation_id, draft, attachments) == before:
+        target, before = _Target(conversation_id, draft, attachments), self._target
+        if before is None or conversation_id != before.conversation_id:
+            if not draft and not attachments:
+                return  # an empty page is no reason to leave what is prepared
+            before = _Target(conversation_id)
+        if target == before:
             return
-        self._target = _Target(conversation_id, draft, attachments)
+        self._target = target
         self._forget_timer()
         if len(draft) >= len(before.draft) + AT_ONCE or attachments != before.attachments:
             self.begin()

@@ -95,16 +95,16 @@ async def _measure(home: BenchHome, tokens: int) -> Person:
     await home.runtime.chat.idle()
     unread = (await home.ask(chat, await home.notes(PASTE, 10_000))).receipt
     pasted = await home.notes(PASTE, 20_000)
-    home.runtime.chat.write(chat, pasted)
+    home.runtime.chat.prepare(chat, pasted)
     await home.runtime.chat.idle()
     read = (await home.ask(chat, pasted)).receipt
-    home.runtime.chat.write(chat, "")
+    home.runtime.chat.prepare(chat, "")
     await home.runtime.chat.idle()
     steps.begun.clear()
-    home.runtime.chat.write(chat, await home.notes(PASTE, 30_000))
+    home.runtime.chat.prepare(chat, await home.notes(PASTE, 30_000))
     await steps.begun.wait()
     interrupted = (await home.ask(chat, _question(3))).receipt
-    home.runtime.chat.write(chat, "")
+    home.runtime.chat.prepare(chat, "")
 
     return Person(
         prompt_tokens=hot[-1].prompt_tokens,
@@ -131,10 +131,10 @@ async def _written(home: BenchHome, chat: str, text: str) -> Reply:
     home.runtime.chat.select(chat)
     words = text.split()
     for count in range(1, len(words) + 1):
-        home.runtime.chat.write(chat, " ".join(words[:count]))
+        home.runtime.chat.prepare(chat, " ".join(words[:count]))
         await asyncio.sleep(TYPING_S / len(words))
     answering = home.ask(chat, text)
-    home.runtime.chat.write(chat, "")
+    home.runtime.chat.prepare(chat, "")
     return await answering
 
 

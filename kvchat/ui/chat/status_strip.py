@@ -10,8 +10,9 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
 from kvchat.engine.speaking.connection import EngineState
-from kvchat.ui.base.building import label, progress_bar, row
+from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.colors import Theme
+from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
@@ -124,10 +125,12 @@ class StatusStrip(QFrame):
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
         self.progress = progress_bar("Reading")
         self.progress.setFixedWidth(90)
-        self.progress.hide()
+        self.stop = tool_button("Stop reading ahead")  # shown while something is read that nobody has asked for yet
+        for one in (self.progress, self.stop):
+            one.hide()
         self.remarks = Remarks(look)
-        parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1), self.progress
-        row(*parts, on=self, spacing=_BETWEEN, margins=(_BETWEEN, 6, _BETWEEN, 6))
+        parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1)
+        row(*parts, self.progress, self.stop, on=self, spacing=_BETWEEN, margins=(_BETWEEN, 6, _BETWEEN, 6))
         self._look = look
         self._engine, self._silent = EngineState.STOPPED, False
         self._told: tuple[Remark, ...] = ()
@@ -149,10 +152,16 @@ class StatusStrip(QFrame):
         self.context.setToolTip(reason)
         self._make_room()
 
-    def show_turn(self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False) -> None:
-        """The current turn's remarks, how much of the prompt has been read, and whether nothing comes any more."""
+    def show_turn(
+        self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
+    ) -> None:
+        """The current turn's remarks, how much of the prompt has been read, and whether nothing comes any more.
+
+        `ahead`: it is read before anybody has asked for it, and can be stopped.
+        """
         self._told, self._silent = remarks, silent
         self._show_state()
+        self.stop.setVisible(ahead)
         self.progress.setVisible(fraction is not None)
         self.progress.setValue(int(1000 * (fraction or 0.0)))
         self._show_remarks()
@@ -177,7 +186,7 @@ class StatusStrip(QFrame):
 
     def _make_room(self) -> None:
         """The model and the context stand elsewhere, too: they give way to what is told of the turn."""
-        busy = [self.dot, self.state, self.remarks] + [self.progress] * (not self.progress.isHidden())
+        busy = [self.dot, self.state, self.remarks, *(p for p in (self.progress, self.stop) if not p.isHidden())]
         room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
         for one in (self.model, self.context):
             wide = one.sizeHint().width() + _BETWEEN
@@ -190,6 +199,7 @@ class StatusStrip(QFrame):
         font.setPointSizeF(self._look.type.small)
         self.remarks.setFont(font)
         self._show_remarks()
+        self.stop.setIcon(icon("close", self._look.theme.muted))
         self.dot.fit()
         self.dot.update()
         self.remarks.update()

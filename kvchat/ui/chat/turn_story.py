@@ -7,9 +7,14 @@ from dataclasses import dataclass, replace
 from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
 from kvchat.session import events as session
-from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, duration, per_second, several, size
+from kvchat.words.wording import READ_AGAIN, READ_AHEAD, REMEMBERED, STILL_LOADED, duration, per_second, several, size
 
-_RANKS = {"speed": 0, "save": 1, "restore": 2}  # the rest, 3: above all the time to the first word, and faults
+_RANKS = {
+    "speed": 0,
+    "save": 1,
+    "restore": 2,
+    "ahead": 2,
+}  # the rest, 3: above all the time to the first word, and faults
 # What it waits for: the remark, if any, and what stands where the reply will be.
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
     session.WaitingForEngine: ("waiting for the engine", "Waiting for the engine…"),
@@ -37,6 +42,7 @@ class TurnStory:
         self._restored: session.Restored | None = None
         self._failed = ""  # why nothing was restored that was to be
         self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
+        self.reading_ahead = False  # it is being read before anybody has asked for it
         self.pending = ""  # what to say where the reply will stand; empty once it has begun
 
     @property
@@ -80,6 +86,8 @@ class TurnStory:
                 self.fraction = done / total if total else None
                 self._say("read", f"reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens", "live")
                 self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
+            case chat.ReadingAhead() | chat.NotReadAhead():
+                self._tell_ahead(event)
             case chat.FirstToken():
                 self._tell_first_token(event)
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
@@ -111,6 +119,19 @@ class TurnStory:
                 self._restored, self._failed = None, "" if hollow else reason
                 self._say("restore", f"{READ_AGAIN}: {UNUSED}" if hollow else f"not loaded: {reason}", "warn")
 
+    def _tell_ahead(self, event: chat.ReadingAhead | chat.NotReadAhead) -> None:
+        self._fresh()
+        if isinstance(event, chat.NotReadAhead):
+            self._say("ahead", f"not {READ_AHEAD}: {event.reason}")
+            return
+        what = "what you write" if event.draft else "this chat"
+        self.reading_ahead = event.done < event.total
+        self.fraction = event.done / event.total if self.reading_ahead else None
+        if self.reading_ahead:
+            self._say("ahead", f"reading {what}: {event.done:,} of {several(event.total, 'token')}", "live")
+        else:
+            self._say("ahead", f"{several(event.total, 'token')} {READ_AHEAD}")
+
     def _tell_first_token(self, event: chat.FirstToken) -> None:
         self._fresh()
         self._reading_ended()
@@ -132,7 +153,7 @@ class TurnStory:
 
     def _say_where(self, where: str, *, hollow: bool) -> None:
         """Where the reply's chat came from, first of all that is said."""
-        more, tone = "", "good" if where in (STILL_LOADED, REMEMBERED) else ""
+        more, tone = "", "good" if where in (STILL_LOADED, REMEMBERED, READ_AHEAD) else ""
         if hollow:
             more, tone = UNUSED, "warn"
         elif where == READ_AGAIN and self._failed:
@@ -154,6 +175,7 @@ class TurnStory:
 
     def _reading_ended(self) -> None:
         self._remarks.pop("read", None)
+        self.reading_ahead = False
         self.fraction = None
         self.pending = ""
 
@@ -170,6 +192,7 @@ class TurnStory:
         self._over = False
         self._restored, self._failed = None, ""
         self.fraction = None
+        self.reading_ahead = False
         self.pending = ""
 
 

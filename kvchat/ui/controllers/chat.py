@@ -46,6 +46,9 @@ class ChatController(Controller):
         views.sidebar.selected.connect(self.open)
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
+        for changed in (views.composer.editor.textChanged, views.composer.chips.changed):
+            changed.connect(self._prepare)
+        views.strip.stop.clicked.connect(lambda: runtime.chat.stop_reading_ahead(self.current or NOT_BEGUN))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
 
@@ -89,6 +92,11 @@ class ChatController(Controller):
         if self._views.transcript.row_of(message_id) is None:
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
+
+    def _prepare(self) -> None:
+        """What is written may be read while it is."""
+        composer = self._views.composer
+        self._runtime.chat.prepare(self.current, composer.draft, composer.chips.attachments)
 
     def retry(self) -> None:
         """Answer the last message again."""
@@ -216,7 +224,7 @@ class ChatController(Controller):
 
     def _hear_turn(self, event: events.TurnEvent) -> None:
         id = event.conversation_id
-        turn, here = self._turn_of(id), id == self.current
+        turn, here = self._turn_of(id), id == (self.current or NOT_BEGUN)
         known = turn.live_id
         turn.hear(event)
         match event:

@@ -110,7 +110,8 @@ class Views:
     ) -> None:
         """A conversation's turn, wherever it is shown; `waiting` says for which other one it waits."""
         self.composer.set_busy(running)
-        self.strip.show_turn(turn.story.remarks, turn.story.fraction, silent=turn.story.silent)
+        story = turn.story
+        self.strip.show_turn(story.remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = isinstance(turn.failure, PromptTooLong)  # the context's card says so, and what can be done
         told = too_long or _told_by_engine(turn.failure, runtime.engine.status)

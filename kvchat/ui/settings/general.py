@@ -13,6 +13,7 @@ _THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
 _SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
 _NUMBERS = ((True, "Show"), (False, "Hide"))
 _ON_OFF = ((True, "On"), (False, "Off"))
+_AHEAD = (("auto", "Automatically"), ("always", "Always"), ("never", "Never"))
 _STARTS = (("app", "With kvchat"), ("message", "With the first message"))
 
 
@@ -32,6 +33,11 @@ class GeneralPage(SettingsPage):
         self.numbers = self.add(ChoiceEntry(look, "show_numbers", NUMBERS, words, _NUMBERS, change))
         words = "In the language of the chat, when it has nothing else to do. A name you gave stays."
         self.titles = self.add(ChoiceEntry(look, "model_titles", "Let the model name chats", words, _ON_OFF, change))
+        words = (
+            "While you look at a chat or write, the engine reads what it will need, and then answers at once. "
+            "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
+        )
+        self.read_ahead = self.add(ChoiceEntry(look, "read_ahead", "Read before you send", words, _AHEAD, change))
         words = "With the first message saves memory until you need it; that message waits until the model is loaded."
         self.start = self.add(ChoiceEntry(look, "engine_start", "Start the engine", words, _STARTS, change))
         words = (

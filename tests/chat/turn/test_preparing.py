@@ -26,7 +26,7 @@ async def shown(stage: Stage, chat: str) -> None:
 
 async def written(stage: Stage, chat: str | None, draft: str) -> None:
     """Wait until a draft has been read as far as it will be."""
-    stage.runtime.chat.write(chat, draft)
+    stage.runtime.chat.prepare(chat, draft)
     await stage.until(lambda: stage.runtime.chat._preparing._timer is None)
     await stage.runtime.chat.idle()
 

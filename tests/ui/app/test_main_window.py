@@ -14,6 +14,7 @@ from kvchat.chat.events import (
     Notice,
     Prefilling,
     QuestionNotStored,
+    ReadingAhead,
     ReplyDelta,
     Silent,
     Speed,
@@ -80,6 +81,22 @@ async def test_shows_the_newest_conversation_and_tells_the_runtime(furnished: Fa
     assert window.header.title.whole == "Thesis, chapter 3"
     assert ("select", "thesis") in furnished.chat.calls
     assert replies(window)[0].text == "All about Thesis, chapter 3."
+
+
+async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_stopped(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    qtbot.keyClicks(window.composer.editor, "one")
+    assert furnished.chat.drafted == ("thesis", "one", ())
+    furnished.events.publish(ReadingAhead("thesis", 300, 2100, draft=True))
+    assert "reading what you write: 300 of 2,100 tokens" in window.strip.remarks.text
+    assert window.strip.progress.value() == 142
+    qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
+    assert furnished.chat.calls[-1] == ("stop reading ahead", "thesis")
+    furnished.events.publish(ReadingAhead("thesis", 2100, 2100, draft=True))
+    assert "2,100 tokens read ahead" in window.strip.remarks.text
+    assert window.strip.stop.isHidden()
 
 
 async def test_enter_sends_and_shift_enter_makes_a_line(
