@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
-from kvchat.kvstore.files import memory_files
+from kvchat.kvstore.files import disk, memory_files
 from kvchat.kvstore.layout.layout import Span
 from kvchat.kvstore.layout.plan import Copy, Inline, Plan
 from kvchat.kvstore.layout.recipe import (
@@ -235,7 +235,7 @@ class _Out:
     """The file that is put together, and its bytes, mapped, where most of its pages are there already."""
 
     def __init__(self, target: Path, file: FileIO, size: int) -> None:
-        there = os.fstat(file.fileno()).st_size if sys.platform == "linux" else 0
+        there = disk.allotted(os.fstat(file.fileno())) if sys.platform == "linux" else 0
         self.file = file
         self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * there else None
 

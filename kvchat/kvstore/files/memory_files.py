@@ -99,16 +99,6 @@ class MemoryPool:
             delete(file)
         return None
 
-    def expect(self, size: int, *, spare: bool = False) -> Path | None:
-        """A file that is going to be that large, one to spare if it may be; None where there is no room for one."""
-        file = self.take_spare() if spare else None
-        if not self.fits(size - (size_of(file) if file else 0)):
-            self.spare += [file] if file else []
-            return None
-        file = file or self.new()
-        self.expected[file] = size
-        return file
-
     def forget_spares(self) -> None:
         """Delete them: they hold what was in them."""
         while self.spare:
@@ -131,7 +121,7 @@ def stamp(file: Path) -> tuple[int, ...]:
 
 def delete(file: Path) -> None:
     """Delete it, if that can be, and let go of its bytes."""
-    _let_go(file)
+    _mapped.pop(file, None)
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
 
@@ -160,18 +150,23 @@ class Mapped:
     """
 
     def __init__(self, file: FileIO, size: int) -> None:
-        """Make the file that large, if it is smaller. Raises OSError: that it has no room is known now, not later."""
-        os.posix_fallocate(file.fileno(), 0, size)
+        """Of a file that is at least that large."""
         self.file = FileIO(os.dup(file.fileno()), "r+")
         self.bytes = mmap.mmap(file.fileno(), size)
         self._start = ctypes.c_char.from_buffer(self.bytes)
 
+    def __del__(self) -> None:
+        """Not before: another thread may be using it."""
+        self.file.close()
+
     def have_all_ready(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """The same of the first so many bytes, one after the other, until it is cancelled."""
+        """Have the first so many bytes' pages made and at hand, little by little, until it is cancelled. OSError."""
         for offset in range(0, size, _READY_AT_ONCE):
             if cancelled():
                 break
-            self.have_ready(offset, min(_READY_AT_ONCE, size - offset))
+            length = min(_READY_AT_ONCE, size - offset)
+            os.posix_fallocate(self.file.fileno(), offset, length)
+            self.have_ready(offset, length)
 
     def have_ready(self, offset: int, length: int) -> None:
         """Have these pages at hand, as far as the system can."""
@@ -183,18 +178,24 @@ class Mapped:
 _mapped: dict[Path, Mapped] = {}  # what was written over last in this process, or is to be next
 
 
-def mapped(path: Path, file: FileIO, size: int) -> Mapped:
-    """The mapping of the open file; that of the last two is kept until `delete`. Raises OSError."""
+def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped:
+    """The mapping of the open file, made that large if it is smaller; that of the last two is kept until `delete`.
+
+    Raises OSError: that it has no room is known now, not later, unless its pages need not be `ready`.
+    """
+    there = os.fstat(file.fileno())
+    if ready and disk.allotted(there) < size:
+        os.posix_fallocate(file.fileno(), 0, size)
+    elif there.st_size < size:
+        file.truncate(size)
     kept = _kept(path)
     if kept is None or len(kept.bytes) < size:
-        _let_go(path)
+        _mapped.pop(path, None)
         kept = Mapped(file, size)
-    elif (there := os.fstat(file.fileno()).st_size) < size:
-        os.posix_fallocate(file.fileno(), there, size - there)
     _mapped.pop(path, None)
     _mapped[path] = kept
     for other in list(_mapped)[:-_MOST_MAPPED]:
-        _let_go(other)
+        _mapped.pop(other, None)
     return kept
 
 
@@ -202,11 +203,6 @@ def _kept(path: Path) -> Mapped | None:
     """Its mapping, unless somebody has deleted the file."""
     kept = _mapped.get(path)
     return kept if kept and os.fstat(kept.file.fileno()).st_nlink else None
-
-
-def _let_go(path: Path) -> None:
-    if kept := _mapped.pop(path, None):
-        kept.file.close()
 
 
 def open_private(path: Path) -> FileIO:

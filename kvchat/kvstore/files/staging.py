@@ -83,11 +83,11 @@ class Staging:
         with self._lock:
             if self._memory is None or not self._is_own(place) or not self._make_room(self._memory, size, unabsorbed):
                 return False
-            file = self._memory.expect(size)
-            if file is not None:
-                file.touch(0o600, exist_ok=False)
-                place.symlink_to(file)
-            return file is not None
+            file = self._memory.new()
+            file.touch(0o600, exist_ok=False)
+            self._memory.expected[file] = size
+            place.symlink_to(file)
+            return True
 
     def forget(self, place: Path) -> None:
         """Nothing was saved at `place` after all, or nothing that is of use."""
@@ -144,25 +144,22 @@ class Staging:
         Once memory was planned for an engine of ours; another's files are put together where it has them. For a
         background thread.
         """
-        memory = self._memory
+        memory, mapped = self._memory, None
         if memory is None or not size or memory.most == sys.maxsize:
             return
-        with self._lock:
-            file = memory.expect(size, spare=True)
-        if file is None:
-            return
-        try:
-            with memory_files.open_private(file) as opened:
-                mapped = memory_files.mapped(file, opened, size)
+        with self._lock, contextlib.suppress(OSError):
+            file = memory.take_spare() or memory.new()
+            fits = memory.fits(size - size_of(file))
+            if fits or size_of(file):
+                memory.spare.append(file)  # from now on: who needs one before it is ready takes it as far as it is
+            if fits:
+                with memory_files.open_private(file) as opened:
+                    mapped = memory_files.mapped(file, opened, size, ready=False)
+        if mapped:
+            with contextlib.suppress(OSError):
+                mapped.have_all_ready(size, lambda: file not in memory.spare or cancelled())  # taken, or it has to go
             with self._lock:
-                memory.spare.append(file)
                 self._make_room(memory, 0, frozenset(self._warm))  # that may have grown less meanwhile
-        except OSError:
-            memory_files.delete(file)
-            return
-        finally:
-            memory.expected.pop(file, None)
-        mapped.have_all_ready(size, lambda: file not in memory.spare or cancelled())  # taken, or it has to go
 
     def keep(self, point_id: str, file: Path, older_rows: int = 0, *, waits: bool = True) -> None:
         """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""

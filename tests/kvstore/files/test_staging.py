@@ -177,6 +177,31 @@ def test_a_restore_that_memory_cannot_hold_after_all_goes_by_way_of_the_disk(
     assert in_memory(bench) == []
 
 
+@linux
+def test_a_restore_has_the_file_that_is_being_made_ready_as_far_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory has room for one such file: a restore soon after the start must not go by way of the disk."""
+    bench = Bench(tmp_path / "store", Model(layers=16, row_size=2048))
+    bench.save("thesis", text(300))
+    bench.memory = len(bench.model.slot_file(text(300))) * 3 // 2
+    bench.reopen()
+    make_pages, restored = os.posix_fallocate, list[Path]()
+
+    def sent_just_now(file: int, offset: int, size: int) -> None:
+        make_pages(file, offset, size)
+        if not restored:
+            restored.append(bench.slots)
+            staged = stage(bench, text(300))
+            restored.append(staged.path.resolve())
+            assert bench.read(staged) == bench.model.slot_file(text(300))
+
+    monkeypatch.setattr(os, "posix_fallocate", sent_just_now)
+    bench.store.keep_in_memory(bench.memory)
+    bench.store.prepare().result()
+    assert (bench.folder.parent / "memory") in restored[-1].parents
+
+
 def test_where_no_links_can_be_made_it_goes_by_way_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "as exFAT does")
