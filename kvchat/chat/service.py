@@ -166,6 +166,10 @@ class ChatService:
         """What is being written in the conversation that is looked at, or in one that has not begun: read ahead."""
         self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
 
+    def rest_on(self, conversation_id: str | None) -> None:
+        """The user may be about to select this conversation, or none."""
+        self._preparing.rest_on(conversation_id)
+
     def stop_reading_ahead(self, conversation_id: str) -> None:
         """Read nothing ahead of this conversation until it is selected again."""
         self._preparing.stop(conversation_id)

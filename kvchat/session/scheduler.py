@@ -28,7 +28,9 @@ class Rank(IntEnum):
     GROW = 1  # the engine is started again with more room
     PREPARE = 2  # what the user looks at and writes is restored and read
     TITLE = 3  # a chat is named
-    ABSORB = 4  # what was saved is taken apart: beside the slot, which it does not need
+    # Beside the slot, which they do not need:
+    ABSORB = 4  # what was saved is taken apart
+    WARM_UP = 5  # what may be restored next is read from a slow disk
 
 
 @dataclass(eq=False)

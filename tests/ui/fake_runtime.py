@@ -366,6 +366,9 @@ class FakeChat(ChatService):
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
         self.drafted = conversation_id, draft, attachments
 
+    def rest_on(self, conversation_id: str | None) -> None:
+        self.calls.append(("rest on", conversation_id or ""))
+
     def stop_reading_ahead(self, conversation_id: str) -> None:
         self.calls.append(("stop reading ahead", conversation_id))
 

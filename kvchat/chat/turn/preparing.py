@@ -34,6 +34,7 @@ from kvchat.system.concurrency import Background, to_its_end
 PAUSE_S = 0.6  # a draft that has not changed for so long is read
 AT_ONCE = 400  # characters that come all at once were pasted
 DWELL_S = 1.0  # a chat that was looked at for so long is read if there is nothing to restore
+WARMING_PATIENCE_S = 3.0  # for so long it waits for what is more urgent
 UNSTABLE = 8  # tokens at the end of a draft that its next letters may change
 COSTS_MORE = "going back from it would take longer than reading it"
 
@@ -77,6 +78,7 @@ class Preparing:
         self._due = asyncio.Event()  # there is something to prepare, perhaps
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
+        self._rested_on: str | None = None
 
     def select(self, conversation_id: str | None) -> None:
         """The user looks at this conversation now, or at none."""
@@ -102,6 +104,13 @@ class Preparing:
             self.begin()
         else:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.begin)
+
+    def rest_on(self, conversation_id: str | None) -> None:
+        """The user may be about to open this conversation, or none: what it needs is read from a slow disk."""
+        if conversation_id != self._rested_on:
+            self._rested_on = conversation_id
+            if conversation_id is not None:
+                self._background.begin(self._warm_up(conversation_id))
 
     def leave(self, conversation_id: str) -> None:
         """A conversation is about to go."""
@@ -150,6 +159,12 @@ class Preparing:
         finally:
             self._running = False
 
+    async def _warm_up(self, conversation_id: str) -> None:
+        slots = self._parts.slots
+        await slots.slot.scheduler.quiet(Rank.WARM_UP, WARMING_PATIENCE_S)
+        if self._rested_on == conversation_id and slots.slot.holds() != conversation_id:
+            await asyncio.to_thread(slots.store.warm_up, conversation_id, lambda: self._rested_on != conversation_id)
+
     async def _stays(self, target: _Target) -> bool:
         """Whether it is still on show after a moment, and may be read."""
         if self._why_not_read() or self._stopped == target.conversation_id:
@@ -191,7 +206,10 @@ class Preparing:
         loaded = await lease.load((*(work.draft or boundary), NEXT))
         if not read or pictures or not work.wanted():
             return True
-        if len(boundary) - loaded.expected_cached >= LEAST_GAIN and work.branch:
+        missing = len(boundary) - loaded.expected_cached
+        stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # before it was saved
+        unsaved = stopped_short and lease.engine.saves and not await lease.is_kept(boundary)
+        if work.branch and (missing >= LEAST_GAIN or unsaved):
             if not await self._read_history(work, loaded):
                 return False
             loaded = await lease.load((*(work.draft or boundary), NEXT))
@@ -209,6 +227,7 @@ class Preparing:
             if not await self._read(work, stop, loaded, draft=False):
                 return False
             if lease.engine.saves and not await lease.is_kept(stop):
+                await lease.settle(stop)
                 await to_its_end(lease.save(stop, label=label, tell=stop == work.boundary))
             loaded = await lease.load((*stop, NEXT))
         self._background.begin(self._parts.absorb())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.chat.record.messages import Receipt
-from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, Source, Verdict
+from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
 from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
@@ -53,7 +53,8 @@ def where_from(verdict: Verdict, cached: int, prompt: int) -> str:
     if verdict.miss_reason == NOTHING_TO_MISS:
         return FIRST_REPLY
     where = WHERE[verdict.source]
-    if verdict.source is Source.COLD or 2 * cached >= prompt:
+    most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
+    if verdict.source is Source.COLD or cached >= most * prompt:
         return where
     return f"{where} in part" if cached >= LEAST_SHARE * prompt else READ
 

@@ -160,6 +160,7 @@ class TurnStory:
             more, tone = self._failed, "warn"
         elif where.startswith(REMEMBERED) and self._restored:
             more = f"{size(self._restored.bytes)} in {duration(self._restored.ms)}"
+        self._remarks.pop("ahead", None)
         self._remarks = {"restore": Remark(where)} | self._remarks
         self._say("restore", f"{where}: {more}" if more else where, tone)
 

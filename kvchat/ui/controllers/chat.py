@@ -44,6 +44,7 @@ class ChatController(Controller):
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
+        views.sidebar.rested_on.connect(runtime.chat.rest_on)
         views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         for changed in (views.composer.editor.textChanged, views.composer.chips.changed):

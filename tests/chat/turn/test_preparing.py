@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvchat.chat.events import ReadingAhead
 from kvchat.chat.turn import preparing
+from kvchat.session import reading
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
 
@@ -17,6 +20,7 @@ DRAFT = "What came of the garden in the end, and who looked after it when the ri
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "DWELL_S", 0.05)
     monkeypatch.setattr(preparing, "PAUSE_S", 0.05)
+    monkeypatch.setattr(reading, "MOST_STEP", 64)
 
 
 async def shown(stage: Stage, chat: str) -> None:
@@ -88,3 +92,47 @@ async def test_deleting_the_draft_goes_back_to_the_turn_boundary(
     receipt = await stage.answered(chat, "Something else altogether.")
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
     assert receipt.source in (Source.HOT, Source.WARM, Source.DISK)
+
+
+async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage: Stage) -> None:
+    stage.runtime.settings = replace(stage.runtime.settings, read_ahead="never")
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat, STORY)
+    await stage.answered(other)
+    await shown(stage, chat)
+    await written(stage, chat, DRAFT)
+    assert not stage.of(ReadingAhead)
+    assert stage.runtime.slot_conversation == chat
+
+
+async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage: Stage) -> None:
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat, STORY)
+    await stage.answered(other)
+    forgotten(stage)
+    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    stage.runtime.chat.select(chat)
+    await stage.until(lambda: stage.of(ReadingAhead))
+    stage.runtime.chat.stop_reading_ahead(chat)
+    await stage.runtime.chat.idle()
+    assert not stage.save_points()
+    stage.runtime.chat.select(other)
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    assert [point.conversation_id for point in stage.save_points()] == [chat]
+
+
+async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(stage: Stage) -> None:
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat, STORY)
+    await stage.answered(other)
+    await shown(stage, chat)
+    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    stage.runtime.chat.prepare(chat, DRAFT * 3)
+    await stage.until(lambda: any(0 < event.done < event.total for event in stage.of(ReadingAhead)))
+    steps = len(stage.of(ReadingAhead))
+    assert await stage.runtime.chat.send(other, "Hello?")
+    before = [event for event in stage.of(ReadingAhead)[: steps + 2] if event.done < event.total]
+    assert len(before) <= steps + 1
+    await stage.runtime.chat.idle()
+    assert stage.runtime.slot_conversation == chat, "and then the draft is read again"

@@ -99,6 +99,17 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     assert window.strip.stop.isHidden()
 
 
+async def test_a_row_the_pointer_rests_on_is_told_and_one_it_passes_is_not(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await settled(window, furnished)
+    rows = window.sidebar.list
+    for place in (1, 0):
+        rows.entered.emit(window.sidebar.model.index(place))
+    await until(lambda: ("rest on", "thesis") in furnished.chat.calls)
+    assert ("rest on", "jeju") not in furnished.chat.calls
+
+
 async def test_enter_sends_and_shift_enter_makes_a_line(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
