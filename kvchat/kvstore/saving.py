@@ -164,9 +164,10 @@ class Saving:
                 except (StoreRefused, OSError, Changed) as error:
                     if isinstance(error.__cause__, IndexFailed) and error.__cause__.locked:
                         break
-                    refusal = not_written(error) if isinstance(error, OSError) else error
-                    refused.append(str(refusal))
-                    self._parts.lose(point_id, str(refusal), tell=False)
+                    if point_id in self._unabsorbed():  # else it was deleted meanwhile, and its file with it
+                        refusal = not_written(error) if isinstance(error, OSError) else error
+                        refused.append(str(refusal))
+                        self._parts.lose(point_id, str(refusal), tell=False)
                 else:
                     absorbed += new is not None
                     written += new or 0
