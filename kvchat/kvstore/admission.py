@@ -60,10 +60,10 @@ def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) ->
     if expected_size is not None and size != expected_size:
         written, there = size_in_words(expected_size), size_in_words(size)
         raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
-    if not tokens:
+    if not len(tokens):
         raise StoreRefused("Not saved: the engine had nothing of this chat.")
     if not slotfile.stands_for(tokens, expected):
-        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens, expected)} of them this chat's."
+        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens.tolist(), expected)} of them this chat's."
         raise StoreRefused("Not saved: the engine holds something else.", detail)
     return size
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from kvchat.kvstore.savepoint import Tokens
 
@@ -23,6 +24,7 @@ MAGIC = 0x67677371  # 'ggsq'
 WRAPPED = -1  # no token has this id, so it marks the wrapped form
 WRAPPED_VERSION = 1
 PLACEHOLDER = -1  # stands for a token of a picture, whichever picture it is
+Words = npt.NDArray[np.int32]  # of a chat of 128K tokens as a list they would take longer than the file's restore may
 _HEADER = struct.Struct("<III")
 # The token list has had the same place in every state version so far. Whether it may load a version is the engine's to
 # judge; a value out of this range is no version at all.
@@ -33,8 +35,8 @@ class SlotFileError(Exception):
     """The file is not a whole slot file; the message says in words what it is instead."""
 
 
-def read_tokens(path: Path) -> Tokens:
-    """The token ids the slot file at `path` stands for; () for the file of an empty slot.
+def read_tokens(path: Path) -> Words:
+    """The token ids the slot file at `path` stands for; none for the file of an empty slot.
 
     Where it holds pictures their tokens are PLACEHOLDER. Reads the header alone and never allocates more than the file
     is long. Raises SlotFileError for an empty, truncated or foreign file, OSError where the file cannot be read.
@@ -45,7 +47,7 @@ def read_tokens(path: Path) -> Tokens:
         return _unwrap(_read_words(file))
 
 
-def _read_words(file: BinaryIO) -> list[int]:
+def _read_words(file: BinaryIO) -> Words:
     """The n words between header and state."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
@@ -63,36 +65,35 @@ def _read_words(file: BinaryIO) -> list[int]:
     packed = file.read(count * 4)
     if len(packed) < count * 4:
         raise SlotFileError("truncated while it was read")
-    words: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
-    return words
+    return np.frombuffer(packed, dtype="<i4")
 
 
-def _unwrap(words: list[int]) -> Tokens:
+def _unwrap(words: Words) -> Words:
     """The token ids out of either form of the token list."""
-    if words and words[0] == WRAPPED:
+    if len(words) and words[0] == WRAPPED:
         if len(words) < 4 or words[1] != WRAPPED_VERSION:
             raise SlotFileError("its token list has an unknown form")
-        end = 3 + words[2]
-        if words[2] < 0 or end >= len(words):
+        end = 3 + int(words[2])
+        if end < 3 or end >= len(words):
             raise SlotFileError("its token list is longer than its place")
         has_media = PLACEHOLDER in words[3:end]
         if has_media != (words[end] > 0) or has_media != (end + 1 < len(words)):
             raise SlotFileError("its token list has an unknown form")
-        words = words[3:end]
-        if min(words, default=0) < PLACEHOLDER:
-            raise SlotFileError("its token list holds ids that are no tokens")
-    elif min(words, default=0) < 0:
+        words, least = words[3:end], PLACEHOLDER
+    else:
+        least = 0
+    if words.min(initial=0) < least:
         raise SlotFileError("its token list holds ids that are no tokens")
-    return tuple(words)
+    return words
 
 
-def stands_for(words: Tokens, expected: Tokens) -> bool:
+def stands_for(words: Words, expected: Tokens) -> bool:
     """Whether a slot file's words are these tokens.
 
     Of a picture (ids below PLACEHOLDER) only its place can be told, and words the engine puts around it are part of it.
     """
-    if words == expected:
-        return min(words, default=0) >= 0
-    if len(words) != len(expected) or (PLACEHOLDER in words) != (min(expected, default=0) < PLACEHOLDER):
+    wanted = np.asarray(expected, "<i4")
+    pictures = wanted < PLACEHOLDER
+    if len(words) != len(wanted) or (PLACEHOLDER in words) != pictures.any():
         return False
-    return all(word == token or token < PLACEHOLDER for word, token in zip(words, expected, strict=True))
+    return bool(((words == wanted) | pictures).all())
