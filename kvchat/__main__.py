@@ -66,6 +66,11 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
             from kvchat.cli import ask
 
             return lambda: ask.run(arguments.ask_options(options))
+        case "prepare" | "prepared":
+            from kvchat.cli import prepared
+
+            run = prepared.run_prepare if options.command == "prepare" else prepared.run_prepared
+            return lambda: run(arguments.prepare_options(options))
         case "bench":
             from kvchat.cli.bench import command
 

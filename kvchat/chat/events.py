@@ -38,6 +38,11 @@ class ConversationsChanged:
 
 
 @dataclass(frozen=True)
+class LibraryChanged:
+    """Prepared documents were added, read on or removed."""
+
+
+@dataclass(frozen=True)
 class MessagesChanged(_OfChat):
     """The messages on a conversation's current branch changed other than by a ReplyDelta."""
 
@@ -173,6 +178,7 @@ Event = (
     EngineChanged
     | SettingsChanged
     | ConversationsChanged
+    | LibraryChanged
     | MessagesChanged
     | QuestionNotStored
     | Absorbed

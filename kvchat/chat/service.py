@@ -15,6 +15,7 @@ from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.external_changes import ExternalChanges
 from kvchat.chat.options import Preset, remember_model
+from kvchat.chat.prepared.service import Library
 from kvchat.chat.record import tree
 from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import Database
@@ -63,26 +64,24 @@ class ChatService:
         """
         self.events = events
         self.slots = Slots(store)
-        self._database = database
-        self._worker = worker
-        self._store = store
+        self._database, self._worker, self._store = database, worker, store
         self._locks = ChatLocks(database.file.with_name(ANSWERING))
         self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
         self.titles = Titles(self._parts)
         self._background = Background(self.titles.hear)
+        begin, is_answering = self._background.begin, self.is_answering
         self._preparing = Preparing(self._parts, self._background, why_not_read)
         self.drafts = Drafts(database, worker)
-        self.context = ContextService(self._parts, self.is_answering, self._background.begin)
+        self.context = ContextService(self._parts, is_answering, begin)
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
-        self._permanent_deletion = PermanentDeletion(self._parts, self.finder, self._background.begin)
-        purge = self.delete, self._permanent_deletion.forget
-        self.recently_deleted = RecentlyDeleted(
-            self._parts, self.is_answering, *purge, self._background.begin, keep_deleted_s
-        )
+        self._permanent_deletion = PermanentDeletion(self._parts, self.finder, begin)
+        forget = self._permanent_deletion.forget
+        self.recently_deleted = RecentlyDeleted(self._parts, is_answering, self.delete, forget, begin, keep_deleted_s)
         self.organiser = Organiser(self._parts, self.leave, self.recently_deleted)
         self.external_changes = ExternalChanges(database, worker, events)
         self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
+        self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
 
     @property
@@ -256,8 +255,9 @@ class ChatService:
         self._turns.stop(conversation_id)
 
     def stop_all(self) -> None:
-        """Stop every reply, those included that still wait for the slot."""
+        """Stop every reply, also those that wait for the slot, and what documents are read."""
         self._turns.stop()
+        self.library.stop()
         self.slots.slot.scheduler.end()
 
     async def idle(self) -> None:

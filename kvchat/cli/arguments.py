@@ -21,6 +21,7 @@ from kvchat.cli.options import (
     EnginesOptions,
     ExportOptions,
     ModelsOptions,
+    PrepareOptions,
     StoreOptions,
 )
 from kvchat.errors import KvchatError
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     _flag(parser, "--hidden", "start in the tray, without opening the window")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
     _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
+    _add_prepare(commands)
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
     _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
@@ -78,6 +80,12 @@ def ask_options(namespace: argparse.Namespace) -> AskOptions:
     if not prompt.strip():
         raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
     return _filled(AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
+
+
+def prepare_options(namespace: argparse.Namespace) -> PrepareOptions:
+    """The options of `prepare` and `prepared`."""
+    paths = tuple(getattr(namespace, "paths", ()))
+    return _filled(PrepareOptions, namespace, paths=paths, action=getattr(namespace, "action", None) or "show")
 
 
 def bench_options(namespace: argparse.Namespace) -> BenchOptions:
@@ -190,7 +198,9 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     _flag(which, "--new", "begin a new chat")
     _value(which, "--chat", "ID", "go on with this chat (default: the newest)", dest="chat_id")
     _add_engine(parser)
-    _value(parser, "--system", "TEXT", "system prompt of a new chat")
+    begins = parser.add_mutually_exclusive_group()
+    _value(begins, "--system", "TEXT", "system prompt of a new chat")
+    _value(begins, "--on", "NAME", "begin a new chat on documents that were prepared under that name")
     attached = "attach text, code, a PDF or a picture; repeatable"
     _value(parser, "--attach", "FILE", attached, type=Path, action="append", default=[])
     _value(parser, "--max-tokens", "N", "stop the reply after N tokens", type=setting("max_tokens", int))
@@ -201,6 +211,19 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--starter", "without a model, fetch the starter model", default=argparse.SUPPRESS)
     _add_json(parser)
     _value(parser, "prompt", "PROMPT", "the question; - reads standard input")
+
+
+def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    prepare = commands.add_parser("prepare", help="read documents once, for chats to begin on without reading them")
+    _value(prepare, "paths", "PATH", "files, folders or repositories; none: read again what is called so", nargs="*")
+    _value(prepare, "--name", "NAME", "what it is called in the library", required=True)
+    _add_engine(prepare)
+    prepared = commands.add_parser("prepared", help="list prepared documents and what they take and save")
+    actions = prepared.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
+    remove = actions.add_parser("remove", help="forget one; chats on it keep what they have")
+    _value(remove, "name", "NAME", "what it is called")
+    _add_engine(prepared)
+    _add_json(prepared)
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:

@@ -134,6 +134,8 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
         if await runtime.chat.conversation(options.chat_id) is None:
             raise NoSuchChat(f"There is no chat {options.chat_id}", "", "Leave --chat out to go on with the newest.")
         return options.chat_id
+    if options.on is not None:
+        return (await runtime.chat.library.begin(await runtime.chat.library.named(options.on))).id
     known = await runtime.chat.conversations()
     if known and not options.new:
         return known[0].id

@@ -19,6 +19,7 @@ class AskOptions:
     model: Path | None = None
     engine: Path | None = None
     system: str | None = None  # only for a new conversation
+    on: str | None = None  # prepared documents that a new conversation begins on, by name
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
@@ -39,6 +40,18 @@ class BenchOptions:
     made_bytes: int | None = None  # how large the file made for that is
     after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
     person: bool = False  # measure what is left of the waits when a person looks and writes before Send
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What `kvchat prepare` is to read, or `kvchat prepared` to show or remove."""
+
+    paths: tuple[Path, ...] = ()  # none: what is called so is read again
+    name: str = ""
+    action: Literal["show", "remove"] = "show"
+    model: Path | None = None
+    engine: Path | None = None
     as_json: bool = False
 
 

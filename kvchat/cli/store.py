@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from kvchat.chat.prepared.record import all_prepared
 from kvchat.chat.record.database import Database
 from kvchat.cli.options import StoreOptions
 from kvchat.cli.terminal import columns, show_progress
@@ -56,6 +57,7 @@ def _told_of(paths: Paths) -> tuple[Titles, Saved]:
     try:
         with closing(Database(paths.database)) as database:
             titles = {conversation.id: conversation.title for conversation in database.conversations()}
+            titles |= {one.owner: f"Prepared: {one.name}" for one in all_prepared(database)}
             return titles, database.seconds_saved()
     except KvchatError:
         return {}, {}

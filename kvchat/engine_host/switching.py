@@ -13,9 +13,11 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity
-from kvchat.engine_host.choice import EngineChoice, ModelMissing
+from kvchat.engine_host.choice import EngineChoice, ModelMissing, choose_engine
 from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.managed import ManagedHost
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.fitting import MemoryBar, given_back
 from kvchat.library.memory.proposals import Proposal
@@ -131,6 +133,23 @@ class SwitchingHost:
         if model is not None and not self.is_external:
             await self._change_models(model, restarts=sees and not self.current.sees)
         return await self.current.ready(sees=sees, tokens=tokens)
+
+    async def states_now(self) -> tuple[Fingerprint, int] | None:
+        """What states mean with the engine that runs, or would be started now, and its longest context (tokens).
+
+        None where that is not known.
+        """
+        if (known := self.current.known) is not None:
+            return known.fingerprint, known.limit
+        choice, settings = self.choice, self._settings()
+        try:
+            if settings.engine_url or not settings.model_path:
+                return None
+            if choice is None or self.restart_pending or choice.plan.model != Path(settings.model_path):
+                choice = await asyncio.to_thread(choose_engine, settings, Path())
+        except KvchatError:
+            return None
+        return choice.fingerprint, choice.most.tokens
 
     async def note_restore(self, *, hollow: bool) -> None:
         """A restore in a real turn held, or proved hollow."""

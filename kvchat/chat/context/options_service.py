@@ -78,17 +78,19 @@ class OptionsService:
         text = text.strip()
         if text == (before.content if before else ""):
             return False
+        documents = before.attachments if before else ()  # that the chat began on
         said = branch[1:] if before else branch
         if said:
-            system = [new_message(conversation_id, Role.SYSTEM, text)] if text else []
+            system = (
+                [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)] if text or documents else []
+            )
             await parts.worker.run(branch_of_copies, parts.database, None, [*system, *said], said[-1].id)
         else:
             if before:
                 await parts.worker.run(parts.database.remove_leaf, before)
-            if text:
-                await parts.worker.run(
-                    parts.database.append, conversation_id, None, Role.SYSTEM, text, MessageState.COMPLETE
-                )
+            if text or documents:
+                where = conversation_id, None, Role.SYSTEM
+                await parts.worker.run(parts.database.append, *where, text, MessageState.COMPLETE, documents)
         parts.events.publish(MessagesChanged(conversation_id))
         parts.events.publish(ConversationsChanged())
         return bool(said)

@@ -105,6 +105,8 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
     # Read after that: what another process began and saved in between is known then.
     gone = _deleted(database)
     for conversation_id, messages in new.messages.items():
+        if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
+            continue  # of what was read for it anew only what was finished is used; the rest goes with it
         if not database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
             gone.setdefault(conversation_id, set()).add(conversation_id)
             continue

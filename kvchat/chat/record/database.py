@@ -47,8 +47,10 @@ class Database(DatabaseFile):
         found = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
         return conversation_of(found[0]) if found else None
 
-    def create_conversation(self, title: str, system: str | None = None) -> Conversation:
-        """A new conversation, with a system message if given."""
+    def create_conversation(
+        self, title: str, system: str | None = None, attachments: Sequence[Attachment] = ()
+    ) -> Conversation:
+        """A new conversation, with a system message if given, and what is attached to that."""
         now, conversation_id = _now(), uuid.uuid4().hex
         with self.transaction() as db:
             db.execute(
@@ -56,7 +58,7 @@ class Database(DatabaseFile):
                 (conversation_id, title, now, now),
             )
             if system:
-                insert_message(db, new_message(conversation_id, Role.SYSTEM, system))
+                insert_message(db, new_message(conversation_id, Role.SYSTEM, system, attachments=attachments))
         made = self.conversation(conversation_id)
         assert made is not None
         return made

@@ -182,6 +182,23 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE INDEX messages_streaming ON messages (writer) WHERE state = 'streaming'
     """,
+    # 18: documents that were read once for chats to begin on, see kvchat.chat.prepared
+    """
+    CREATE TABLE prepared (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        paths TEXT NOT NULL,  -- JSON: what the user named
+        sources TEXT NOT NULL,  -- JSON: the files, as they were when they were read
+        texts TEXT NOT NULL,  -- JSON: what the model read of them
+        label TEXT NOT NULL DEFAULT '',  -- of the save points; empty: not read to the end
+        fingerprint TEXT,  -- JSON
+        model TEXT NOT NULL DEFAULT '',
+        context_size INTEGER NOT NULL DEFAULT 0,
+        tokens INTEGER NOT NULL DEFAULT 0,
+        read_ms REAL NOT NULL DEFAULT 0,
+        created_at REAL NOT NULL
+    )
+    """,
 )
 
 

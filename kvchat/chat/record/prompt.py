@@ -21,7 +21,8 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
     joined: list[ChatMessage] = []
     for number, message in enumerate(branch, start=1):
         continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
-        if not message.content.strip() and message.role is not Role.USER and not continued:
+        says_nothing = not message.content.strip() and not message.attachments
+        if says_nothing and message.role is not Role.USER and not continued:
             continue
         role, content, pictures = message.role.value, prompt_content(message), pictures_of(message)
         if joined and (last := joined[-1]).role == role:

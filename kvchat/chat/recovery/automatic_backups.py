@@ -29,6 +29,7 @@ TABLES = (
     "drafts",
     "draft_attachments",
     "presets",
+    "prepared",
     "restore_findings",
     "removed",
     "deleted",
@@ -110,6 +111,7 @@ def scrub(file: Path, ids: Iterable[str]) -> None:
                 db.executemany("DELETE FROM messages WHERE conversation_id = ? OR id = ?1", gone)
                 for table in ("conversations", "removed"):
                     db.executemany(f"DELETE FROM {table} WHERE id = ?", gone)
+                db.executemany("DELETE FROM prepared WHERE 'prepared:' || id = ?", gone)
                 db.execute(
                     "UPDATE conversations SET title = live.title FROM live.conversations AS live"
                     " WHERE live.id = conversations.id"

@@ -210,6 +210,8 @@ class ChatController(Controller):
             case events.Notice(title=title, detail=detail, conversation_id=id):
                 about = f"In “{self.conversations.title(id)}”: " if id not in ("", self.current) else ""
                 self._views.notices.tell(title, f"{about}{detail}")
+            case events.LibraryChanged():
+                pass  # its window hears that itself
             case _:
                 self._hear_turn(event)
 

@@ -1,0 +1,128 @@
+"""Reading documents into the slot and saving them, in spare time; if interrupted, from the last save on once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from kvchat.chat.prepared.record import system_message
+from kvchat.chat.prepared.sources import CannotPrepare, Document
+from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.kvstore.savepoint import Fingerprint, Tokens
+from kvchat.session.events import SaveSkipped, SessionEvent
+from kvchat.session.host import ReadyEngine
+from kvchat.session.lease import NEXT, Lease
+from kvchat.session.reading import read_ahead
+from kvchat.session.scheduler import Rank
+from kvchat.session.session import Request, Session
+from kvchat.system.concurrency import to_its_end
+
+PART_MS = 20_000.0  # what is read in so long is saved
+FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
+
+
+@dataclass(frozen=True)
+class Read:
+    """What reading came to."""
+
+    fingerprint: Fingerprint
+    context_size: int
+    tokens: int
+    ms: float  # an estimate: reading all of it; 0 where nothing was measured
+
+
+class DocumentReader:
+    """Reads one set of documents, once."""
+
+    def __init__(
+        self,
+        parts: TurnParts,
+        owner: str,
+        label: Callable[[Fingerprint], str],
+        documents: Sequence[Document],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """`label`: what its save points are called, by what they are read with. `progress`: tokens done and in all."""
+        self._parts, self._owner, self._label, self._progress = parts, owner, label, progress
+        self._documents = documents
+        self._why_not_saved = ""
+
+    async def run(self) -> Read:
+        """Until all is read and saved, whatever comes between. May be cancelled at any point. Raises KvchatError."""
+        scheduler = self._parts.slot.scheduler
+        while True:
+            if read := await scheduler.run(Rank.DOCUMENTS, self._owner, self._read):
+                return read
+
+    async def _read(self, wanted: Callable[[], bool]) -> Read | None:
+        """In the slot; None if it was not `wanted` to the end."""
+        session = Session(self._parts.slots, self._parts.host, self._owner, self._hear)
+        messages = prompt_messages([system_message([document.attachment for document in self._documents])])
+        async with session.losses_explained():
+            lease = await session.ready(Request(messages))
+            boundary = await lease.boundary(messages)
+            needed = len(boundary) + lease.engine.reserve(None)
+            if needed > lease.engine.limit:
+                self._refuse(len(boundary), lease.engine)
+            if lease.engine.too_small(needed):
+                lease = await session.with_room(Request(messages), needed)
+            if needed > lease.engine.context_size:
+                self._refuse(len(boundary), lease.engine)
+            if not lease.keeps:
+                problem = self._parts.slots.store.problem
+                why = problem.detail if problem else lease.engine.finding.words
+                raise CannotPrepare("Documents cannot be kept here", why, "")
+            if not await self._to_the_end(lease, boundary, wanted):
+                return None
+        costs, engine = lease.slots.restore_cost, lease.engine
+        return Read(engine.fingerprint, engine.context_size, len(boundary), costs.prefill_ms(len(boundary)))
+
+    async def _to_the_end(self, lease: Lease, boundary: Tokens, wanted: Callable[[], bool]) -> bool:
+        """Read and save on from what there is of it; whether it came to the end."""
+        loaded = await lease.load((*boundary, NEXT))
+        held, costs = loaded.expected_cached, lease.slots.restore_cost
+        for stop in self._stops(lease, boundary):
+            if len(stop) < held:
+                continue
+            if not await read_ahead(lease, stop, loaded, wanted, lambda done: self._progress(done, len(boundary))):
+                return False
+            contents = lease.slot.known(lease.engine)
+            if contents:
+                costs.learn_prefill(contents.ahead.tokens, contents.ahead.ms)
+            await to_its_end(self._save(lease, stop, self._label(lease.engine.fingerprint)))
+            loaded = await lease.load((*stop, NEXT))
+        return True
+
+    async def _save(self, lease: Lease, stop: Tokens, label: str) -> None:
+        await lease.settle(stop)  # where a longer state was restored it holds more
+        if await lease.save(stop, label=label, tell=False) is None and self._why_not_saved:
+            raise CannotPrepare("The documents could not be kept", self._why_not_saved, "")
+
+    @staticmethod
+    def _stops(lease: Lease, boundary: Tokens) -> Iterator[Tokens]:
+        """Where to save: now and then, so that whoever interrupts does not cost all of it, and at the end."""
+        rate = lease.slots.restore_cost.prefill_ms_per_token
+        part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
+        for end in (*range(part, len(boundary) - part // 2, part), len(boundary)):
+            yield from lease.engine.stops(boundary[:end])
+
+    def _refuse(self, tokens: int, engine: ReadyEngine) -> NoReturn:
+        """Raises CannotPrepare: it is too long, and so much fits."""
+        room = engine.limit - engine.reserve(None)
+        letters = sum(len(document.text) for document in self._documents)
+        fits, so_far = 0, 0
+        for document in self._documents:
+            so_far += len(document.text)
+            fits += so_far * tokens <= room * letters
+        amount = f"about {100 * room // tokens} % of it fit"
+        if len(self._documents) > 1:
+            amount = f"the first {fits:,} of its {len(self._documents):,} files fit, {amount}"
+        words = f"It has {tokens:,} tokens and there is room for {room:,}: {amount}."
+        advice = "Choose a part of it, or a larger context size in the settings if model and memory allow it."
+        raise CannotPrepare("That is longer than the model can read at once", words, advice)
+
+    def _hear(self, event: SessionEvent) -> None:
+        if isinstance(event, SaveSkipped):
+            self._why_not_saved = event.reason

@@ -1,0 +1,131 @@
+"""The prepared documents in the database. For the database's thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvchat.chat.prepared.sources import CannotPrepare, Document, Source
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, new_message
+from kvchat.chat.record.prompt import NEW_TITLE
+from kvchat.chat.record.rows import text_of, time_of
+from kvchat.kvstore.savepoint import Fingerprint
+
+# Behind the documents, which stand first: they are all that is long.
+INSTRUCTION = "Answer with the help of these documents."
+_COLUMNS = "id, name, paths, sources, label, fingerprint, model, context_size, tokens, read_ms, created_at"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A set of documents, as it was read last."""
+
+    id: str
+    name: str
+    paths: tuple[str, ...]  # that the user named
+    sources: tuple[Source, ...]
+    label: str  # of its save points; empty: they were never read to their end
+    fingerprint: Fingerprint | None  # of what they were read with; so with all that follows
+    model: str  # path
+    context_size: int
+    tokens: int
+    read_ms: float  # an estimate: reading all of it
+    created_at: datetime
+
+    @property
+    def owner(self) -> str:
+        """Whose its save points are."""
+        return owner_of(self.id)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it was read to its end."""
+        return bool(self.label)
+
+
+def owner_of(prepared_id: str) -> str:
+    """Whose the save points of a set are."""
+    return f"prepared:{prepared_id}"
+
+
+def all_prepared(database: Database) -> list[Prepared]:
+    """All of them, by name."""
+    rows = database.rows(f"SELECT {_COLUMNS} FROM prepared ORDER BY name COLLATE NOCASE")
+    return [prepared for row in rows if (prepared := _prepared_of(row)) is not None]
+
+
+def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> Prepared:
+    """A new set, not read yet. Raises CannotPrepare where there is one of that name."""
+    made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
+    statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
+    if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
+        advice = "Choose another name, or have that one read again."
+        raise CannotPrepare(f"There is something called “{name}” in the library already", "", advice)
+    return next(one for one in all_prepared(database) if one.id == made)
+
+
+def finish(database: Database, prepared: Prepared, documents: Sequence[Document]) -> None:
+    """It was read to its end, as these documents."""
+    facts = json.dumps(dataclasses.asdict(prepared.fingerprint)) if prepared.fingerprint else None
+    database.write(
+        "UPDATE prepared SET sources = ?, texts = ?, label = ?, fingerprint = ?, model = ?, context_size = ?,"
+        " tokens = ?, read_ms = ?, created_at = ? WHERE id = ?",
+        (
+            *(*_stored(documents), prepared.label, facts, prepared.model, prepared.context_size),
+            *(prepared.tokens, prepared.read_ms, prepared.created_at.timestamp(), prepared.id),
+        ),
+    )
+
+
+def remove(database: Database, prepared: Prepared) -> None:
+    """Forget a set; that its save points are to go is noted with it."""
+    with database.transaction() as db:
+        db.execute("DELETE FROM prepared WHERE id = ?", (prepared.id,))
+        db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
+
+
+def begin_chat(database: Database, prepared: Prepared) -> Conversation:
+    """A new conversation whose system message has the documents as they were read last."""
+    row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
+    if row is None:
+        raise CannotPrepare(f"“{prepared.name}” is no longer in the library", "", "Prepare it again.")
+    texts = json.loads(text_of(row["texts"]))
+    documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
+    return database.create_conversation(NEW_TITLE, INSTRUCTION, documents)
+
+
+def system_message(documents: Sequence[Attachment]) -> Message:
+    """What every chat on these documents begins with."""
+    return new_message("", Role.SYSTEM, INSTRUCTION, attachments=documents)
+
+
+def _stored(documents: Sequence[Document]) -> tuple[str, str]:
+    sources = json.dumps([dataclasses.asdict(document.source) for document in documents])
+    return sources, json.dumps([document.text for document in documents])
+
+
+def _prepared_of(row: sqlite3.Row) -> Prepared | None:
+    """A row; None where a damaged file has made nonsense of it."""
+    try:
+        facts = row["fingerprint"]
+        return Prepared(
+            text_of(row["id"]),
+            text_of(row["name"]),
+            tuple(json.loads(row["paths"])),
+            tuple(Source(**source) for source in json.loads(row["sources"])),
+            text_of(row["label"]),
+            Fingerprint(**json.loads(facts)) if facts else None,
+            text_of(row["model"]),
+            int(row["context_size"]),
+            int(row["tokens"]),
+            float(row["read_ms"]),
+            time_of(row["created_at"]),
+        )
+    except (ValueError, TypeError):
+        return None

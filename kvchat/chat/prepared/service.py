@@ -1,0 +1,221 @@
+"""The library: documents that are read once and kept, as the window and the commands ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from kvchat.chat.events import ConversationsChanged, LibraryChanged
+from kvchat.chat.prepared import record, sources
+from kvchat.chat.prepared.reading import DocumentReader
+from kvchat.chat.prepared.record import Prepared
+from kvchat.chat.prepared.sources import CannotPrepare, Changes, Document, gather
+from kvchat.chat.record.messages import Conversation
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint
+
+LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What preparing files would take."""
+
+    files: int
+    letters: int
+    seconds: float | None  # None: nothing was ever read with this model
+
+    @property
+    def tokens(self) -> int:
+        """About so many."""
+        return round(self.letters / LETTERS_A_TOKEN)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A set that is being read, or waits until nothing else is done."""
+
+    task: asyncio.Future[Any]
+    done: int = 0  # tokens
+    total: int = 0  # 0: not counted yet
+
+
+Forget = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
+
+
+class Library:
+    """Belongs to the event loop's thread. Every method raises KvchatError."""
+
+    def __init__(
+        self,
+        parts: TurnParts,
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+        forget: Forget,
+        model: Callable[[], str | None],
+        free: Callable[[], object],
+    ) -> None:
+        """`begin` does something in the background, `forget` deletes what is kept of somebody; `free`: the slot is.
+
+        `model`: the path of the one in use.
+        """
+        self._parts, self._begin, self._forget, self._model, self._free = parts, begin, forget, model, free
+        self.reading: dict[str, Reading] = {}  # by id
+
+    async def all(self) -> list[Prepared]:
+        """What there is, by name."""
+        return await self._parts.worker.run(record.all_prepared, self._parts.database)
+
+    async def named(self, name: str) -> Prepared:
+        """The one of that name. Raises CannotPrepare."""
+        found = next((one for one in await self.all() if one.name == name), None)
+        if found is None:
+            raise CannotPrepare(f"There is nothing called “{name}” in the library", "", "`kvchat prepared` lists it.")
+        return found
+
+    async def estimate(self, paths: Sequence[Path], model: str) -> Estimate:
+        """What preparing these would take with a model (its identity; empty if not known)."""
+        documents = await asyncio.to_thread(gather, paths)
+        letters = sum(len(document.text) for document in documents)
+        rate = await self._parts.worker.run(self._parts.database.prefill_ms_per_token, model)
+        rate = self._parts.slots.restore_cost.prefill_ms_per_token or rate
+        return Estimate(len(documents), letters, rate and rate * letters / LETTERS_A_TOKEN / 1000)
+
+    async def add(self, paths: Sequence[Path], name: str) -> Prepared:
+        """A new set, not read yet."""
+        documents = await asyncio.to_thread(gather, paths)
+        named = [str(path.absolute()) for path in paths]
+        made = await self._parts.worker.run(record.add, self._parts.database, name, named, documents)
+        self._changed()
+        return made
+
+    async def read(self, one: Prepared) -> Prepared:
+        """Read the files as they are now, what is kept of them not again; the set as it is then.
+
+        It gives way to whatever else is asked for. Cancelled, what was read so far serves the next time.
+        """
+        if one.id in self.reading:
+            raise CannotPrepare(f"“{one.name}” is being read already", "", "")
+        task = asyncio.ensure_future(self._read(one))
+        self.reading[one.id] = Reading(task)
+        self._begin(_over(task))
+        self._changed()
+        try:
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            del self.reading[one.id]
+            self._free()
+            self._changed()
+
+    async def cancel(self, one: Prepared) -> None:
+        """Read it no further; a set that was never read goes."""
+        if (reading := self.reading.get(one.id)) is not None:
+            reading.task.cancel()
+            await asyncio.wait([reading.task])
+        if not one.is_read:
+            await self.remove(one)
+
+    def stop(self) -> None:
+        """Read nothing any further, for now."""
+        for reading in self.reading.values():
+            reading.task.cancel()
+
+    async def remove(self, one: Prepared) -> None:
+        """Forget a set. Chats that began on it keep its text, and what is kept of them."""
+        if (reading := self.reading.get(one.id)) is not None:
+            reading.task.cancel()
+            await asyncio.wait([reading.task])
+        await self._parts.worker.run(record.remove, self._parts.database, one)
+        self._changed()
+        if self._parts.slots.store.problem is None:
+            await asyncio.to_thread(self._parts.slots.store.pin, one.owner, False)
+        await self._forget({one.owner: {one.owner}})
+
+    async def begin(self, one: Prepared) -> Conversation:
+        """A new chat on what was read."""
+        made = await self._parts.worker.run(record.begin_chat, self._parts.database, one)
+        self._parts.events.publish(ConversationsChanged())
+        return made
+
+    async def changes(self, one: Prepared) -> Changes:
+        """What has changed in its files since they were read."""
+        return await asyncio.to_thread(sources.changes, list(map(Path, one.paths)), one.sources)
+
+    async def seconds(self, one: Prepared, fingerprint: Fingerprint | None) -> float | None:
+        """An estimate of reading all of it with what is in use; None where that was never measured."""
+        if fingerprint is None or (one.fingerprint and one.fingerprint.model == fingerprint.model):
+            return one.read_ms / 1000 or None
+        rate = await self._parts.worker.run(self._parts.database.prefill_ms_per_token, fingerprint.model)
+        return rate and rate * one.tokens / 1000
+
+    async def _read(self, one: Prepared) -> Prepared:
+        parts = self._parts
+        documents = await asyncio.to_thread(gather, list(map(Path, one.paths)), one.sources)
+        label = partial(_label, documents)
+        if parts.slots.store.problem is None:
+            await asyncio.to_thread(parts.slots.store.pin, one.owner, True)
+        reader = DocumentReader(parts, one.owner, label, documents, partial(self._progress, one.id))
+        read = await reader.run()
+        now = replace(
+            one,
+            sources=tuple(document.source for document in documents),
+            label=label(read.fingerprint),
+            fingerprint=read.fingerprint,
+            model=self._model() or "",
+            context_size=read.context_size,
+            tokens=read.tokens,
+            read_ms=read.ms or one.read_ms,
+            created_at=datetime.now(UTC),
+        )
+        await parts.worker.run(record.finish, parts.database, now, documents)
+        if one.label and one.label != now.label:
+            await parts.slots.discard_messages(one.owner, [one.label])
+        self._begin(parts.absorb())
+        return now
+
+    def _progress(self, prepared_id: str, done: int, total: int) -> None:
+        if prepared_id in self.reading:
+            self.reading[prepared_id] = replace(self.reading[prepared_id], done=done, total=total)
+            self._changed()
+
+    def _changed(self) -> None:
+        self._parts.events.publish(LibraryChanged())
+
+
+def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerprint | None, limit: int | None) -> str:
+    """Why a chat on it would have to read it first, in words; empty where it need not.
+
+    `now`, `limit`: with what states are made by the engine in use, and its longest context; None where not known.
+    """
+    if not one.is_read or one.fingerprint is None:
+        return "it was not read to its end"
+    differences = one.fingerprint.differences(now) if now else []
+    if "model" in differences:
+        return "it was read with another model"
+    if limit is not None and one.tokens >= limit:
+        return f"it is longer than the context in use ({limit:,} tokens)"
+    if differences:
+        return f"it was read with another {', '.join(differences)}"
+    if usage is None or not usage.save_points:
+        return "its memory was deleted"
+    return ""
+
+
+def _label(documents: Sequence[Document], fingerprint: Fingerprint) -> str:
+    """What the save points of these texts are called, read with that."""
+    digest = blake3(repr(fingerprint).encode())
+    for document in documents:
+        digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+async def _over(task: asyncio.Future[Any]) -> None:
+    await asyncio.wait([task])

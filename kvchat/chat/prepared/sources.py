@@ -1,0 +1,198 @@
+"""From files, folders and repositories to documents, in bounds; and what has changed in them since.
+
+Call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+from pathspec import GitIgnoreSpec
+
+from kvchat.chat.input.documents import document_of_file, read_bytes
+from kvchat.chat.input.pictures import CannotAttach, is_picture
+from kvchat.chat.record.messages import Attachment
+from kvchat.errors import KvchatError
+from kvchat.words.wording import several, size
+
+MOST_TEXT = 32_000_000  # characters; more than any context holds
+MOST_FILES = 20_000  # that are looked at
+_HEAD = 8192  # bytes of a file in a folder that are looked at before the rest is read
+
+_Rules = tuple[tuple[Path, GitIgnoreSpec], ...]  # the innermost folder's last
+
+
+class CannotPrepare(KvchatError):
+    """Documents that cannot be read, or not kept."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, and how to know it again."""
+
+    path: str
+    name: str  # as the model is told
+    size: int  # bytes
+    mtime_ns: int
+    hash: str  # BLAKE3, as hex
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file and its text."""
+
+    source: Source
+    text: str
+
+    @property
+    def attachment(self) -> Attachment:
+        """As it goes with a message."""
+        return Attachment(self.source.name, self.source.size, self.source.hash, self.text)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is no longer as it was read: how many files."""
+
+    changed: int = 0
+    added: int = 0
+    gone: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.added or self.gone)
+
+    @property
+    def words(self) -> str:
+        """As in "2 files changed, 1 new, 1 gone"."""
+        counts = ((self.changed, "changed"), (self.added, "new"), (self.gone, "gone"))
+        first, *rest = [(count, what) for count, what in counts if count] or [(0, "changed")]
+        return ", ".join([f"{several(first[0], 'file')} {first[1]}", *(f"{count:,} {what}" for count, what in rest)])
+
+
+def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:
+    """Every document there is, those that were read `before` in that order: what has not changed stays a prefix.
+
+    What is no text is left out of a folder; named by itself it is refused. Raises CannotPrepare and CannotAttach.
+    """
+    places = {source.path: number for number, source in enumerate(before)}
+    files = sorted(_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
+    documents: list[Document] = []
+    amount = 0
+    for path, name, named in files:
+        if (document := _document(path, name, named=named)) is None:
+            continue
+        documents.append(document)
+        amount += len(document.text)
+        if amount > MOST_TEXT:
+            words = f"They hold more than {size(MOST_TEXT)} of text, more than any model reads at once."
+            raise CannotPrepare("That is too much to prepare", words, "Choose the part that matters.")
+    if not documents:
+        raise CannotPrepare(
+            "There is nothing to read", "No file with text was found there.", "Choose text, code, Markdown or a PDF."
+        )
+    return tuple(documents)
+
+
+def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
+    """What has changed since: a file is read only where its size or time is another. Raises CannotPrepare."""
+    known = {source.path: source for source in before}
+    files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
+    changed = sum(_has_changed(source) for path, source in known.items() if path in files)
+    new = sum(_document(*files[path], named=False) is not None for path in files.keys() - known.keys())
+    return Changes(changed, new, len(known.keys() - files.keys()))
+
+
+def _has_changed(source: Source) -> bool:
+    path = Path(source.path)
+    try:
+        now = path.stat()
+        if (now.st_size, now.st_mtime_ns) == (source.size, source.mtime_ns):
+            return False
+        return now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
+    except (OSError, CannotAttach):
+        return True
+
+
+def _document(path: Path, name: str, *, named: bool) -> Document | None:
+    """A file's text; None for one of a folder's that has none. Raises CannotAttach for one that was named."""
+    try:
+        if not named and _is_binary(path):
+            return None
+        changed = path.stat().st_mtime_ns if path.exists() else 0  # before it is read: what changes meanwhile is seen
+        data = read_bytes(path)
+        if is_picture(data):
+            raise CannotAttach(path.name, "It is a picture.", "Prepare text, code, Markdown or a PDF.")
+        read = document_of_file(name, data)
+    except (CannotAttach, OSError):
+        if named:
+            raise
+        return None
+    return Document(Source(str(path), read.name, read.size, changed, read.hash), read.text)
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff"))
+
+
+def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
+    """Each file once, with its name for the model and whether it was named itself. Raises CannotPrepare."""
+    seen: set[Path] = set()
+    for path in map(Path.absolute, paths):
+        inside = _in_folder(path, _rules_above(path)) if path.is_dir() else iter((path,))
+        for file in itertools.islice(inside, MOST_FILES + 1 - len(seen)):
+            name = str(file.relative_to(path.parent).as_posix())
+            if file not in seen:
+                seen.add(file)
+                yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
+            if len(seen) > MOST_FILES:
+                words = f"There are more than {MOST_FILES:,} files in it."
+                raise CannotPrepare("That is too much to prepare", words, "Choose the folder that matters.")
+
+
+def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
+    """The files below a folder, by name: no hidden ones, no links, and none that a .gitignore leaves out."""
+    rules = (*rules, *_rules_of(folder))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        path = folder / entry.name
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if entry.name.startswith(".") or entry.is_symlink() or _is_ignored(path, rules, is_folder=is_folder):
+            continue
+        if is_folder:
+            yield from _in_folder(path, rules)
+        elif entry.is_file(follow_symlinks=False):
+            yield path
+
+
+def _is_ignored(path: Path, rules: _Rules, *, is_folder: bool) -> bool:
+    """By the innermost rule that speaks of it."""
+    for base, spec in reversed(rules):
+        said = spec.check_file(path.relative_to(base).as_posix() + "/" * is_folder).include
+        if said is not None:
+            return said
+    return False
+
+
+def _rules_above(folder: Path) -> _Rules:
+    """What the repository that a folder lies in says of it."""
+    above = [folder, *folder.parents]
+    root = next((number for number, one in enumerate(above) if (one / ".git").exists()), 0)
+    return tuple(rule for one in reversed(above[1 : root + 1]) for rule in _rules_of(one))
+
+
+def _rules_of(folder: Path) -> _Rules:
+    try:
+        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
+        return ((folder, GitIgnoreSpec.from_lines(lines)),)
+    except (OSError, ValueError):
+        return ()

@@ -1,0 +1,162 @@
+"""Documents that are read once and kept, on a fake engine: chats begin on them, they change, they go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.prepared import reading
+from kvchat.chat.prepared.service import why_not_ready
+from kvchat.chat.prepared.sources import CannotPrepare
+from kvchat.chat.record.messages import Role
+from kvchat.session.proof import Source
+from tests.chat.stage import Stage
+
+STORY = "A long story of the river and the garden. " * 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "manual"
+    folder.mkdir()
+    (folder / "a.md").write_text("The river. " + STORY)
+    (folder / "b.md").write_text("The garden. " + STORY)
+    return folder
+
+
+async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stage: Stage, folder: Path) -> None:
+    library = stage.runtime.chat.library
+    one = await library.read(await library.add([folder], "Manual"))
+    await stage.runtime.chat.idle()
+    assert one.tokens > 1000
+    assert {point.conversation_id for point in stage.save_points()} == {one.owner}
+    stage.runtime.chat.slots.slot.forget()
+    chat = await library.begin(one)
+    first = (await stage.runtime.chat._parts.branch(chat.id))[0]
+    assert first.role is Role.SYSTEM
+    assert [document.name for document in first.attachments] == ["manual/a.md", "manual/b.md"]
+    receipt = await stage.answered(chat.id, "What of the boat?")
+    assert receipt.source in (Source.WARM, Source.DISK)
+    assert receipt.cached_tokens >= one.tokens - 1
+    assert await stage.runtime.chat.options.system_prompt(chat.id) == "Answer with the help of these documents."
+    assert await stage.runtime.chat.options.change_system_prompt(chat.id, "Be brief.")
+    assert (await stage.runtime.chat._parts.branch(chat.id))[0].attachments == first.attachments
+
+
+@pytest.mark.usefixtures("cannot_cut")
+async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
+    stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "FIRST_PART", 300)
+    monkeypatch.setattr(reading, "LEAST_PART", 300)
+    library = stage.runtime.chat.library
+    made = await library.add([folder], "Manual")
+    task = asyncio.ensure_future(library.read(made))
+    await stage.until(lambda: (now := library.reading.get(made.id)) and now.done > 600)
+    library.stop()  # as when kvchat ends
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    saved = max(point.n_tokens for point in stage.save_points())
+    stage.runtime.chat.slots.slot.forget()
+    before = len(stage.requests("/completion"))
+    one = await library.read(made)
+    again = stage.requests("/completion")[before:]
+    assert min(len(body["prompt"]) for body in again) > saved >= 300  # type: ignore[arg-type]
+    chat = await library.begin(one)
+    receipt = await stage.answered(chat.id, "What of the boat?")
+    assert receipt.cached_tokens >= one.tokens - 1
+
+
+async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: Stage, folder: Path) -> None:
+    library, chat = stage.runtime.chat.library, await stage.chat()
+    await stage.answered(chat)
+    stage.fake.set(FAKE_BATCH_DELAY=0.05)
+    task = asyncio.ensure_future(library.read(await library.add([folder], "Manual")))
+    await stage.until(lambda: any(one.done for one in library.reading.values()))
+    await stage.ask_while_busy(chat, "And then?")
+    assert not task.done()
+    assert (await task).is_read
+
+
+async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, folder: Path) -> None:
+    library = stage.runtime.chat.library
+    one = await library.read(await library.add([folder], "Manual"))
+    assert not await library.changes(one)
+    old = await library.begin(one)
+    await stage.answered(old.id)
+    (folder / "b.md").write_text("The boat. " + STORY)
+    (folder / "new.md").write_text("The sea. " + STORY)
+    assert (await library.changes(one)).words == "1 file changed, 1 new"
+    stage.runtime.chat.slots.slot.forget()
+    before = len(stage.requests("/completion"))
+    now = await library.read(one)
+    await stage.runtime.chat.idle()
+    assert stage.requests("/slots/0?action=restore")
+    assert now.tokens > one.tokens
+    assert len(stage.requests("/completion")) > before
+    assert not await library.changes(now)
+    own = [point for point in stage.save_points() if point.conversation_id == one.owner]
+    assert [point.n_tokens for point in own] == [now.tokens]
+    texts = [(await stage.runtime.chat._parts.branch(chat.id))[0] for chat in (old, await library.begin(now))]
+    assert "The boat" not in texts[0].attachments[1].text
+    assert "The boat" in texts[1].attachments[1].text
+
+
+async def test_what_is_longer_than_the_context_is_refused_with_how_much_fits(stage: Stage, folder: Path) -> None:
+    for number in range(8):
+        (folder / f"c{number}.md").write_text(STORY)
+    library = stage.runtime.chat.library
+    made = await library.add([folder], "Manual")
+    with pytest.raises(CannotPrepare) as refused:
+        await library.read(made)
+    assert "of its 10 files fit" in refused.value.detail
+    assert not stage.save_points()
+
+
+async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folder: Path) -> None:
+    library = stage.runtime.chat.library
+    one = await library.read(await library.add([folder], "Manual"))
+    with pytest.raises(CannotPrepare):
+        await library.add([folder], "Manual")
+    chat = await library.begin(one)
+    await stage.answered(chat.id)
+    await library.remove(one)
+    assert not await library.all()
+    assert {point.conversation_id for point in stage.save_points()} == {chat.id}
+    assert (await stage.answered(chat.id, "And then?")).cached_tokens > one.tokens
+
+
+async def test_a_set_that_is_cancelled_before_it_was_read_goes(stage: Stage, folder: Path) -> None:
+    library = stage.runtime.chat.library
+    made = await library.add([folder], "Manual")
+    task = asyncio.ensure_future(library.read(made))
+    await stage.until(lambda: (now := library.reading.get(made.id)) and now.done)
+    await library.cancel(made)
+    await asyncio.wait([task])
+    await stage.runtime.chat.idle()
+    assert not await library.all()
+    assert not stage.save_points()
+
+
+async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(
+    stage: Stage, folder: Path, tmp_path: Path, smollm2: Path
+) -> None:
+    library = stage.runtime.chat.library
+    one = await library.read(await library.add([folder], "Manual"))
+    await stage.runtime.close()
+    async with Stage(tmp_path / "home", stage.fake, smollm2) as later:
+        found = await later.runtime.chat.library.named("Manual")
+        assert found == one
+        now = await later.runtime.engine.states_now()
+        assert now is not None
+        usage = {entry.conversation_id: entry for entry in (await later.runtime.save_points.usage()).conversations}
+        assert usage[one.owner].pinned
+        assert why_not_ready(found, usage[one.owner], *now) == ""
+        assert "longer than the context" in why_not_ready(found, usage[one.owner], now[0], 100)
+        assert why_not_ready(found, None, *now) == "its memory was deleted"
+        chat = await later.runtime.chat.library.begin(found)
+        receipt = await later.answered(chat.id, "What of the boat?")
+        assert receipt.source is Source.DISK
+        assert receipt.cached_tokens >= one.tokens - 1
