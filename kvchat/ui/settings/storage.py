@@ -69,7 +69,7 @@ class StoragePage(SettingsPage):
         super().refresh()
         settings = self.runtime.settings
         words = chats_in_words(self._quota(settings.quota_bytes), long_chat(settings))
-        holds = f" What is in force {words}." if words else ""
+        holds = f" The limit now {words}." if words else ""
         self.quota.say(
             "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
             f"goes first. Left to kvchat it is {size(self._quota(None))} here.{holds}"

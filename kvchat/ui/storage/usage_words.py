@@ -33,9 +33,10 @@ def sharing(usage: StoreUsage) -> str:
 
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     """What makes save points go by themselves."""
-    words = f"Above {size(usage.quota_bytes)}, what spares the least reading for its size goes first."
+    limit, above = f"limit of {size(usage.quota_bytes)}", "what spares the least reading for its size goes first."
+    words = f"Above the {limit}, {above}"
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
-        words = f"This {holds}. {words}"
+        words = f"The {limit} {holds}. Above it, {above}"
     if max_age_days is not None:
         words += f" What was not used for {several(max_age_days, 'day')} goes as well."
     return words

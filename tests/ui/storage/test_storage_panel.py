@@ -269,7 +269,8 @@ async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWind
     furnished.settings = replace(furnished.settings, quota_bytes=5 * GB, max_age_days=30)
     panel = await opened(window)
     words = (
-        "Above 5 GB, what spares the least reading for its size goes first. What was not used for 30 days goes as well."
+        "Above the limit of 5 GB, what spares the least reading for its size goes first. "
+        "What was not used for 30 days goes as well."
     )
     await until(lambda: panel.limits.text() == words)
 

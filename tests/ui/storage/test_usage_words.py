@@ -84,9 +84,13 @@ def test_the_break_even() -> None:
 
 
 def test_the_limits() -> None:
-    words = "Above 1 GB, what spares the least reading for its size goes first."
+    words = "Above the limit of 1 GB, what spares the least reading for its size goes first."
     assert limits_in_words(STORE, None) == words
     assert limits_in_words(STORE, 1) == f"{words} What was not used for 1 day goes as well."
+    assert limits_in_words(replace(STORE, chat_bytes=300_000_000), None) == (
+        "The limit of 1 GB holds about 3 chats of 32K tokens with this model. "
+        "Above it, what spares the least reading for its size goes first."
+    )
 
 
 def test_what_a_maximum_age_takes() -> None:
