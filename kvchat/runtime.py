@@ -101,11 +101,6 @@ class Runtime:
             lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
         )
 
-    @property
-    def slot_conversation(self) -> str | None:
-        """The conversation whose state is in the engine's slot right now."""
-        return self.chat.slots.slot.holds() if self.engine.status.state is EngineState.READY else None
-
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
         vitals = await self.engine.current.vitals()

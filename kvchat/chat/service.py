@@ -25,6 +25,7 @@ from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder
 from kvchat.chat.turn import opening
+from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
@@ -75,6 +76,7 @@ class ChatService:
         self.context = ContextService(self._parts, is_answering, begin)
         self.options = OptionsService(self._parts, self.is_answering)
         self.finder = Finder(database, worker)
+        self.forecasts = Forecasts(self._parts)
         self._permanent_deletion = PermanentDeletion(self._parts, self.finder, begin)
         forget = self._permanent_deletion.forget
         self.recently_deleted = RecentlyDeleted(self._parts, is_answering, self.delete, forget, begin, keep_deleted_s)

@@ -14,9 +14,10 @@ from kvchat.kvstore.index import notes as index_notes
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index.check import fingerprint_of
 from kvchat.kvstore.layout.recipe import RecipeError
 from kvchat.kvstore.parts import BRIEF_S, Parts, in_words
-from kvchat.kvstore.savepoint import Bounds, Loss, PrunePlan, StoreUsage, Unseen, VerifyReport
+from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, Tier, Unseen, VerifyReport
 
 PRUNED = "its memory was deleted to stay within the limit on the disk"
 PRUNED_BY_USER = "its memory was deleted to make room"
@@ -78,6 +79,19 @@ class Housekeeping:
             warm_bytes=parts.staging.bytes(),
             staged=parts.staging.in_words(),
         )
+
+    @in_words()
+    def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
+        """What is kept of each of these that could be restored now."""
+        staging, kept = self._parts.staging, dict[str, tuple[Kept, ...]]()
+        with self._parts.index.read() as db:
+            rows = index_usage.ends(db, conversations)
+        fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
+        for point_id, name, message_id, facts, tokens, size, owner in rows:
+            if owner in (None, staging.owner):
+                tier = Tier.WARM if staging.has_warm(str(point_id)) else Tier.DISK
+                kept[name] = (*kept.get(name, ()), Kept(message_id, fingerprints[facts], tokens, size, tier))
+        return kept
 
     @in_words()
     def occupied(self) -> int:

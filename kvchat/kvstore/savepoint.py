@@ -95,6 +95,17 @@ class RestorePlan:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What is kept of a conversation at one place, as it is told of many at once."""
+
+    message_id: str | None  # the last one that its tokens hold
+    fingerprint: Fingerprint
+    tokens: int
+    bytes: int  # of the slot file
+    tier: Tier
+
+
+@dataclass(frozen=True)
 class StagedFile:
     """A verified slot file lying in an engine's slot folder, ready for `action=restore`."""
 

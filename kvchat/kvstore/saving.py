@@ -109,7 +109,7 @@ class Saving:
                     raise StoreRefused("Not saved: you chose never to save this chat.")
                 point = index_points.add_staged(db, new, parts.staging.owner)
                 parts.staging.keep(point.id, waiting)
-                if parts.staging.on_disk(point.id):
+                if parts.staging.has_warm(point.id, on_disk=True):
                     index_points.count_written(db, parts.today(), size)
         except OSError as error:
             raise not_written(error) from error

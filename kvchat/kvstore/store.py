@@ -11,7 +11,7 @@ from typing import NoReturn
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
-from kvchat.kvstore.savepoint import AbsorbReport, Loss, Miss, StoreRefused, StoreUsage, Unseen
+from kvchat.kvstore.savepoint import AbsorbReport, Kept, Loss, Miss, StoreRefused, StoreUsage, Unseen
 
 TITLE = "The memory of chats cannot be kept for now"
 
@@ -58,6 +58,10 @@ class NoStore:
     def unseen(self, _: str) -> Unseen:
         """None that are known of."""
         return Unseen({}, 0)
+
+    def kept(self, _: object) -> dict[str, tuple[Kept, ...]]:
+        """Nothing of anything."""
+        return {}
 
     def losses(self) -> tuple[Loss, ...]:
         """None that are known of."""

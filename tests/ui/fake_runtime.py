@@ -30,6 +30,8 @@ from kvchat.chat.record.prompt import searched_text
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
+from kvchat.chat.turn.forecasts import Forecasts
+from kvchat.chat.turn.prediction import Forecast
 from kvchat.chat.turn.titles import Titles
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.probe import EngineEntry
@@ -112,6 +114,30 @@ class FakeContext(ContextService):
         self._calls.append(("summarise", conversation_id))
         await self.summary.wait()
         return 4
+
+
+class FakeForecasts(Forecasts):
+    """Where a chat is, by what the runtime's slot and store have; how long that takes is what the test says."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+        self.ms: dict[str, float] = {}  # by conversation
+        self.message: Forecast | None = None  # of whatever is being written
+        self.asked: list[list[str]] = []
+
+    async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
+        self.asked.append(list(models))
+        return {id: Forecast(self._source(id), 0, self.ms.get(id)) for id in models}
+
+    async def of_message(
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
+    ) -> Forecast | None:
+        return self.message
+
+    def _source(self, id: str) -> Source:
+        if id == self._runtime.slot and self._runtime.status.state is EngineState.READY:
+            return Source.HOT
+        return Source.DISK if self._runtime.usage_of(id).save_points else Source.COLD
 
 
 class FakeOptions(OptionsService):
@@ -716,6 +742,8 @@ class FakeRuntime(Runtime):
         self.settings = Settings(model_path=f"/models/{model}.gguf" if model else None)
         self.events = EventBus()
         self.chat: FakeChat = FakeChat(self.events)
+        self.forecasts = FakeForecasts(self)
+        self.chat.forecasts = self.forecasts
         self.models: FakeLibrary = FakeLibrary(self.paths)
         self.memory = MemoryFacts(16 * GB)
         self.missing = False
@@ -750,10 +778,6 @@ class FakeRuntime(Runtime):
     @property
     def break_even(self) -> BreakEven | None:
         return self.pays
-
-    @property
-    def slot_conversation(self) -> str | None:
-        return self.slot
 
     async def diagnostics(self) -> str:
         return "kvchat diagnostics"

@@ -180,7 +180,7 @@ class Preparing:
         if target is None or target.conversation_id != owner:
             return False
         if owner == NOT_BEGUN:
-            chosen, branch = await parts.worker.run(_of_a_new_chat, parts.database)
+            chosen, branch = await parts.worker.run(of_a_new_chat, parts.database)
         else:
             chosen, branch = await parts.answer_settings(owner), await parts.branch(owner)
         messages = prompt_messages(branch)
@@ -267,7 +267,7 @@ class Preparing:
         return COSTS_MORE if cost is None or cost > gain else ""
 
 
-def _of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
+def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
     """How a chat that has not begun is answered, and what it begins with."""
     preset = next((preset for preset in presets(database) if preset.is_default), None)
     if preset is None:

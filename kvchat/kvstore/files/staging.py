@@ -247,10 +247,10 @@ class Staging:
         with self._lock:
             return (self._memory.bytes() if self._memory else 0) + (disk.tree_size(self._own) if disk_too else 0)
 
-    def on_disk(self, point_id: str) -> bool:
-        """Whether a save point's warm file lies on disk."""
+    def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
+        """Whether there is a warm file of a save point, which is not looked at; `on_disk`: one that lies there."""
         warm = self._warm.get(point_id)
-        return warm is not None and warm.path.parent == self._own
+        return warm is not None and not (on_disk and warm.path.parent != self._own)
 
     def in_words(self) -> str:
         """Where files are staged, and why there."""

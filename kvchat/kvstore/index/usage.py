@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,16 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
         for name, points, used_at, prefill_ms, pinned, never_save, held, own, staged in rows
     ]
     return sorted(usages, key=lambda one: (-one.bytes, one.conversation_id))
+
+
+def ends(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
+    """Of each save point of these: its number, conversation, message, fingerprint as text, tokens, bytes, and owner."""
+    query = (
+        "SELECT s.id, name, message_id, facts, n_tokens, file_size, owner FROM conversations c"
+        " JOIN save_points s ON s.conversation_id = c.id JOIN fingerprints f ON f.id = fingerprint_id"
+        " WHERE name IN (SELECT value FROM json_each(?))"
+    )
+    return db.execute(query, (json.dumps(list(conversations)),)).fetchall()
 
 
 def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:

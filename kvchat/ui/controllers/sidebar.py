@@ -1,4 +1,4 @@
-"""Between the runtime and the sidebar: the conversations, how warm each is, and what is kept of them on disk."""
+"""Between the runtime and the sidebar: the chats, how soon each would answer, and what is kept of them on disk."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat.record.messages import Conversation
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.chat.turn.prediction import Forecast
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
-from kvchat.ui.sidebar.conversation_list import Row, Warmth
+from kvchat.ui.sidebar.conversation_list import Row
 
 _GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
 NEW_TITLE = "New chat"
@@ -34,8 +34,12 @@ class SidebarController(Controller):
         self._sidebar, self._current = views.sidebar, current
         self._conversations: list[Conversation] = []
         self._usage_by_id: dict[str, ConversationUsage] = {}
+        self._forecasts: dict[str, Forecast] = {}  # of the chats that have been in sight
+        self._foretold: set[str] = set()  # those of which that was asked since the list was loaded
+        self._unforetold: dict[str, str | None] = {}  # those of which it is to be asked, and their models
         self.usage: StoreUsage | None = None  # as last asked for
         self._gather = self._timer(_GATHER_MS, self.reload)
+        self._foresee_soon = self._timer(0, self._foresee)
         sidebar = self._sidebar
         sidebar.model.renamed.connect(lambda id, title: self._runner.start(runtime.chat.rename(id, title)))
         sidebar.arranged.connect(self.show_list)
@@ -86,6 +90,7 @@ class SidebarController(Controller):
     async def reload(self) -> None:
         """Ask for the conversations, then for what is kept of them, and show each as soon as it is known."""
         self._conversations = await self._runtime.chat.conversations()
+        self._foretold.clear()
         self.show_list()
         self.usage = await self._runtime.save_points.usage()
         self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
@@ -95,17 +100,22 @@ class SidebarController(Controller):
 
     def show_list(self) -> None:
         """Show what is known."""
-        row_of = partial(self._row, slot=self._runtime.slot_conversation, busy=self._runtime.chat.busy)
+        row_of = partial(self._row, busy=self._runtime.chat.busy)
         chats = arranged(self._conversations, self._sidebar.arrangement)
         self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
         self.shown.emit()
 
-    def _row(self, conversation: Conversation, slot: str | None, busy: str | None) -> Row:
+    def _row(self, conversation: Conversation, busy: str | None) -> Row:
+        """A row comes into sight: what its next reply will wait for is asked now, for all of them together."""
         usage = self._usage_by_id.get(conversation.id)
+        if conversation.id not in self._foretold:
+            self._foretold.add(conversation.id)
+            self._unforetold[conversation.id] = conversation.model
+            self._foresee_soon.start()
         return Row(
             conversation.id,
             conversation.title,
-            self._warmth(conversation.id, slot, usage),
+            self._forecasts.get(conversation.id),
             busy=conversation.id == busy,
             pinned=usage is not None and usage.pinned,
             never_save=usage is not None and usage.never_save,
@@ -113,10 +123,10 @@ class SidebarController(Controller):
             folder=conversation.folder,
         )
 
-    def _warmth(self, conversation_id: str, slot: str | None, usage: ConversationUsage | None) -> Warmth:
-        if conversation_id == slot and self._runtime.engine.status.state is EngineState.READY:
-            return Warmth.HOT
-        return Warmth.DISK if usage is not None and usage.save_points else Warmth.COLD
+    async def _foresee(self) -> None:
+        chats, self._unforetold = self._unforetold, {}
+        self._forecasts |= await self._runtime.chat.forecasts.of_chats(chats)
+        self._sidebar.list.viewport().update()
 
     async def _then_reload(self, run: Coroutine[Any, Any, None]) -> None:
         try:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
+from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
 
 from kvchat.chat.record.messages import Conversation
+from kvchat.chat.turn.prediction import Forecast
+from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
-from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, one_line
+from kvchat.words.wording import one_line
 
 _BADGE = 15  # pixels
-
-
-class Warmth(Enum):
-    """How soon a conversation can answer."""
-
-    HOT = f"{STILL_LOADED}: answers at once"
-    DISK = f"{REMEMBERED}: comes back in a moment"
-    COLD = f"must be {READ_AGAIN}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,7 @@ class Row:
 
     id: str
     title: str
-    warmth: Warmth
+    forecast: Forecast | None = None  # of its next reply; None: not known yet
     busy: bool = False
     pinned: bool = False  # what is saved of it is never pruned
     never_save: bool = False
@@ -52,8 +45,9 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Warmth and badges in words."""
-        return ", ".join([self.warmth.value, *(words for _, words in self.badges)])
+        """What its next reply will wait for, and the badges, in words."""
+        told = [self.forecast.of_chat] if self.forecast else []
+        return ", ".join([*told, *(words for _, words in self.badges)])
 
 
 class ConversationModel(ItemModel[Conversation]):
@@ -66,7 +60,7 @@ class ConversationModel(ItemModel[Conversation]):
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent, key=lambda chat: chat.id)
-        self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title, Warmth.COLD)
+        self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title)
         self._places: dict[str, int] = {}
 
     def show(self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row]) -> None:
@@ -80,7 +74,7 @@ class ConversationModel(ItemModel[Conversation]):
 
     def spoken(self, row: Conversation) -> str:
         """The title, and what dot and badges mean."""
-        return f"{row.title}, {self._row_of(row).state}"
+        return ", ".join(filter(None, (row.title, self._row_of(row).state)))
 
     def tip(self, row: Conversation) -> str:
         """The whole title, where it is, what the dot means."""
@@ -105,21 +99,24 @@ class ConversationModel(ItemModel[Conversation]):
 
 
 class ConversationDelegate(ItemDelegate):
-    """Draws a row: the dot, then the title."""
+    """Draws a row: the dot, then the title, then how long its next reply will be waited for."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         """One comfortable line."""
         return QSize(80, option.fontMetrics.height() + 18)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Ground, dot, title."""
+        """Ground, dot, title, the time, badges."""
         row: Row = index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)
         self._paint_dot(painter, option.rect, row)
+        taken = self._paint_badges(painter, option.rect, row)
+        taken += self._paint_wait(painter, option.rect.adjusted(0, 0, -10 - taken, 0), option.font, row)
+        painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
-        box = option.rect.adjusted(self.look.px(30), 0, -10 - self._paint_badges(painter, option.rect, row), 0)
+        box = option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0)
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideRight, box.width())
         painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
         painter.restore()
@@ -147,16 +144,29 @@ class ConversationDelegate(ItemDelegate):
             icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - side // 2 + 1, side, side)
         return len(row.badges) * side
 
+    def _paint_wait(self, painter: QPainter, box: QRect, font: QFont, row: Row) -> int:
+        """The time at the right edge, if it would be noticed; returns the width it takes, in pixels."""
+        if not row.forecast or not row.forecast.short:
+            return 0
+        painter.setFont(self.small(font))
+        painter.setPen(QColor(self.look.theme.muted))
+        painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), row.forecast.short)
+        return painter.fontMetrics().horizontalAdvance(row.forecast.short) + self.look.px(8)
+
     def _paint_dot(self, painter: QPainter, rect: QRect, row: Row) -> None:
-        theme = self.look.theme
-        colour = QColor(theme.accent if row.warmth is not Warmth.COLD else theme.muted)
+        """Full: it is loaded; with a core: in memory; half: on disk; empty: it must be read, or is not known yet."""
+        theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
+        colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side = self.look.px(9)
         box = QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side)
         painter.setPen(QPen(colour, 1.4))
-        painter.setBrush(colour if row.warmth is Warmth.HOT else Qt.BrushStyle.NoBrush)
+        painter.setBrush(colour if source is Source.HOT else Qt.BrushStyle.NoBrush)
         painter.drawEllipse(box)
-        if row.warmth is Warmth.DISK:
-            painter.setBrush(colour)
+        painter.setBrush(colour)
+        if source is Source.WARM:
+            inset = side / 4
+            painter.drawEllipse(box.adjusted(inset, inset, -inset, -inset))
+        if source is Source.DISK:
             painter.drawPie(box, 90 * 16, 180 * 16)
         if row.busy:
             painter.setBrush(Qt.BrushStyle.NoBrush)

@@ -128,7 +128,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
     await stage.runtime.chat.idle()
     assert begun == [chats[0], chats[3]]
     assert [event.conversation_id for event in stage.of(Restored)] == [chats[4]]
-    assert stage.runtime.slot_conversation == chats[4]
+    assert stage.runtime.chat.slots.slot.holds() == chats[4]
     assert not stage.of(RestoreFailed)
 
 

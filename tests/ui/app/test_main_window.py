@@ -34,7 +34,6 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.models.models_window import ModelsWindow
-from kvchat.ui.sidebar.conversation_list import Warmth
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.wording import NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
@@ -60,9 +59,10 @@ def titles(window: MainWindow) -> list[str]:
     return [model.index(i).data() for i in range(model.rowCount())]
 
 
-def warmth(window: MainWindow) -> list[Warmth]:
+def sources(window: MainWindow) -> list[Source | None]:
     model = window.sidebar.model
-    return [model.index(i).data(ROW).warmth for i in range(model.rowCount())]
+    rows = [model.index(i).data(ROW) for i in range(model.rowCount())]
+    return [row.forecast.source if row.forecast else None for row in rows]
 
 
 async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
@@ -309,14 +309,42 @@ async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: Fa
 
 
 async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: MainWindow) -> None:
-    assert warmth(window) == [Warmth.COLD, Warmth.COLD]
+    await until(lambda: sources(window) == [Source.COLD, Source.COLD])
     furnished.slot = "thesis"
     furnished.kept = {"jeju": 136_000_000}
     window.chat.conversations.reload_soon()
-    await until(lambda: warmth(window) == [Warmth.HOT, Warmth.DISK])
+    await until(lambda: sources(window) == [Source.HOT, Source.DISK])
     assert window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB"
     furnished.set_engine(EngineState.STOPPED)
-    await until(lambda: warmth(window)[0] is Warmth.COLD)
+    await until(lambda: sources(window)[0] is Source.COLD)
+
+
+async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.slot, furnished.forecasts.ms = "thesis", {"thesis": 300.0, "jeju": 41_300.0}
+    window.chat.conversations.reload_soon()
+    model = window.sidebar.model
+    names = [
+        "Thesis, chapter 3, still loaded: answers at once",
+        "Trip to Jeju, must be read again: about 41 s to the first word",
+    ]
+    roles = Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole
+    await until(lambda: [model.index(row).data(roles[0]) for row in range(2)] == names)
+    assert model.index(1).data(roles[1]) == names[1].replace(", ", "\n", 1)
+    assert [model.index(row).data(ROW).forecast.short for row in range(2)] == ["", "41 s"]
+
+
+async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    for number in range(1000):
+        furnished.chat.add(f"Chat {number}")
+    furnished.forecasts.asked.clear()
+    window.chat.conversations.reload_soon()
+    await until(lambda: window.sidebar.model.rowCount() == 1002 and furnished.forecasts.asked)
+    assert sum(map(len, furnished.forecasts.asked)) < 100
+    furnished.forecasts.asked.clear()
+    window.sidebar.list.scrollToBottom()
+    await until(lambda: any("jeju" in asked for asked in furnished.forecasts.asked))
 
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -393,7 +421,7 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     await until(lambda: window.sidebar.model.index(1).data(ROW).never_save)
     spoken = [window.sidebar.model.index(i).data(Qt.ItemDataRole.AccessibleTextRole) for i in range(2)]
     assert spoken == [
-        "Thesis, chapter 3, remembered: comes back in a moment, always kept",
+        "Thesis, chapter 3, remembered, on disk: comes back in a moment, always kept",
         "Trip to Jeju, must be read again, never kept",
     ]
 

@@ -188,9 +188,9 @@ async def test_of_thousands_only_what_is_in_sight_is_made(
     made: list[str] = []
     row = window.chat.conversations._row
 
-    def counted(chat: Conversation, slot: str | None, busy: str | None) -> Row:
+    def counted(chat: Conversation, busy: str | None) -> Row:
         made.append(chat.id)
-        return row(chat, slot, busy)
+        return row(chat, busy)
 
     monkeypatch.setattr(window.chat.conversations, "_row", counted)
     window.chat.conversations.show_list()

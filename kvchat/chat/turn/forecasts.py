@@ -1,0 +1,197 @@
+"""What the next reply of a chat, or to a message that is being written, will wait for: asks, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kvchat.chat.context.context import BYTES_PER_TOKEN, TEMPLATE_TOKENS
+from kvchat.chat.events import Event, ReplyFinished
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.drafts import NOT_BEGUN
+from kvchat.chat.record.messages import Attachment, Receipt, Role, new_message
+from kvchat.chat.record.prompt import needs_vision, prompt_messages
+from kvchat.chat.record.rows import receipt_of
+from kvchat.chat.turn.prediction import SHORT_MESSAGE, Forecast, Rates
+from kvchat.chat.turn.preparing import of_a_new_chat
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineError
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Kept, Miss, StoreRefused, Tier
+from kvchat.session.host import ReadyEngine
+from kvchat.session.proof import Source
+
+LAST_RECEIPTS, LOOKED_THROUGH = 50, 1000  # so many of either kind are learned from; among how many messages
+MOST_MESSAGES = 256  # so far back a branch is looked at
+_SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
+
+
+@dataclass(frozen=True)
+class _Said:
+    """One message of a branch, as far as it matters here."""
+
+    id: str
+    tokens: int  # a guess
+    upto: int | None  # tokens up to its end, as its receipt says; None without one
+    receipt: Receipt | None
+
+
+class Forecasts:
+    """For the window and `bench`. Belongs to the event loop's thread."""
+
+    def __init__(self, parts: TurnParts) -> None:
+        self._parts = parts
+        self._rates: dict[str, Rates] = {}  # by model
+        parts.events.subscribe(self._hear)
+
+    async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
+        """Of each of these chats' next replies; `models`: the path of the one that answers, by chat.
+
+        Two queries for all. Where no engine is ready with a chat's model, the one it was answered with last counts.
+        """
+        parts = self._parts
+        branches = await parts.worker.run(_branches, parts.database, list(models))
+        try:
+            kept = await asyncio.to_thread(parts.slots.store.kept, list(models))
+        except StoreRefused:
+            kept = {}
+        engines = {model: await self._engine(model) for model in set(models.values())}
+        forecasts = {}
+        for chat, model in models.items():
+            engine, branch = engines[model], branches.get(chat, [])
+            last = next((said.receipt.model for said in branch if said.receipt), "")
+            rates = await self._rates_of(engine.fingerprint.model if engine else last)
+            fits = [
+                one
+                for one in kept.get(chat, ())
+                if (one.fingerprint == engine.fingerprint if engine else one.fingerprint.model == last)
+            ]
+            forecasts[chat] = _of_chat(branch, fits, self._held(chat, engine), rates)
+        return forecasts
+
+    async def of_message(
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
+    ) -> Forecast | None:
+        """Of the reply to this message, were it sent now: what loading would find, and what would be left to read.
+
+        None while no engine is ready for it, and of what has pictures.
+        """
+        parts = self._parts
+        try:
+            if conversation_id is None:
+                chosen, branch = await parts.worker.run(of_a_new_chat, parts.database)
+            else:
+                chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+            owner = conversation_id or NOT_BEGUN
+            new = new_message(owner, Role.USER, draft, attachments=attachments)
+            messages, ready = prompt_messages([*branch, new]), await self._engine(chosen.model)
+            if ready is None or needs_vision(messages):
+                return None
+            engine = ready.rendering(chosen.options.template)
+            prompt = await engine.engine.beginning_tokens(messages)
+            contents, costs, store = parts.slot.known(engine), parts.slots.restore_cost, parts.slots.store
+            held = contents.serves(prompt, engine.can_cut) if contents else 0
+            rates = await self._rates_of(engine.fingerprint.model)
+            own = contents is not None and contents.exact and contents.owner == owner and held == len(contents.tokens)
+            if engine.saves and not own:
+                plan = await asyncio.to_thread(
+                    store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
+                )
+                if not isinstance(plan, Miss) and costs.worth(plan.tokens_used - held, plan.bytes):
+                    source, left = _SOURCES[plan.tier], len(prompt) - plan.tokens_used
+                    return Forecast(source, left, rates.ttft_ms(left, plan.tokens_used, source, plan.bytes))
+            left = max(1, len(prompt) - held)
+            return Forecast(Source.HOT if held else Source.COLD, left, rates.ttft_ms(left, held))
+        except EngineError:
+            return None
+
+    def _held(self, chat: str, engine: ReadyEngine | None) -> int | None:
+        """How many tokens of a chat the slot holds; None where that is another's."""
+        contents = self._parts.slot.contents
+        if engine is None or contents is None or self._parts.slot.holds(engine.generation) != chat:
+            return None
+        return len(contents.tokens)
+
+    async def _engine(self, model: str | None) -> ReadyEngine | None:
+        """The one that is ready with this model, if one is."""
+        if not self._parts.host.is_ready(model):
+            return None
+        try:
+            return await self._parts.host.ready(model)
+        except KvchatError:
+            return None
+
+    async def _rates_of(self, model: str) -> Rates:
+        if model not in self._rates:
+            receipts = await self._parts.worker.run(_last_receipts, self._parts.database, model)
+            self._rates[model] = Rates.learned(receipts)
+        return self._rates[model]
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, ReplyFinished):
+            self._rates.clear()
+
+
+def _of_chat(branch: Sequence[_Said], kept: Collection[Kept], held: int | None, rates: Rates) -> Forecast:
+    """`branch`: the newest first. `held`: tokens that the slot has of it."""
+    if not branch:
+        return Forecast(Source.COLD, 0, begun=False)
+    last = next((n for n, said in enumerate(branch) if said.upto is not None), len(branch))
+    whole = sum(said.tokens for said in branch[:last]) + (branch[last].upto or 0 if last < len(branch) else 0)
+    source, left, size = Source.COLD, whole, 0
+    if held is not None:
+        source, left = Source.HOT, max(0, whole - held)
+    else:
+        here = {said.id for said in branch}
+        best = max(
+            (one for one in kept if one.message_id in here),
+            key=lambda one: (one.tokens, one.tier is Tier.WARM),
+            default=None,
+        )
+        if best is not None:
+            source, left, size = _SOURCES[best.tier], max(0, whole - best.tokens), best.bytes
+    ms = rates.ttft_ms(left + SHORT_MESSAGE, whole - left, source, size)
+    return Forecast(source, left, ms)
+
+
+def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]]:
+    """The end of each chat's current branch, the newest message first."""
+    query = """
+        WITH RECURSIVE up (chat, id, parent, depth) AS (
+            SELECT c.id, m.id, m.parent_id, 0 FROM conversations c JOIN messages m ON m.id = c.leaf_id
+            WHERE c.id IN (SELECT value FROM json_each(?))
+            UNION ALL
+            SELECT chat, m.id, m.parent_id, depth + 1 FROM up JOIN messages m ON m.id = up.parent WHERE depth < ?
+        )
+        SELECT chat, id, receipt, length(CAST(content AS BLOB)) + coalesce(
+            (SELECT sum(length(CAST(text AS BLOB))) FROM attachments WHERE message_id = up.id), 0)
+        FROM up JOIN messages USING (id) ORDER BY chat, depth
+    """
+    branches: dict[str, list[_Said]] = {}
+    for chat, id, told, size in database.rows(query, (json.dumps(list(chats)), MOST_MESSAGES)):
+        receipt, tokens = receipt_of(told) if told else None, (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
+        upto = None
+        if receipt is not None:  # thinking is no part of what is read the next time
+            upto = receipt.prompt_tokens + (receipt.predicted_tokens if receipt.thinking_ms is None else tokens)
+        branches.setdefault(str(chat), []).append(_Said(str(id), tokens, upto, receipt))
+    return branches
+
+
+def _last_receipts(database: Database, model: str) -> list[Receipt]:
+    """This model's: of the last messages, and the newest of those that read 64 tokens or more, which have an index."""
+    query = """
+        SELECT receipt FROM messages WHERE rowid IN (
+            SELECT rowid FROM messages WHERE rowid > (SELECT max(rowid) FROM messages) - ?2
+                AND CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?1
+            UNION SELECT * FROM (
+                SELECT rowid FROM messages WHERE CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?1
+                AND CASE WHEN json_valid(receipt)
+                    THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
+                ORDER BY created_at DESC LIMIT ?3
+            )
+        ) ORDER BY rowid DESC LIMIT 2 * ?3
+    """
+    rows = database.rows(query, (model, LOOKED_THROUGH, LAST_RECEIPTS))
+    return [receipt for (told,) in rows if (receipt := receipt_of(told)) is not None]

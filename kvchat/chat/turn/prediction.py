@@ -1,0 +1,154 @@
+"""How long the next reply will be waited for, by what earlier ones took on this machine. Pure values and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+
+from kvchat.chat.record.messages import Receipt
+from kvchat.session.proof import Source
+from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, rough_duration, roughly, several
+
+NOTICEABLE_MS = 1000.0  # a shorter wait is not told
+SHORT_MESSAGE = 32  # tokens that any message has
+_RESTORED = (Source.WARM, Source.DISK)
+_SAMPLES_FOR_ONE = 2  # more, for each number that is learned beyond the first
+
+Sample = tuple[Sequence[float], float]  # what something depends on, and how long it took in ms
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the next reply of a chat will wait for."""
+
+    source: Source  # where what was said so far will come from
+    to_read: int  # tokens, after Send
+    ms: float | None = None  # to the first token; None where nothing was measured yet
+    begun: bool = True  # something was said
+
+    @property
+    def noticeable(self) -> bool:
+        """Whether the wait is worth a word."""
+        return self.ms is not None and self.ms >= NOTICEABLE_MS
+
+    @property
+    def short(self) -> str:
+        """For a narrow place: "4 s"; empty where nobody would notice."""
+        return rough_duration(self.ms / 1000) if self.ms is not None and self.noticeable else ""
+
+    @property
+    def of_chat(self) -> str:
+        """For a chat in a list: where it is, and what that means."""
+        if not self.begun:
+            return "nothing said yet"
+        wait = f"{roughly(self.ms / 1000)} to the first word" if self.ms is not None and self.noticeable else ""
+        return _WHERE[self.source] + (f": {wait}" if wait else _OTHERWISE[self.source])
+
+    @property
+    def of_message(self) -> str:
+        """For a message that is being written: "about 4 s: 2,100 tokens to read"; empty where nobody would notice."""
+        if self.ms is None or not self.noticeable:
+            return ""
+        loads = "loading it, and " if self.source in _RESTORED else ""
+        return f"{roughly(self.ms / 1000)}: {loads}{several(self.to_read, 'token')} to read"
+
+
+_WHERE = {
+    Source.AHEAD: STILL_LOADED,
+    Source.HOT: STILL_LOADED,
+    Source.WARM: f"{REMEMBERED}, in memory",
+    Source.DISK: f"{REMEMBERED}, on disk",
+    Source.COLD: f"must be {READ_AGAIN}",
+}
+_OTHERWISE = dict.fromkeys(_RESTORED, ": comes back in a moment") | {
+    Source.AHEAD: ": answers at once",
+    Source.HOT: ": answers at once",
+    Source.COLD: "",
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What this machine takes with one model. Weights, one for each number that `_load` and `_work` make of a case."""
+
+    first_token_ms: float = 0.0
+    prefill: Sequence[float] = ()  # empty: never measured
+    restore: dict[Source, Sequence[float]] = field(default_factory=dict)
+
+    @classmethod
+    def learned(cls, receipts: Iterable[Receipt]) -> Rates:
+        """From receipts of one model, in any order."""
+        receipts = list(receipts)
+        read = [
+            (_work(one.prompt_tokens - one.cached_tokens, one.cached_tokens), one.prefill_ms)
+            for one in receipts
+            if one.prefill_ms > 0 and one.prompt_tokens > one.cached_tokens
+        ]
+        restored = {
+            source: _fitted(
+                (_load(one.restored_bytes), one.restore_ms)
+                for one in receipts
+                if one.source is source and one.restored_bytes and one.restore_ms > 0
+            )
+            for source in _RESTORED
+        }
+        usual = median(one.first_token_ms for one in receipts) if receipts else 0.0
+        return cls(usual, _fitted(read), {source: weights for source, weights in restored.items() if weights})
+
+    def prefill_ms(self, tokens: int, after: int) -> float:
+        """Reading so many tokens after so many others. 0 where nothing was ever read."""
+        return _sum(self.prefill, _work(tokens, after)) if self.prefill else 0.0
+
+    def restore_ms(self, source: Source, size: int) -> float:
+        """Restoring so many bytes from there; from elsewhere, where only that was measured."""
+        weights = self.restore.get(source) or next(iter(self.restore.values()), ())
+        return _sum(weights, _load(size)) if weights else 0.0
+
+    def ttft_ms(self, tokens: int, after: int, source: Source = Source.HOT, size: int = 0) -> float | None:
+        """From Send to the first token: a restore of `size` bytes, then reading. None where nothing was measured."""
+        if not self.prefill:
+            return None
+        restore = self.restore_ms(source, size) if source in _RESTORED else 0.0
+        return restore + self.prefill_ms(tokens, after) + self.first_token_ms
+
+
+def _work(tokens: int, after: int) -> tuple[float, ...]:
+    """What reading costs: by the token, by the request, and more for each the deeper it stands."""
+    return float(tokens), 1.0, tokens * (after + tokens / 2)
+
+
+def _load(size: int) -> tuple[float, ...]:
+    """What restoring costs: by the byte, and by the request."""
+    return float(size), 1.0
+
+
+def _sum(weights: Sequence[float], case: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, case, strict=True))
+
+
+def _fitted(samples: Iterable[Sample]) -> Sequence[float]:
+    """What each number of a case weighs, none less than nothing; empty without samples.
+
+    The squares of the relative errors are least, so that short waits count as much as long ones, and one that met a
+    busy machine weighs little. With few samples only the first numbers count.
+    """
+    samples = list(samples)
+    if not samples:
+        return ()
+    cases = np.array([case for case, _ in samples]) / np.array([[took] for _, took in samples])
+    scale = cases.mean(axis=0)
+    known, best, least = cases.shape[1], np.zeros(cases.shape[1]), np.inf
+    for count in range(min(known, 1 + (len(samples) - 1) // _SAMPLES_FOR_ONE)):
+        for others in combinations(range(1, known), count):
+            chosen = [0, *others]
+            scaled = cases[:, chosen] / scale[chosen]
+            weights = np.linalg.lstsq(scaled, np.ones(len(samples)), rcond=None)[0]
+            error = float(np.square(scaled @ weights - 1).sum())
+            if (weights >= 0).all() and error < least:
+                best, least = np.zeros(known), error
+                best[chosen] = weights / scale[chosen]
+    return tuple(map(float, best))

@@ -1,0 +1,82 @@
+"""What a chat's next reply will wait for, as it is told before: beside what the reply's receipt says then."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.turn.prediction import Forecast
+from kvchat.session.proof import Source
+from tests.chat.stage import Stage
+
+STORY = "A long story of the river and the garden. " * 20
+
+
+async def told(stage: Stage, *chats: str) -> list[Forecast]:
+    forecasts = await stage.runtime.chat.forecasts.of_chats(dict.fromkeys(chats))
+    return [forecasts[chat] for chat in chats]
+
+
+async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
+    empty, cold, first, second = [await stage.chat() for _ in range(4)]
+    await stage.runtime._worker.run(stage.runtime._database.append, cold, None, Role.USER, STORY, MessageState.COMPLETE)
+    assert [one.source for one in await told(stage, first, cold)] == [Source.COLD, Source.COLD]
+    await stage.answered(first, STORY)
+    await stage.answered(second, STORY)
+    forecasts = await told(stage, empty, cold, first, second)
+    assert [one.begun for one in forecasts] == [False, True, True, True]
+    assert [one.source for one in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
+    assert forecasts[1].to_read > 200 > 20 > max(one.to_read for one in forecasts[2:])
+    stage.runtime._store.keep_in_memory(0)
+    assert [one.source for one in await told(stage, first)] == [Source.DISK]
+    stage.runtime._store.delete_all()
+    assert [one.source for one in await told(stage, first, second)] == [Source.COLD, Source.HOT]
+    await stage.runtime.stop_engine()
+    assert [one.source for one in await told(stage, second)] == [Source.COLD]
+
+
+async def test_a_branch_whose_end_was_not_saved_tells_what_is_to_be_read_after_the_last_that_was(stage: Stage) -> None:
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat)
+    before = len(stage.save_points()[-1].tokens)
+    await stage.ask(chat, STORY, keep=False)
+    await stage.answered(other)
+    (forecast,) = await told(stage, chat)
+    assert forecast.source in (Source.WARM, Source.DISK)
+    receipt = await stage.answered(chat, "Go on.")
+    assert receipt.cached_tokens == before
+    assert forecast.to_read == pytest.approx(receipt.prompt_tokens - before, rel=0.3)
+
+
+async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Stage) -> None:
+    chat, other = await stage.chat(), await stage.chat()
+    forecasts = stage.runtime.chat.forecasts
+    assert await forecasts.of_message(chat, "Hello?") is None  # no engine is ready
+    await stage.answered(chat, STORY)
+    for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", Source.WARM)):
+        if source is not Source.HOT:
+            await stage.answered(other)
+        forecast = await forecasts.of_message(chat, text)
+        assert forecast is not None
+        receipt = await stage.answered(chat, text)
+        assert forecast.source is receipt.source is source
+        assert forecast.to_read == pytest.approx(
+            receipt.prompt_tokens - receipt.cached_tokens, abs=16
+        )  # how the reply begins
+        assert forecast.ms is not None
+    new = await forecasts.of_message(None, STORY.swapcase())
+    assert new is not None
+    assert (new.source, new.to_read > 200) == (Source.COLD, True)
+
+
+async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    before = await stage.runtime.chat.forecasts.of_message(chat, STORY)
+    stage.runtime.chat.select(chat)
+    stage.runtime.chat.write(chat, STORY)
+    await stage.runtime.chat.idle()
+    after = await stage.runtime.chat.forecasts.of_message(chat, STORY)
+    assert before is not None
+    assert after is not None
+    assert after.to_read < 20 < 200 < before.to_read

@@ -1,0 +1,73 @@
+"""How long the next reply will be waited for: what is learned from receipts, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.record.messages import Receipt
+from kvchat.chat.turn.prediction import Forecast, Rates
+from kvchat.session.proof import Source
+
+
+def receipt(read: int, cached: int = 0, source: Source = Source.HOT, size: int = 0) -> Receipt:
+    """What a machine would say that reads a token in 2 ms, more slowly the deeper, and restores a GB in a second."""
+    prefill = 15 + read * 2.0 + read * (cached + read / 2) * 0.001
+    restore = {Source.WARM: 0.5, Source.DISK: 1.0}.get(source, 0.0) * size / 1e6
+    return Receipt(
+        restore + prefill + 40, restore, prefill, 40, read + cached, cached, 20, 50, source, None, restored_bytes=size
+    )
+
+
+ALL = [
+    receipt(1500),
+    receipt(30, 1520, Source.DISK, 100_000_000),
+    receipt(40, 1600, Source.WARM, 100_000_000),
+    receipt(2000, 1700),
+    receipt(60, 4000),
+    receipt(25),
+    receipt(35, 8000),
+]
+
+
+def test_nothing_is_predicted_before_anything_was_measured() -> None:
+    assert Rates.learned([]).ttft_ms(2000, 0) is None
+
+
+def test_one_receipt_is_enough_for_a_rate_by_the_token() -> None:
+    rates = Rates.learned([receipt(1000)])
+    assert rates.prefill_ms(500, 0) == pytest.approx(receipt(1000).prefill_ms / 2)
+
+
+@pytest.mark.parametrize(("read", "after"), [(30, 0), (2000, 0), (500, 6000), (4000, 100)])
+def test_reading_is_predicted_by_how_much_there_is_and_how_deep_it_stands(read: int, after: int) -> None:
+    assert Rates.learned(ALL).prefill_ms(read, after) == pytest.approx(receipt(read, after).prefill_ms, rel=0.02)
+
+
+def test_restoring_is_predicted_by_bytes_and_where_they_are() -> None:
+    rates = Rates.learned(ALL)
+    assert rates.restore_ms(Source.DISK, 300_000_000) == pytest.approx(300)
+    assert rates.restore_ms(Source.WARM, 300_000_000) == pytest.approx(150)
+    whole = rates.ttft_ms(100, 3000, Source.DISK, 300_000_000)
+    assert whole == pytest.approx(300 + receipt(100, 3000).prefill_ms + 40, rel=0.02)
+
+
+def test_what_was_restored_from_one_place_alone_says_something_of_the_other() -> None:
+    rates = Rates.learned([receipt(30, 1500, Source.DISK, 100_000_000)])
+    assert rates.restore_ms(Source.WARM, 200_000_000) == pytest.approx(200)
+
+
+def test_one_reply_that_met_a_busy_machine_changes_little() -> None:
+    slow = [Receipt(90_000, 0, 90_000, 40, 900, 0, 20, 50, Source.COLD)]
+    assert Rates.learned([*ALL, *slow]).prefill_ms(2000, 0) == pytest.approx(receipt(2000).prefill_ms, rel=0.25)
+
+
+def test_only_a_wait_that_would_be_noticed_is_told() -> None:
+    assert Forecast(Source.HOT, 0, 400).short == Forecast(Source.HOT, 0, 400).of_message == ""
+    assert Forecast(Source.HOT, 0, 400).of_chat == "still loaded: answers at once"
+    assert Forecast(Source.COLD, 2100).of_chat == "must be read again"
+    cold = Forecast(Source.COLD, 2100, 4_200)
+    assert (cold.short, cold.of_chat) == ("4 s", "must be read again: about 4 s to the first word")
+    assert cold.of_message == "about 4 s: 2,100 tokens to read"
+    assert Forecast(Source.DISK, 12, 1_600).of_message == "about 2 s: loading it, and 12 tokens to read"
+    assert Forecast(Source.WARM, 0, 200).of_chat == "remembered, in memory: comes back in a moment"
+    assert Forecast(Source.COLD, 0, begun=False).of_chat == "nothing said yet"
