@@ -68,15 +68,13 @@ class ChatService:
         self._database, self._worker, self._store = database, worker, store
         self._locks = ChatLocks(database.file.with_name(ANSWERING))
         self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
-        self.titles = Titles(self._parts)
+        self.titles, self.forecasts = Titles(self._parts), Forecasts(self._parts)
         self._background = Background(self.titles.hear)
         begin, is_answering = self._background.begin, self.is_answering
         self._preparing = Preparing(self._parts, self._background, why_not_read)
-        self.drafts = Drafts(database, worker)
+        self.drafts, self.finder = Drafts(database, worker), Finder(database, worker)
         self.context = ContextService(self._parts, is_answering, begin)
         self.options = OptionsService(self._parts, self.is_answering)
-        self.finder = Finder(database, worker)
-        self.forecasts = Forecasts(self._parts)
         self._permanent_deletion = PermanentDeletion(self._parts, self.finder, begin)
         forget = self._permanent_deletion.forget
         self.recently_deleted = RecentlyDeleted(self._parts, is_answering, self.delete, forget, begin, keep_deleted_s)

@@ -21,7 +21,7 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Kept, Miss, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import Source
+from kvchat.session.proof import LEAST_SHARE, Source
 
 LAST_RECEIPTS, LOOKED_THROUGH = 50, 1000  # so many of either kind are learned from; among how many messages
 MOST_MESSAGES = 256  # so far back a branch is looked at
@@ -68,7 +68,10 @@ class Forecasts:
                 for one in kept.get(chat, ())
                 if (one.fingerprint == engine.fingerprint if engine else one.fingerprint.model == last)
             ]
-            forecasts[chat] = _of_chat(branch, fits, self._held(chat, engine), rates)
+            forecast = _of_chat(branch, fits, self._held(chat, engine), rates)
+            if len(branch) == 1 and branch[0].upto is None:  # what it begins on may be kept for others, too
+                forecast = await self.of_message(chat, "") or forecast
+            forecasts[chat] = forecast
         return forecasts
 
     async def of_message(
@@ -103,7 +106,9 @@ class Forecasts:
                     source, left = _SOURCES[plan.tier], len(prompt) - plan.tokens_used
                     return Forecast(source, left, rates.ttft_ms(left, plan.tokens_used, source, plan.bytes))
             left = max(1, len(prompt) - held)
-            return Forecast(Source.HOT if held else Source.COLD, left, rates.ttft_ms(left, held))
+            return Forecast(
+                Source.HOT if held >= LEAST_SHARE * len(prompt) else Source.COLD, left, rates.ttft_ms(left, held)
+            )
         except EngineError:
             return None
 

@@ -74,7 +74,7 @@ async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
     await stage.answered(chat)
     before = await stage.runtime.chat.forecasts.of_message(chat, STORY)
     stage.runtime.chat.select(chat)
-    stage.runtime.chat.write(chat, STORY)
+    stage.runtime.chat.prepare(chat, STORY)
     await stage.runtime.chat.idle()
     after = await stage.runtime.chat.forecasts.of_message(chat, STORY)
     assert before is not None

@@ -102,7 +102,7 @@ async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
     assert not stage.of(ReadingAhead)
-    assert stage.runtime.slot_conversation == chat
+    assert stage.runtime.chat.slots.slot.holds() == chat
 
 
 async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage: Stage) -> None:
@@ -135,4 +135,4 @@ async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(s
     before = [event for event in stage.of(ReadingAhead)[: steps + 2] if event.done < event.total]
     assert len(before) <= steps + 1
     await stage.runtime.chat.idle()
-    assert stage.runtime.slot_conversation == chat, "and then the draft is read again"
+    assert stage.runtime.chat.slots.slot.holds() == chat, "and then the draft is read again"
