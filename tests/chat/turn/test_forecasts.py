@@ -19,7 +19,9 @@ async def told(stage: Stage, *chats: str) -> list[Forecast]:
 
 async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     empty, cold, first, second = [await stage.chat() for _ in range(4)]
-    await stage.runtime._worker.run(stage.runtime._database.append, cold, None, Role.USER, STORY, MessageState.COMPLETE)
+    await stage.runtime._worker.run(
+        stage.runtime._database.append, cold, None, Role.USER, STORY.swapcase(), MessageState.COMPLETE
+    )
     assert [one.source for one in await told(stage, first, cold)] == [Source.COLD, Source.COLD]
     await stage.answered(first, STORY)
     await stage.answered(second, STORY)
