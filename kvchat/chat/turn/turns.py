@@ -170,6 +170,8 @@ class Turns:
                 alone = await self._wait(turn)
             if alone or words is not None:
                 turn.beginning = await self._stored(turn, begin, words, attachments)
+            if alone:  # and others may have written theirs since, which wait for this one
+                await self._stand_last(turn, answered_now=True)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
                 with self._parts.slot.scheduler.wanted_by(turn.conversation_id):
                     async with self._line.turn(turn.conversation_id):
@@ -191,14 +193,19 @@ class Turns:
         while not turn.stopped:
             await asyncio.sleep(LOOK_EVERY_S)
             alone = parts.locks.acquire(conversation_id)
-            if turn.beginning is not None and turn.beginning.last:
-                with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
-                    where = parts.database, turn.beginning.question_id
-                    await parts.worker.run(stand_last, *where, answered_now=alone)
+            await self._stand_last(turn, answered_now=alone)
             if alone:
                 parts.events.publish(MessagesChanged(conversation_id))
                 return True
         return False
+
+    async def _stand_last(self, turn: Turn, *, answered_now: bool) -> None:
+        """Where others write in the chat, too, a new question comes behind what was said, see `stand_last`."""
+        if turn.beginning is not None and turn.beginning.last:
+            with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
+                where = self._parts.database, turn.beginning.question_id
+                if await self._parts.worker.run(stand_last, *where, answered_now=answered_now):
+                    self._parts.events.publish(MessagesChanged(turn.conversation_id))
 
     async def _give_up(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
         """Nobody waits any more for the answer to a question that has none."""

@@ -219,6 +219,21 @@ def test_the_one_that_is_answered_first_stands_before_others_that_wait(
         assert [message.content for message in database.path(theirs.id)][-2:] == [reply.content, "Theirs"]
 
 
+async def test_one_that_need_not_wait_stands_before_those_that_do(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the chat, and while it is being put on disk others put theirs there."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    monkeypatch.setattr(opening, "is_alive", lambda writer: writer == _SOMEBODY)
+    with closing(Database(stage.home / "data" / "conversations.db")) as database:
+        others(database, database.append_question(chat, "Theirs"))
+    assert await stage.runtime.chat.send(chat, "Mine") is not None
+    shown = [message.content.strip() for message in await stage.runtime.chat.messages(chat)]
+    assert shown[-2:] == ["Mine", "You said: Mine"]
+    assert "Theirs" not in shown, "it is asked when this one is answered, and with the answer"
+
+
 def test_a_question_stays_on_its_branch_where_the_user_has_gone_to_another(tmp_path: Path) -> None:
     with closing(Database(tmp_path / "chats.db")) as database:
         chat = database.create_conversation("x").id
