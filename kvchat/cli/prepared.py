@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvchat.chat.events import Event, LibraryChanged
 from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.service import why_not_ready
-from kvchat.chat.prepared.sources import CannotPrepare, Changes
+from kvchat.chat.prepared.service import Standing
+from kvchat.chat.prepared.sources import CannotPrepare
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.options import PrepareOptions
 from kvchat.cli.terminal import columns
-from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
@@ -86,51 +83,40 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
     return await library.add(files, options.name)
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """What is told of a set."""
+def _fields(one: Standing, folder: Path) -> dict[str, Any]:
+    """A set as JSON: sizes in bytes, times in seconds or ISO 8601."""
+    prepared = one.prepared
+    return {
+        "name": prepared.name,
+        "paths": prepared.paths,
+        "files": len(prepared.sources),
+        "place": str(folder),
+        "tokens": prepared.tokens,
+        "bytes": one.bytes,
+        "seconds_saved": one.seconds,
+        "model": prepared.model,
+        "context_size": prepared.context_size,
+        "read_at": prepared.created_at.isoformat() if prepared.is_read else None,
+        "stale": bool(one.changes),
+        "changes": one.changes.words if one.changes else "",
+        "ready": not one.why_not,
+        "why_not": one.why_not,
+    }
 
-    prepared: Prepared
-    usage: ConversationUsage | None
-    changes: Changes
-    why_not: str
-    seconds: float | None
 
-    def fields(self, folder: Path) -> dict[str, Any]:
-        """As JSON: sizes in bytes, times in seconds or ISO 8601."""
-        one, usage = self.prepared, self.usage
-        return {
-            "name": one.name,
-            "paths": one.paths,
-            "files": len(one.sources),
-            "place": str(folder),
-            "tokens": one.tokens,
-            "bytes": usage.bytes if usage else 0,
-            "exclusive_bytes": usage.exclusive_bytes if usage else 0,
-            "seconds_saved": self.seconds,
-            "model": one.model,
-            "context_size": one.context_size,
-            "read_at": one.created_at.isoformat() if one.is_read else None,
-            "stale": bool(self.changes),
-            "changes": self.changes.words if self.changes else "",
-            "ready": not self.why_not,
-            "why_not": self.why_not,
-        }
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """For a reader."""
-        one, seconds = self.prepared, roughly(self.seconds) if self.seconds else "a time never measured"
-        return (
-            calm(one.name),
-            several(len(one.sources), "file"),
-            f"{one.tokens:,} tokens",
-            size(self.usage.bytes if self.usage else 0),
-            f"not ready: {self.why_not}; reading takes {seconds}" if self.why_not else f"saves {seconds}",
-            calm(Path(one.model).stem),
-            f"read {timestamp(one.created_at)}" if one.is_read else "",
-            f"{self.changes.words} since" if self.changes else "",
-        )
+def _row(one: Standing) -> tuple[str, ...]:
+    """A set for a reader."""
+    prepared, seconds = one.prepared, roughly(one.seconds) if one.seconds else "a time never measured"
+    return (
+        calm(prepared.name),
+        several(len(prepared.sources), "file"),
+        f"{prepared.tokens:,} tokens",
+        size(one.bytes),
+        f"not ready: {one.why_not}; reading takes {seconds}" if one.why_not else f"saves {seconds}",
+        calm(Path(prepared.model).stem),
+        f"read {timestamp(prepared.created_at)}" if prepared.is_read else "",
+        f"{one.changes.words} since" if one.changes else "",
+    )
 
 
 async def _prepared(options: PrepareOptions) -> int:
@@ -145,29 +131,14 @@ async def _prepared(options: PrepareOptions) -> int:
             await runtime.chat.library.remove(await runtime.chat.library.named(options.name))
             print(f"“{calm(options.name)}” is removed.")
             return 0
-        shown = await _shown(runtime)
+        usage = await runtime.save_points.usage()
+        shown = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
     finally:
         await runtime.close()
     if options.as_json:
-        print(json.dumps({"prepared": [one.fields(paths.save_points) for one in shown]}, ensure_ascii=False))
+        print(json.dumps({"prepared": [_fields(one, paths.save_points) for one in shown]}, ensure_ascii=False))
     elif not shown:
         print("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on.")
     else:
-        print("\n".join([f"Kept in {paths.save_points}", *columns([one.row for one in shown])]))
+        print("\n".join([f"Kept in {paths.save_points}", *columns(list(map(_row, shown)))]))
     return 0
-
-
-async def _shown(runtime: Runtime) -> Sequence[_Shown]:
-    library, now = runtime.chat.library, await runtime.engine.states_now()
-    fingerprint, limit = now or (None, None)
-    usage = {one.conversation_id: one for one in (await runtime.save_points.usage()).conversations}
-    return [
-        _Shown(
-            one,
-            usage.get(one.owner),
-            await library.changes(one),
-            why_not_ready(one, usage.get(one.owner), fingerprint, limit),
-            await library.seconds(one, fingerprint),
-        )
-        for one in await library.all()
-    ]

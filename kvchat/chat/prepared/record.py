@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from kvchat.chat.prepared.sources import CannotPrepare, Document, Source
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, new_message
-from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.rows import text_of, time_of
 from kvchat.kvstore.savepoint import Fingerprint
 
@@ -97,7 +96,7 @@ def begin_chat(database: Database, prepared: Prepared) -> Conversation:
         raise CannotPrepare(f"“{prepared.name}” is no longer in the library", "", "Prepare it again.")
     texts = json.loads(text_of(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
-    return database.create_conversation(NEW_TITLE, INSTRUCTION, documents)
+    return database.create_conversation(prepared.name, INSTRUCTION, documents)
 
 
 def system_message(documents: Sequence[Attachment]) -> Message:

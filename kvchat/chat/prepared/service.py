@@ -39,6 +39,17 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """A set, and what there is to say of it now."""
+
+    prepared: Prepared
+    bytes: int  # of its blocks on disk, those included that chats share
+    changes: Changes  # in its files, since they were read
+    why_not: str  # chats on it would have to read it; empty where they need not
+    seconds: float | None  # an estimate of that; None: never measured
+
+
+@dataclass(frozen=True)
 class Reading:
     """A set that is being read, or waits until nothing else is done."""
 
@@ -145,11 +156,35 @@ class Library:
         self._parts.events.publish(ConversationsChanged())
         return made
 
-    async def changes(self, one: Prepared) -> Changes:
-        """What has changed in its files since they were read."""
-        return await asyncio.to_thread(sources.changes, list(map(Path, one.paths)), one.sources)
+    async def names(self) -> dict[str, str]:
+        """What is called how, by the owner of its save points."""
+        rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
+        return {record.owner_of(row["id"]): str(row["name"]) for row in rows}
 
-    async def seconds(self, one: Prepared, fingerprint: Fingerprint | None) -> float | None:
+    async def standings(
+        self, now: tuple[Fingerprint, int] | None, usage: Sequence[ConversationUsage]
+    ) -> list[Standing]:
+        """How each of them stands, by name. `now`: what states mean with the engine in use, and its longest context."""
+        fingerprint, limit = now or (None, None)
+        kept = {one.conversation_id: one for one in usage}
+        return [
+            Standing(
+                one,
+                kept[one.owner].bytes if one.owner in kept else 0,
+                await asyncio.to_thread(sources.changes, list(map(Path, one.paths)), one.sources),
+                why_not_ready(one, kept.get(one.owner), fingerprint, limit),
+                await self._seconds(one, fingerprint),
+            )
+            for one in await self.all()
+        ]
+
+    def seconds_left(self, one: Prepared) -> float | None:
+        """An estimate for one that is being read; None where it cannot be said yet."""
+        reading = self.reading.get(one.id)
+        left = self._parts.slots.restore_cost.prefill_ms(reading.total - reading.done) if reading else 0.0
+        return left / 1000 or None
+
+    async def _seconds(self, one: Prepared, fingerprint: Fingerprint | None) -> float | None:
         """An estimate of reading all of it with what is in use; None where that was never measured."""
         if fingerprint is None or (one.fingerprint and one.fingerprint.model == fingerprint.model):
             return one.read_ms / 1000 or None

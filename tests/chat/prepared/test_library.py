@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.chat.prepared import reading
 from kvchat.chat.prepared.service import why_not_ready
-from kvchat.chat.prepared.sources import CannotPrepare
+from kvchat.chat.prepared.sources import CannotPrepare, Changes
 from kvchat.chat.record.messages import Role
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
@@ -24,6 +24,11 @@ def folder(tmp_path: Path) -> Path:
     (folder / "a.md").write_text("The river. " + STORY)
     (folder / "b.md").write_text("The garden. " + STORY)
     return folder
+
+
+async def changed(stage: Stage) -> Changes:
+    [one] = await stage.runtime.chat.library.standings(None, ())
+    return one.changes
 
 
 async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stage: Stage, folder: Path) -> None:
@@ -72,10 +77,14 @@ async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
 async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: Stage, folder: Path) -> None:
     library, chat = stage.runtime.chat.library, await stage.chat()
     await stage.answered(chat)
-    stage.fake.set(FAKE_BATCH_DELAY=0.05)
-    task = asyncio.ensure_future(library.read(await library.add([folder], "Manual")))
-    await stage.until(lambda: any(one.done for one in library.reading.values()))
-    await stage.ask_while_busy(chat, "And then?")
+    made, before = await library.add([folder], "Manual"), len(stage.requests("/completion"))
+    stage.fake.set(FAKE_HOLD_DURING="prefill")
+    task = asyncio.ensure_future(library.read(made))
+    await stage.until(lambda: len(stage.requests("/completion")) > before)
+    asked = stage.runtime.chat.send(chat, "And then?")
+    await stage.until(lambda: stage.runtime.chat.slots.slot.scheduler._asking)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await asked
     assert not task.done()
     assert (await task).is_read
 
@@ -83,12 +92,12 @@ async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: St
 async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, folder: Path) -> None:
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
-    assert not await library.changes(one)
+    assert not await changed(stage)
     old = await library.begin(one)
     await stage.answered(old.id)
     (folder / "b.md").write_text("The boat. " + STORY)
     (folder / "new.md").write_text("The sea. " + STORY)
-    assert (await library.changes(one)).words == "1 file changed, 1 new"
+    assert (await changed(stage)).words == "1 file changed, 1 new"
     stage.runtime.chat.slots.slot.forget()
     before = len(stage.requests("/completion"))
     now = await library.read(one)
@@ -96,7 +105,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     assert stage.requests("/slots/0?action=restore")
     assert now.tokens > one.tokens
     assert len(stage.requests("/completion")) > before
-    assert not await library.changes(now)
+    assert not await changed(stage)
     own = [point for point in stage.save_points() if point.conversation_id == one.owner]
     assert [point.n_tokens for point in own] == [now.tokens]
     texts = [(await stage.runtime.chat._parts.branch(chat.id))[0] for chat in (old, await library.begin(now))]
@@ -153,7 +162,9 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(
         assert now is not None
         usage = {entry.conversation_id: entry for entry in (await later.runtime.save_points.usage()).conversations}
         assert usage[one.owner].pinned
-        assert why_not_ready(found, usage[one.owner], *now) == ""
+        [standing] = await later.runtime.chat.library.standings(now, tuple(usage.values()))
+        assert standing.why_not == ""
+        assert (standing.bytes, bool(standing.changes)) == (usage[one.owner].bytes, False)
         assert "longer than the context" in why_not_ready(found, usage[one.owner], now[0], 100)
         assert why_not_ready(found, None, *now) == "its memory was deleted"
         chat = await later.runtime.chat.library.begin(found)
