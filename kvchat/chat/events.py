@@ -39,7 +39,9 @@ class ConversationsChanged:
 
 @dataclass(frozen=True)
 class LibraryChanged:
-    """Prepared documents were added, read on or removed."""
+    """Prepared documents were added, read or removed."""
+
+    progress: bool = False  # no more than that one is read so far
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,17 @@ from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
     EventBus,
+    LibraryChanged,
     MessagesChanged,
     ReplyDelta,
     ReplyFinished,
     SettingsChanged,
 )
 from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, check
+from kvchat.chat.prepared.record import Prepared
+from kvchat.chat.prepared.service import Estimate, Library, Reading, Standing
+from kvchat.chat.prepared.sources import Changes
+from kvchat.chat.prepared.sources import Source as DocumentSource
 from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.chat.record.prompt import searched_text
@@ -245,6 +250,62 @@ class FakeTitles(Titles):
         self._chat.events.publish(ConversationsChanged())
 
 
+class FakeDocuments(Library):
+    """Prepared documents in memory; what is read waits until the test lets it go on."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self._chat = chat
+        self.standing: dict[str, Standing] = {}
+        self.reading: dict[str, Reading] = {}
+        self.go_on = asyncio.Event()
+
+    def put(self, name: str, *, tokens: int = 0, **known: object) -> Standing:
+        """Something in the library: read to its end where it has tokens."""
+        sources = tuple(DocumentSource(f"/docs/{number}.md", f"{number}.md", 1, 1, "") for number in range(3))
+        read = ("label", None, "/models/SmolLM2-135M-Instruct.gguf", 32_768) if tokens else ("", None, "", 0)
+        one = Prepared(f"p{len(self.standing)}", name, (f"/docs/{name}",), sources, *read, tokens, 36_000.0, NOW)
+        standing = Standing(one, 136_000_000 if tokens else 0, Changes(), "" if tokens else "it was not read", 36.0)
+        self.standing[one.id] = replace(standing, **known)  # type: ignore[arg-type]
+        return self.standing[one.id]
+
+    async def names(self) -> dict[str, str]:
+        return {one.prepared.owner: one.prepared.name for one in self.standing.values()}
+
+    async def standings(self, now: object, usage: Sequence[ConversationUsage]) -> list[Standing]:
+        return sorted(self.standing.values(), key=lambda one: one.prepared.name)
+
+    async def estimate(self, paths: Sequence[Path], model: str) -> Estimate:
+        return Estimate(len(paths), 280_000, 36.0)
+
+    def seconds_left(self, one: Prepared) -> float | None:
+        return 20.0
+
+    async def add(self, paths: Sequence[Path], name: str) -> Prepared:
+        made = self.put(name).prepared
+        self._chat.events.publish(LibraryChanged())
+        return made
+
+    async def read(self, one: Prepared) -> Prepared:
+        task = asyncio.ensure_future(self.go_on.wait())
+        self.reading[one.id] = Reading(task, 20_000, 78_000)
+        self._chat.events.publish(LibraryChanged())
+        try:
+            await task
+            done = replace(one, label="label", tokens=78_000, model="/models/SmolLM2-135M-Instruct.gguf")
+            self.standing[one.id] = Standing(done, 1_800_000_000, Changes(), "", 36.0)
+        finally:
+            del self.reading[one.id]
+            self._chat.events.publish(LibraryChanged())
+        return done
+
+    async def remove(self, one: Prepared) -> None:
+        del self.standing[one.id]
+        self._chat.events.publish(LibraryChanged())
+
+    async def begin(self, one: Prepared) -> Conversation:
+        return self._chat.add(one.name)
+
+
 class FakeRecentlyDeleted(RecentlyDeleted):
     """Chats that were deleted, in memory."""
 
@@ -322,6 +383,7 @@ class FakeChat(ChatService):
         self.recently_deleted: FakeRecentlyDeleted = FakeRecentlyDeleted(self)
         self.organiser: FakeOrganiser = FakeOrganiser(self)
         self.titles: FakeTitles = FakeTitles(self)
+        self.library: FakeDocuments = FakeDocuments(self)
         self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
@@ -599,6 +661,9 @@ class FakeEngine(SwitchingHost):
     @property
     def status(self) -> EngineStatus:
         return self._runtime.status
+
+    async def states_now(self) -> None:
+        return None
 
     @property
     def log_lines(self) -> list[str]:

@@ -18,7 +18,6 @@ from kvchat.kvstore.savepoint import Fingerprint
 
 # Behind the documents, which stand first: they are all that is long.
 INSTRUCTION = "Answer with the help of these documents."
-_COLUMNS = "id, name, paths, sources, label, fingerprint, model, context_size, tokens, read_ms, created_at"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,11 @@ def owner_of(prepared_id: str) -> str:
 
 def all_prepared(database: Database) -> list[Prepared]:
     """All of them, by name."""
-    rows = database.rows(f"SELECT {_COLUMNS} FROM prepared ORDER BY name COLLATE NOCASE")
+    query = (
+        "SELECT id, name, paths, sources, label, fingerprint, model, context_size, tokens, read_ms, created_at"
+        " FROM prepared ORDER BY name COLLATE NOCASE"
+    )
+    rows = database.rows(query)
     return [prepared for row in rows if (prepared := _prepared_of(row)) is not None]
 
 

@@ -219,7 +219,7 @@ class Library:
     def _progress(self, prepared_id: str, done: int, total: int) -> None:
         if prepared_id in self.reading:
             self.reading[prepared_id] = replace(self.reading[prepared_id], done=done, total=total)
-            self._changed()
+            self._parts.events.publish(LibraryChanged(progress=True))
 
     def _changed(self) -> None:
         self._parts.events.publish(LibraryChanged())

@@ -99,9 +99,12 @@ def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Docume
 
 
 def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
-    """What has changed since: a file is read only where its size or time is another. Raises CannotPrepare."""
+    """What has changed since: a file is read only where its size or time is another."""
     known = {source.path: source for source in before}
-    files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
+    try:
+        files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
+    except CannotPrepare:  # they are too many now: reading them again says so
+        return Changes(added=1)
     changed = sum(_has_changed(source) for path, source in known.items() if path in files)
     new = sum(_document(*files[path], named=False) is not None for path in files.keys() - known.keys())
     return Changes(changed, new, len(known.keys() - files.keys()))

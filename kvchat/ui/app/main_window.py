@@ -180,6 +180,7 @@ class MainWindow(QMainWindow):
         for chosen in (sidebar.selected, sidebar.search.results.chosen):
             chosen.connect(lambda _: self.place.show_page())
         sidebar.list.typed.connect(self.composer.take)
+        sidebar.library_button.clicked.connect(self.side_windows.open_library)
         sidebar.usage_button.clicked.connect(self.side_windows.open_storage)
         for toggle in (header.sidebar, sidebar.hide_button):
             toggle.clicked.connect(self.place.toggle_sidebar)
@@ -216,6 +217,7 @@ class MainWindow(QMainWindow):
             "delete": self._delete,
             "undo": self.notices.undo_last,
             "deleted": self.side_windows.open_deleted,
+            "library": self.side_windows.open_library,
             "compose": self.composer.focus,
             "stop": self._escape,
             "regenerate": self.messages.regenerate_last,

@@ -16,6 +16,7 @@ from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import DeletedWindow
+from kvchat.ui.sidebar.library_window import LibraryWindow
 from kvchat.ui.storage.storage_panel import StoragePanel
 
 
@@ -24,7 +25,7 @@ class SideWindows(QObject):
 
     starter_requested = Signal()
     model_used = Signal()  # another model was chosen in the models window
-    begun = Signal(str)  # a conversation began with its settings
+    begun = Signal(str)  # a conversation began with its settings, or on documents
 
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, conversations: SidebarController, parent: QWidget
@@ -35,6 +36,7 @@ class SideWindows(QObject):
         self._storage: StoragePanel | None = None
         self._engine: EngineWindow | None = None
         self._deleted: DeletedWindow | None = None
+        self._library: LibraryWindow | None = None
         self._settings: SettingsWindow | None = None
         self._models: ModelsWindow | None = None
         self._chat_settings: ChatSettings | None = None
@@ -92,6 +94,14 @@ class SideWindows(QObject):
             self._deleted.storage_requested.connect(lambda: self.open_settings(StoragePage.name))
         self._deleted.come()
         return self._deleted
+
+    def open_library(self) -> LibraryWindow:
+        """What was read once for chats to begin on."""
+        if self._library is None:
+            self._library = LibraryWindow(self._runtime, self._look, self._runner, self._parent)
+            self._library.begun.connect(self.begun)
+        self._library.bring_forward()
+        return self._library
 
     def _show_usage(self) -> None:
         """The storage window stays true while it is on show."""

@@ -37,6 +37,7 @@ class SidebarController(Controller):
         self._forecasts: dict[str, Forecast] = {}  # of the chats that have been in sight
         self._foretold: set[str] = set()  # those of which that was asked since the list was loaded
         self._unforetold: dict[str, str | None] = {}  # those of which it is to be asked, and their models
+        self._prepared: dict[str, str] = {}
         self.usage: StoreUsage | None = None  # as last asked for
         self._gather = self._timer(_GATHER_MS, self.reload)
         self._foresee_soon = self._timer(0, self._foresee)
@@ -53,8 +54,8 @@ class SidebarController(Controller):
 
     @property
     def titles(self) -> dict[str, str]:
-        """The title of every conversation, by id."""
-        return {conversation.id: conversation.title for conversation in self._conversations}
+        """The title of every conversation, by id, and what the memory of prepared documents is called."""
+        return self._prepared | {conversation.id: conversation.title for conversation in self._conversations}
 
     def title(self, conversation_id: str | None) -> str:
         """A conversation's title."""
@@ -92,6 +93,8 @@ class SidebarController(Controller):
         self._conversations = await self._runtime.chat.conversations()
         self._foretold.clear()
         self.show_list()
+        names = await self._runtime.chat.library.names()
+        self._prepared = {owner: f"{name} (library)" for owner, name in names.items()}
         self.usage = await self._runtime.save_points.usage()
         self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
         self._sidebar.show_usage(self.usage)

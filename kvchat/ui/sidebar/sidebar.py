@@ -68,6 +68,7 @@ class Sidebar(QFrame):
         self.list = self._build_list()
         self.empty = label("Nothing here yet.\nWhat you talk about will be kept here.", "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
+        self.library_button = button("Library", kind="usage", tip="Documents that are read once, for chats to begin on")
         tip = "What the memory of your chats takes on the disk"
         self.usage_button = button(STORAGE, kind="usage", tip=tip)
         self.usage_bar = progress_bar("Share of the limit in use")
@@ -75,7 +76,7 @@ class Sidebar(QFrame):
         column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
         self.search = SearchPanel(look, chats)
         above = row((self.new_button, 1), self.hide_button)
-        parts = above, (self.search, 1), self.usage_button, self.usage_bar
+        parts = above, (self.search, 1), self.library_button, self.usage_button, self.usage_bar
         column(*parts, on=self, spacing=6, margins=(10, 12, 10, 10))
         look.changed.connect(self._restyle)
         self._restyle()
@@ -252,4 +253,5 @@ class Sidebar(QFrame):
         self.new_button.setIcon(icon("plus", self._look.theme.accent))
         self.new_button.setIconSize(QSize(1, 1) * self._look.px(18))
         self.hide_button.setIcon(icon("sidebar", self._look.theme.muted))
+        self.library_button.setIcon(icon("document", self._look.theme.muted))
         self.usage_button.setIcon(icon("disk", self._look.theme.muted))

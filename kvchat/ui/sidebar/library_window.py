@@ -1,0 +1,272 @@
+"""The library: documents that are read once, for chats to begin on without reading them again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
+
+from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsChanged
+from kvchat.chat.prepared.record import Prepared
+from kvchat.chat.prepared.service import Estimate, Reading, Standing
+from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, progress_bar, row
+from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.panel import Panel, fit_height
+from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.words.wording import roughly, several, since, size, tokens_short
+
+_WHAT_FOR = "What stands here is read once. A chat that begins on it answers at once, as if it had been read to it."
+_EMPTY = (
+    "Nothing yet. Add a manual, some papers or the folder of a program: it is read once, in spare time, and every "
+    "chat you begin on it has it in mind from its first question."
+)
+_LETTERS = 64  # wide
+
+
+class LibraryWindow(Panel):
+    """A list, and what can be done with the entry chosen in it."""
+
+    begun = Signal(str)  # a chat, by its id
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, "Library", parent, size=(680, 520), least=(440, 360))
+        self._runtime, self._library = runtime, runtime.chat.library
+        self._standings: list[Standing] = []
+        self._loading = self._due = False
+        self._added = ""  # by its id: is chosen when it is in the list
+        self.follow(runtime.events.subscribe, self._hear)
+        self.what_for, self.details = label(_WHAT_FOR, "muted", wraps=True), label(kind="small", wraps=True)
+        self.details.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.empty = label(_EMPTY, "muted", wraps=True)
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.list = RowList(look, "Library")
+        self.list.taken.connect(lambda _: self._begin())
+        self.list.current_changed.connect(self._show_current)
+        self.bar = progress_bar("How much is read")
+        self.files = button("Add files…", lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
+        self.folder = button("Add a folder…", lambda: self._choose(QFileDialog.FileMode.Directory))
+        self.remove = button("Remove…", self._ask_to_remove, "danger")
+        self.cancel = button("Stop reading", lambda: self._with_current(self._library.cancel))
+        self.again = button("Read again", lambda: self._with_current(self._library.read))
+        self.begin = button("Begin a chat", self._begin, "primary")
+        above = row(self.files, self.folder, STRETCH, spacing=8)
+        below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
+        shown = self.notices, self.what_for, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
+        column(*shown, on=self, spacing=12, margins=(20, 16, 20, 16))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Show what there is, and what changes from now on."""
+        super().showEvent(event)
+        self.list.setFocus()
+        self._load()
+
+    def consider(self, paths: Sequence[Path]) -> None:
+        """Say what reading these takes, and ask whether to."""
+        if paths:
+            self.run(self._consider(paths))
+
+    async def _consider(self, paths: Sequence[Path]) -> None:
+        now = await self._runtime.engine.states_now()
+        estimate = await self._library.estimate(paths, now[0].model if now else "")
+        taken = set((await self._library.names()).values())
+        dialog = AddDialog(self, name_for(paths, taken), estimate)
+        dialog.accepted.connect(lambda: self.run(self._add(paths, dialog.name)))
+        dialog.open()
+
+    async def _add(self, paths: Sequence[Path], name: str) -> None:
+        made = await self._library.add(paths, name)
+        self._added = made.id
+        await self._library.read(made)
+
+    def _choose(self, mode: QFileDialog.FileMode) -> None:
+        title = "Add a folder" if mode is QFileDialog.FileMode.Directory else "Add files"
+        dialog = file_dialog(self, title, mode)
+        dialog.filesSelected.connect(lambda names: self.consider(list(map(Path, names))))
+        dialog.open()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case LibraryChanged(progress=True):
+                self._show()
+            case LibraryChanged() | EngineChanged() | SettingsChanged():
+                self._load()
+
+    def _load(self) -> None:
+        """Ask again; what changes meanwhile is asked for once more afterwards."""
+        self._due = True
+        if not self._loading:
+            self.run(self._load_all())
+
+    async def _load_all(self) -> None:
+        self._loading = True
+        try:
+            while self._due:
+                self._due = False
+                usage = await self._runtime.save_points.usage()
+                now = await self._runtime.engine.states_now()
+                self._standings = await self._library.standings(now, usage.conversations)
+                self._show()
+        finally:
+            self._loading = False
+
+    def _show(self) -> None:
+        before = self.list.current
+        self.list.show_rows([row_of(one, self._library.reading.get(one.prepared.id)) for one in self._standings])
+        if any(one.prepared.id == self._added for one in self._standings):
+            self.list.select(self._added)
+            self._added = ""
+        elif before is None and self._standings:
+            self.list.select(self._standings[0].prepared.id)
+        self.list.setVisible(bool(self._standings))
+        self.empty.setVisible(not self._standings)
+        self._show_current()
+
+    def _show_current(self) -> None:
+        """What there is to say of the one that is chosen, and what can be done with it."""
+        one = self._current
+        reading = self._library.reading.get(one.prepared.id) if one else None
+        if one is not None:
+            left, place = self._library.seconds_left(one.prepared), self._runtime.paths.save_points
+            self.details.setText(details_of(one, reading, left, place))
+        self.details.setVisible(one is not None)
+        self.bar.setVisible(reading is not None)
+        if reading is not None:
+            self.bar.setValue(1000 * reading.done // max(reading.total, 1))
+        for choice, wanted in (
+            (self.cancel, reading is not None),
+            (self.again, reading is None and one is not None),
+            (self.remove, reading is None and one is not None),
+            (self.begin, one is not None),
+        ):
+            choice.setVisible(wanted)
+        self.begin.setEnabled(one is not None and one.prepared.is_read)
+
+    @property
+    def _current(self) -> Standing | None:
+        row = self.list.current
+        return next((one for one in self._standings if row is not None and one.prepared.id == row.value), None)
+
+    def _with_current(self, do: Callable[[Prepared], Coroutine[Any, Any, object]]) -> None:
+        if one := self._current:
+            self.run(do(one.prepared))
+
+    def _begin(self) -> None:
+        one = self._current
+        if one is not None and one.prepared.is_read:
+            self.run(self._begin_chat(one.prepared))
+
+    async def _begin_chat(self, one: Prepared) -> None:
+        chat = await self._library.begin(one)
+        self.close()
+        self.begun.emit(chat.id)
+
+    def _ask_to_remove(self) -> None:
+        if (one := self._current) is None:
+            return
+        confirm(
+            self,
+            f"Remove “{one.prepared.name}” from the library?",
+            "Its files stay as they are, and so do the chats that began on it. To have it here again it must be read.",
+            "Remove",
+            lambda: self.run(self._library.remove(one.prepared)),
+        )
+
+
+class AddDialog(QDialog):
+    """What reading takes, before it begins, and what it is to be called."""
+
+    def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowModality(Qt.WindowModality.WindowModal)
+        self.setWindowTitle("kvchat")
+        self.setAccessibleName("Add to the library")
+        self.field = line_edit("Name", "Name")
+        self.field.setText(name)
+        self.read = button("Read", self.accept, "primary")
+        self.read.setDefault(True)
+        self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name)))
+        self.words = label(estimate_words(estimate), "muted", wraps=True)
+        below = row(STRETCH, button("Not now", self.reject), self.read, margins=(0, 10, 0, 0))
+        column(
+            *(label("Add to the library", "title"), self.field, self.words, below),
+            on=self,
+            spacing=8,
+            margins=(24, 22, 24, 18),
+        )
+
+    @property
+    def name(self) -> str:
+        """As it stands in the field."""
+        return self.field.text().strip()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """All of its words are seen, and the name can be written over."""
+        super().showEvent(event)
+        fit_height(self, _LETTERS)
+        self.field.setFocus()
+        self.field.selectAll()
+
+
+def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
+    """What files are called unless the user has a better name: like the first of them, and like no other."""
+    name = paths[0].name if paths[0].is_dir() else paths[0].stem
+    name = f"{name} and {several(len(paths) - 1, 'more', 'more')}" if len(paths) > 1 else name
+    names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
+
+
+def estimate_words(estimate: Estimate) -> str:
+    """What reading takes, and that nobody waits for it."""
+    tokens = round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2)
+    amount = f"{several(estimate.files, 'file')}, about {tokens:,} tokens"
+    time = f"; reading takes {roughly(estimate.seconds)}" if estimate.seconds else ""
+    return f"{amount}{time}. You can go on chatting meanwhile: what you ask goes first."
+
+
+def row_of(one: Standing, reading: Reading | None) -> Row:
+    """A set in the list: how much it is, and whether a chat can begin on it at once."""
+    prepared = one.prepared
+    parts = [several(len(prepared.sources), "file")]
+    if prepared.is_read:
+        parts += [f"{tokens_short(prepared.tokens)} tokens", size(one.bytes)]
+        parts += [f"saves {roughly(one.seconds)}"] if one.seconds and not one.why_not else []
+        parts += [Path(prepared.model).stem]
+    chip, tone = "ready", Tone.GOOD
+    if reading is not None:
+        share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
+        chip, tone = f"reading {share}", Tone.PLAIN
+    elif one.why_not:
+        chip, tone = "to be read", Tone.WARN
+    elif one.changes:
+        chip, tone = "files changed", Tone.WARN
+    return Row(prepared.id, prepared.name, " · ".join(part for part in parts if part), chip, tone)
+
+
+def details_of(one: Standing, reading: Reading | None, seconds_left: float | None, place: Path) -> str:
+    """All there is to say of the set that is chosen; `place`: where what was made of it is kept."""
+    prepared = one.prepared
+    lines = [", ".join(prepared.paths)]
+    if reading is not None:
+        so_far = f"{reading.done:,} of {reading.total:,} tokens are read" if reading.total else "It is about to be read"
+        left = f", {roughly(seconds_left)} left" if seconds_left else ""
+        return "\n".join([*lines, f"{so_far}{left}. What you ask goes first."])
+    if prepared.is_read:
+        kept = f"; {size(one.bytes)} are kept in {place}" if one.bytes else ""
+        lines += [f"Read {since(prepared.created_at.astimezone(), datetime.now().astimezone())}{kept}."]
+    if one.changes:
+        lines += [f"{one.changes.words} since then. Chats begin on what was read; reading again reads what is new."]
+    if one.why_not:
+        time = f", which takes {roughly(one.seconds)}" if one.seconds else ""
+        lines += [f"A chat on it would have to read it first{time}: {one.why_not}."]
+    return "\n".join(lines)

@@ -1,0 +1,92 @@
+"""The library's window: what is added is read in spare time, chats begin on it, what has changed is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import LibraryChanged
+from kvchat.chat.prepared.sources import Changes
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+async def opened(window: MainWindow, qtbot: QtBot) -> LibraryWindow:
+    qtbot.mouseClick(window.sidebar.library_button, LEFT)
+    panel = window.side_windows.open_library()
+    await until(lambda: panel.list.isVisible() != panel.empty.isVisible())
+    return panel
+
+
+async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    furnished.chat.library.put("another", tokens=5_000)
+    panel = await opened(window, qtbot)
+    folder = tmp_path / "manual"
+    folder.mkdir()
+    panel.consider([folder])
+    await until(lambda: panel.findChild(AddDialog) is not None)
+    dialog = panel.findChild(AddDialog)
+    assert isinstance(dialog, AddDialog)
+    assert "about 36 s" in dialog.words.text()
+    assert dialog.name == "manual"
+    dialog.field.setText("  ")
+    assert not dialog.read.isEnabled()
+    dialog.field.setText("The manual")
+    qtbot.mouseClick(dialog.read, LEFT)
+    await until(panel.bar.isVisible)
+    row = panel.list.current
+    assert row is not None
+    assert (row.title, row.chip) == ("The manual", "reading 25 %")
+    assert "20,000 of 78,000 tokens are read, about 20 s left" in panel.details.text()
+    assert panel.cancel.isVisible()
+    assert not panel.begin.isEnabled()
+    furnished.chat.library.go_on.set()
+    await until(lambda: panel.list.rows[0].chip == "ready")
+    assert panel.list.rows[0].words == "3 files · 78K tokens · 1.8 GB · saves about 36 s · SmolLM2-135M-Instruct"
+    qtbot.mouseClick(panel.begin, LEFT)
+    await until(lambda: not panel.isVisible())
+    await until(lambda: window.chat.current is not None and window.header.title.text() == "The manual")
+
+
+async def test_with_nothing_in_it_it_says_what_it_is_for(window: MainWindow, qtbot: QtBot) -> None:
+    panel = await opened(window, qtbot)
+    assert panel.empty.isVisible()
+    assert not any(one.isVisible() for one in (panel.begin, panel.again, panel.remove, panel.cancel, panel.bar))
+
+
+async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    library = furnished.chat.library
+    library.put("a changed one", tokens=5_000, changes=Changes(2, 1))
+    library.put("b of another model", tokens=5_000, why_not="it was read with another model")
+    panel = await opened(window, qtbot)
+    assert [row.chip for row in panel.list.rows] == ["files changed", "to be read"]
+    assert "2 files changed, 1 new since then" in panel.details.text()
+    panel.list.select("p1")
+    assert "read it first, which takes about 36 s: it was read with another model." in panel.details.text()
+    library.go_on.set()
+    qtbot.mouseClick(panel.again, LEFT)
+    await until(lambda: panel.list.rows[1].chip == "ready")
+    furnished.events.publish(LibraryChanged(progress=True))
+    assert panel.list.current is not None
+    assert panel.list.current.value == "p1"
+    qtbot.mouseClick(panel.remove, LEFT)
+    question = panel.findChild(ConfirmDialog)
+    assert isinstance(question, ConfirmDialog)
+    qtbot.mouseClick(question.yes, LEFT)
+    await until(lambda: [row.title for row in panel.list.rows] == ["a changed one"])
+
+
+def test_names_are_like_no_other(tmp_path: Path) -> None:
+    assert name_for([tmp_path], ()) == tmp_path.name
+    assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
