@@ -75,7 +75,7 @@ class ReadingAhead(_OfChat):
     """Something is read before anybody has asked for it."""
 
     done: int  # tokens, of those that have to be read
-    total: int  # as many as `done`: it is over
+    total: int  # as many as `done`: it is over, perhaps before its end
     draft: bool  # what is being written; else the chat itself
 
 

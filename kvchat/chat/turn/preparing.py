@@ -235,16 +235,19 @@ class Preparing:
 
     async def _read(self, work: _Work, tokens: Tokens, loaded: Loaded, *, draft: bool) -> bool:
         conversation_id, events = work.target.conversation_id, self._parts.events
-        begun = loaded.expected_cached
+        begun = reached = min(loaded.expected_cached, len(tokens))
 
         def tell(done: int) -> None:
-            events.publish(ReadingAhead(conversation_id, done - begun, len(tokens) - begun, draft))
+            nonlocal reached
+            reached = done
+            if done < len(tokens):
+                events.publish(ReadingAhead(conversation_id, done - begun, len(tokens) - begun, draft))
 
         tell(begun)
         try:
             return await read_ahead(work.lease, tokens, loaded, work.wanted, tell)
         finally:
-            tell(len(tokens))
+            events.publish(ReadingAhead(conversation_id, reached - begun, reached - begun, draft))
 
     async def _stable(self, work: _Work) -> Tokens:
         """The turn boundary and, of the draft, all but its last tokens; nothing without a draft of some length."""

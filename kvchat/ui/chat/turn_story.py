@@ -129,8 +129,10 @@ class TurnStory:
         self.fraction = event.done / event.total if self.reading_ahead else None
         if self.reading_ahead:
             self._say("ahead", f"reading {what}: {event.done:,} of {several(event.total, 'token')}", "live")
+        elif event.done:
+            self._say("ahead", f"{several(event.done, 'token')} {READ_AHEAD}")
         else:
-            self._say("ahead", f"{several(event.total, 'token')} {READ_AHEAD}")
+            self._remarks.pop("ahead", None)
 
     def _tell_first_token(self, event: chat.FirstToken) -> None:
         self._fresh()
