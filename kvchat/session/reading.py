@@ -13,7 +13,8 @@ from kvchat.session.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long
-FIRST_STEP, LEAST_STEP, MOST_STEP = 32, 16, 2048  # tokens: where no rate is known, and at all
+FIRST_STEP, LEAST_STEP, MOST_STEP = 64, 32, 2048  # tokens: where no rate is known, and at all
+_CHANGE = 1.4  # from one step to the next: what a step takes beside its tokens must not have it shrink and shrink
 
 
 async def read_ahead(
@@ -30,14 +31,15 @@ async def read_ahead(
     EngineRefused.
     """
     done, rate = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost.prefill_ms_per_token
+    step = STEP_MS / rate if rate else FIRST_STEP
     while done < len(tokens):
         if not wanted():
             return False
-        step = min(max(int(STEP_MS / rate), LEAST_STEP), MOST_STEP) if rate else FIRST_STEP
-        end = min(done + step, len(tokens))
+        step = min(max(step, LEAST_STEP), MOST_STEP)
+        end = min(done + int(step), len(tokens))
         timings, loaded = await to_its_end(_step(lease, tokens[:end], loaded))
-        if timings.prompt_n:
-            rate = timings.prompt_ms / timings.prompt_n
+        if timings.prompt_ms:
+            step *= min(max(STEP_MS / timings.prompt_ms, 1 / _CHANGE), _CHANGE)
         done = end
         progress(done)
     return True

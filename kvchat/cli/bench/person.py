@@ -1,6 +1,6 @@
 """`kvchat bench --person`: what is left of each wait when what comes next is prepared while a person looks and writes.
 
-A chat of N tokens, and a short one. Times to the first token, each beside the same in the same round with the chat hot.
+A chat of N tokens, and a short one, into which long texts are pasted. Times to the first token, each beside the same in the same round with the chat hot.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Person:
     paste_ttft_ms: float  # the same after it was read ahead
     paste_ratio: float
     interrupted_ttft_ms: float  # another message, sent in the middle of reading a paste ahead
-    interrupted_wait_ms: float  # more than hot
+    interrupted_wait_ms: float  # more than the next one, hot
     longest_step_ms: float  # of all that was read ahead
 
 
@@ -91,20 +91,21 @@ async def _measure(home: BenchHome, tokens: int) -> Person:
     steps = _Steps()
     home.runtime.events.subscribe(steps.hear)
     say(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
-    home.runtime.chat.select(chat)
+    home.runtime.chat.select(other)
     await home.runtime.chat.idle()
-    unread = (await home.ask(chat, await home.notes(PASTE, 10_000))).receipt
+    unread = (await home.ask(other, await home.notes(PASTE, 10_000))).receipt
     pasted = await home.notes(PASTE, 20_000)
-    home.runtime.chat.prepare(chat, pasted)
+    home.runtime.chat.prepare(other, pasted)
     await home.runtime.chat.idle()
-    read = (await home.ask(chat, pasted)).receipt
-    home.runtime.chat.prepare(chat, "")
+    read = (await home.ask(other, pasted)).receipt
+    home.runtime.chat.prepare(other, "")
     await home.runtime.chat.idle()
     steps.begun.clear()
-    home.runtime.chat.prepare(chat, await home.notes(PASTE, 30_000))
+    home.runtime.chat.prepare(other, await home.notes(PASTE, 30_000))
     await steps.begun.wait()
-    interrupted = (await home.ask(chat, _question(3))).receipt
-    home.runtime.chat.prepare(chat, "")
+    interrupted = (await home.ask(other, _question(3))).receipt
+    home.runtime.chat.prepare(other, "")
+    beside = (await home.ask(other, _question(4))).receipt
 
     return Person(
         prompt_tokens=hot[-1].prompt_tokens,
@@ -121,7 +122,7 @@ async def _measure(home: BenchHome, tokens: int) -> Person:
         paste_ttft_ms=read.ttft_ms,
         paste_ratio=read.ttft_ms / unread.ttft_ms,
         interrupted_ttft_ms=interrupted.ttft_ms,
-        interrupted_wait_ms=max(0.0, interrupted.ttft_ms - usual),
+        interrupted_wait_ms=max(0.0, interrupted.ttft_ms - beside.ttft_ms),
         longest_step_ms=steps.longest_ms,
     )
 
