@@ -1,6 +1,7 @@
 """`kvchat bench --person`: what is left of each wait when what comes next is prepared while a person looks and writes.
 
-A chat of N tokens, and a short one, into which long texts are pasted. Times to the first token, each beside the same in the same round with the chat hot.
+A chat of N tokens, and a short one, into which long texts are pasted. Times to the first token, each beside the same in
+the same round with the chat hot.
 """
 
 from __future__ import annotations
