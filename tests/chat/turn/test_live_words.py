@@ -28,15 +28,15 @@ def told_of(stage: Stage, chat: str) -> tuple[str, str, str]:
             continue  # published between the last word and the receipt; its words are the same
         story.tell(event)  # type: ignore[arg-type]
         if isinstance(event, FirstToken):
-            live = _first_piece(story)
+            live = _first_remark(story)
         elif isinstance(event, ReplyFinished):
-            receipt, end = event.receipt, _first_piece(story)
+            receipt, end = event.receipt, _first_remark(story)
     assert isinstance(receipt, Receipt)
     return live, end, receipt_line(receipt).text.partition(" · ")[2].partition(" · ")[0]
 
 
-def _first_piece(story: TurnStory) -> str:
-    return story.pieces[0].text
+def _first_remark(story: TurnStory) -> str:
+    return story.remarks[0].text
 
 
 @pytest.mark.parametrize(
