@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.home import engine_path
 from tests.models import tiny_model
-from tests.soak import kills, turns
+from tests.soak import kills, person, turns
 from tests.soak.__main__ import kinds
 
 pytestmark = pytest.mark.e2e
@@ -21,3 +22,10 @@ def test_killed_at_random_moments_nothing_is_lost_or_left(tmp_path: Path) -> Non
 async def test_many_turns_take_no_more_than_few(tmp_path: Path) -> None:
     looks = await turns.run(tmp_path, tiny_model("llama"), turns=40)
     assert looks[-1].turn == 40
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3", "qwen35"])
+async def test_whatever_is_prepared_the_replies_are_those_of_a_cold_engine(tmp_path: Path, model: str) -> None:
+    heard = await person.run(tmp_path, tiny_model(model, heeds=True), engine_path("llama-server"), count=60, seed=1)
+    assert heard["draft read"]
+    assert heard["restored"]

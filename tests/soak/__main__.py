@@ -1,4 +1,4 @@
-"""The long runs: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N]`, or all of them."""
+"""The long runs: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N] [--steps N]`, or all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.chat import mutating as damaged_chats
 from tests.e2e.home import engine_path
 from tests.kvstore import mutating as damaged_stores
 from tests.models import tiny_model
-from tests.soak import kills, turns
+from tests.soak import kills, person, turns
 
-FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000}
+FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000, "steps": 500}
 
 
 def main() -> None:
@@ -50,6 +50,13 @@ def _run(name: str, count: int, place: Path, seed: int) -> None:
             asyncio.run(turns.run(place, tiny_model("llama"), count, _tell))
         case "stores":
             _tell(f"damaged stores: {dict(damaged_stores.run(count, seed))}")
+        case "steps":  # that a person makes, with each kind of memory
+            for model in ("llama", "gemma3", "qwen35"):
+                where = place / model
+                where.mkdir()
+                asyncio.run(
+                    person.run(where, tiny_model(model, heeds=True), engine_path("llama-server"), count, seed, _tell)
+                )
         case _:
             faults = damaged_chats.run(count, seed)
             if faults:
