@@ -108,9 +108,12 @@ class BlockStore(Restoring, Saving, Housekeeping):
             raise StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice) from error
 
     def _begin(self) -> None:
-        """Look after what others left; prove that there can be written at all. Raises IndexFailed, IndexLost."""
+        """Look after what others left; prove that there can be written at all. Raises IndexFailed, IndexLost.
+
+        While another process writes nobody who starts waits for it: that is looked after in the background then.
+        """
         try:
-            with self._parts.index.write() as db:
+            with self._parts.index.write(BRIEF_S) as db:
                 if self._parts.index.fresh and any(self._parts.blocks.leftovers((), 0.0)):
                     index_notes.note_index_loss(db)  # somebody took the file away, but not what it tells of
             self._recover()
@@ -119,6 +122,7 @@ class BlockStore(Restoring, Saving, Housekeeping):
         except IndexFailed as failure:
             if not failure.locked:
                 raise
+            self._background.submit(self._recover)
 
     def warm_up(self, conversation_id: str, cancelled: CancelCheck = never) -> int:
         """Have the system read into its cache what a restore of the conversation's newest save point needs; bytes.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -479,3 +481,21 @@ def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) ->
     with pytest.raises(Cancelled):
         bench.store.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
     assert not list(bench.slots.iterdir())
+
+
+def test_a_start_does_not_wait_until_another_process_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed one has left is looked after in the background, as soon as that can be."""
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.take("thesis", text(300))
+    die()
+    monkeypatch.setattr("kvchat.kvstore.index.index.FIRST_WAIT_S", 20.0)
+    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as another:
+        another.execute("BEGIN IMMEDIATE")
+        bench.store = bench.open()
+        bench.slots = bench.store.staging_folder()
+        assert isinstance(bench.find(text(310)), Miss), "what waits for it is not there yet"
+        another.execute("ROLLBACK")
+    bench.store.prepare().result()
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))

@@ -69,9 +69,8 @@ class Index:
         """Open or make the file. `set_aside` is given a damaged one. Raises migrations.DatabaseTooNew as well."""
         self.path = path
         self.fresh = False  # the file has been made, or made anew, since somebody last looked at what lies beside it
-        self.patience_s = (
-            FIRST_WAIT_S  # how long a write waits for another process's: long, unless the last was in vain
-        )
+        # How long a write waits for another process's: long, unless the last was in vain or it is the first.
+        self.patience_s = FIRST_WAIT_S
         self._set_aside = set_aside
         self._writing = threading.RLock()
         self._readers: list[_Open] = []
@@ -135,16 +134,18 @@ class Index:
                 self._writer.connection.close()
                 with self._in_words():
                     self._writer = self._connect()
-            if patience_s is None:
-                patience_s, self.patience_s = self.patience_s, FIRST_WAIT_S
-            self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
+            wait_s = patience_s
+            if wait_s is None:
+                wait_s, self.patience_s = self.patience_s, FIRST_WAIT_S
+            self._writer.connection.execute(f"PRAGMA busy_timeout = {int(1000 * wait_s)}")
             self._asked_at = time.monotonic()
             try:
                 with self._transaction(self._writer, "BEGIN IMMEDIATE") as connection:
                     yield connection
             finally:
                 self._asked_at = None
-            self.patience_s = LOCK_WAIT_S
+            if patience_s is None:
+                self.patience_s = LOCK_WAIT_S
 
     def is_kept_waiting(self, patience_s: float) -> bool:
         """Whether a write of this process has been asked for so long ago and is not done."""
