@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -15,8 +16,8 @@ import pytest
 
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking import transport
-from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking import transport, wire
+from kvchat.engine.speaking.client import MANY, Health, LlamaServerClient
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
@@ -61,6 +62,21 @@ async def test_the_prompt_is_counted_as_the_chat_sends_it(client: LlamaServerCli
     timings = (await all_chunks(client))[-1].timings
     assert timings is not None
     assert timings.prompt_n == 1  # all but the token that gives the logits
+
+
+async def test_the_ids_of_a_long_prompt_are_not_read_on_the_thread_of_the_window(
+    client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse, read_on = wire.parse_tokens, dict[bool, threading.Thread]()
+
+    def noted(answer: bytes) -> tuple[int, ...] | None:
+        read_on[len(answer) > MANY] = threading.current_thread()
+        return parse(answer)
+
+    monkeypatch.setattr(wire, "parse_tokens", noted)
+    assert await client.count_tokens("Hello") < await client.count_tokens("river and garden " * 10_000)
+    assert read_on[False] is threading.current_thread()
+    assert read_on[True] is not threading.current_thread()
 
 
 async def test_sampling_and_thinking(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
