@@ -34,7 +34,8 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   the system says that nobody has it open: new pages cost more than the copying. Into pages that are there blocks are
   read where they belong, mapped: writes to one file wait for each other. The last two stay mapped, so that
   pages need be entered once, and a file to spare, as large as the largest of late, is made ready at the lowest
-  priority when a model's memory has been planned and after each restore; who needs one before takes it as far as it is. It is within the budget and the first to go;
+  priority when a model's memory has been planned and after each restore; who needs one before takes it
+  as far as it is. It is within the budget and the first to go;
   in kvchat's resident memory, as `top` shows it, the two count once more beside /dev/shm. Of a
   sliding-window model the file with the older rows is made as soon as the save point is absorbed, and stays warm.
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
