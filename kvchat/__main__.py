@@ -96,7 +96,7 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
             return {
                 "export": lambda: transfer.run_export(arguments.export_options(options)),
-                "import": lambda: transfer.run_import(options.files),
+                "import": lambda: transfer.run_import(options.files, options.passphrase_file),
                 "backup": lambda: transfer.run_backup(options.target),
                 "restore": lambda: transfer.run_restore(options.source),
                 "repair": transfer.run_repair,

@@ -78,7 +78,7 @@ class Runtime:
         )
         self.save_points = StoreService(paths, store, lambda: self.settings)
         self.engines = EngineSetup(paths, lambda: self.settings)
-        self.transfer = TransferService(paths, database, worker, self.events)
+        self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.engine)
         self._closed = False
         self._backups = DailyBackups(paths.database, self._notify)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +29,7 @@ from kvchat.chat.turn import opening
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
+from kvchat.chat.turn.trying_out import try_out
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts
@@ -83,6 +85,7 @@ class ChatService:
         self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
         self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
+        self.try_out = functools.partial(try_out, self._parts)
 
     @property
     def busy(self) -> str | None:

@@ -94,3 +94,5 @@ class ExportOptions:
     target: Path
     chat_id: str | None = None  # None: every conversation
     form: ExportForm | None = None  # None: as the target's name says
+    with_memory: bool = False  # so that the chat is as quick elsewhere
+    passphrase_file: Path | None = None  # whose first line seals it

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
+from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ExportOptions
+from kvchat.cli.terminal import show_progress
 from kvchat.errors import KvchatError
-from kvchat.system.paths import resolve_paths
+from kvchat.runtime import open_runtime
+from kvchat.settings import load_settings
+from kvchat.store_service import open_store
+from kvchat.system.files import read_plain
+from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import make_backup, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
-from kvchat.transfer.importing import import_paths
+from kvchat.transfer.importing import ImportReport, import_paths
+from kvchat.transfer.memory_file import export_with_memory, is_memory_file
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, lay_ready
 from kvchat.words.wording import several, size
 
 STANDARD_OUTPUT = Path("-")
+MOST_PASSPHRASE = 64_000  # bytes of its file
 
 
 class NoSuchConversation(KvchatError):
     """There is no conversation of that id."""
+
+
+class NotThatWay(KvchatError):
+    """The options do not go together, or a file that they name is of no use."""
 
 
 class StillRunning(KvchatError):
@@ -37,6 +50,10 @@ class StillRunning(KvchatError):
 def run_export(options: ExportOptions) -> int:
     """Write one conversation, or all. Returns the exit code. Raises KvchatError."""
     paths = resolve_paths().ensure()
+    if options.with_memory:
+        return _export_with_memory(paths, options)
+    if options.passphrase_file:
+        raise NotThatWay("Only a chat with its memory can be sealed with a passphrase", "", "Add --with-memory.")
     form = options.form or ExportForm.of(options.target)
     with closing(Database(paths.database)) as database:
         known = [conversation.id for conversation in database.conversations()]
@@ -51,15 +68,75 @@ def run_export(options: ExportOptions) -> int:
     return 0
 
 
-def run_import(files: Sequence[Path]) -> int:
-    """Take conversations in. Returns the exit code: 1 when something could not be taken in. Raises KvchatError."""
+def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
+    """Write one conversation with its memory."""
+    if not options.chat_id or options.form or options.target == STANDARD_OUTPUT:
+        raise NotThatWay(
+            "A chat with its memory goes alone, into a file of its own form",
+            "",
+            "Name the chat with --chat, and leave --form out.",
+        )
+    passphrase = _passphrase(options.passphrase_file)
+    with (
+        closing(Database(paths.database)) as database,
+        closing(open_store(paths, load_settings(paths.settings_file))) as store,
+    ):
+        if database.conversation(options.chat_id) is None:
+            raise NoSuchConversation("There is no such chat", options.chat_id, "Look for its id in an export of all.")
+        telling = partial(show_progress, "Exporting:")
+        written = export_with_memory(database, store, options.chat_id, options.target, passphrase, telling)
+    sealed = "sealed with the passphrase" if passphrase else "readable by anyone who has the file"
+    print(f"exported 1 chat with its memory, {size(written)}, to {options.target}; {sealed}")
+    return 0
+
+
+def run_import(files: Sequence[Path], passphrase_file: Path | None = None) -> int:
+    """Take conversations in. Returns the exit code: 1 when something could not be taken in. Raises KvchatError.
+
+    What came with its memory is tried out with the model in the settings.
+    """
     paths = resolve_paths().ensure()
+    if passphrase_file or any(_has_memory(file) for file in files):
+        return run_until_interrupted(_import_with_memory(paths, files, _passphrase(passphrase_file)))
     with closing(Database(paths.database)) as database:
-        report = import_paths(database, files)
+        return _report(import_paths(database, files))
+
+
+async def _import_with_memory(paths: Paths, files: Sequence[Path], passphrase: str) -> int:
+    runtime = await open_runtime(paths, load_settings(paths.settings_file))
+    try:
+        return _report(await runtime.transfer.take_in(files, lambda done, total: None, passphrase, start=True))
+    finally:
+        await runtime.close()
+
+
+def _report(report: ImportReport) -> int:
     for problem in report.problems:
         print(problem, file=sys.stderr)
     print(f"imported {several(len(report.imported), 'chat')}, {report.known:,} were here already")
+    for words in report.told:
+        print(words)
     return 1 if report.problems else 0
+
+
+def _has_memory(file: Path) -> bool:
+    with suppress(OSError):
+        return is_memory_file(file)
+    return False  # what is wrong with it is said when it is taken in
+
+
+def _passphrase(file: Path | None) -> str:
+    """The first line of the file; empty without one. Never from the command line, where others can read it."""
+    if file is None:
+        return ""
+    try:
+        text = sys.stdin.readline() if file == STANDARD_OUTPUT else read_plain(file, MOST_PASSPHRASE).decode()
+    except (OSError, ValueError) as error:
+        raise NotThatWay("The passphrase could not be read", f"{file}: {error}.", "Give a file of text.") from error
+    passphrase = text.partition("\n")[0].rstrip("\r")
+    if not passphrase:
+        raise NotThatWay("The passphrase is empty", str(file), "Write one into its first line.")
+    return passphrase
 
 
 def run_backup(target: Path) -> int:

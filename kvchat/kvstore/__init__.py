@@ -46,6 +46,10 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
 - **Sizes** are what the disk allots, and quota and prune target mean everything in the store's folder: blocks,
   index, what is staged or set aside. Triggers in the index keep the sums per conversation, so that the disk panel
   opens at once among 100,000 blocks; `verify` measures and counts anew.
+- **Memory that travels** (`exchange.py`, `layout/manifest.py`). Recipes and tokens of a conversation leave as a
+  manifest, its blocks after it. What comes in is bounded, each block proved by its name, and in the index as a whole or
+  not at all. That a state is what the model would have made of the tokens nobody can see from it: the engine reads
+  what is given to it, so memory is to be taken from people one trusts.
 - **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
   bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
   engine only if its header stands for the chat's tokens. Processes hold a lock as long as they live

@@ -26,10 +26,10 @@ import psutil
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.rebuild import Unusable, rebuild
+from kvchat.kvstore.exchange import Exchange
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, MemoryRoom, Staged
 from kvchat.kvstore.files.staging import Staging
-from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.index import notes as index_notes
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
@@ -55,7 +55,7 @@ from kvchat.kvstore.saving import Saving
 NOT_YET = "another program is writing to the memory of chats just now"
 
 
-class BlockStore(Restoring, Saving, Housekeeping):
+class BlockStore(Restoring, Saving, Exchange):
     """Keeps KV states, every row of them once, and gives back what leaves the least of a prompt to prefill.
 
     Every method is synchronous and may block on disk: call it off the event loop (asyncio.to_thread). All are safe to

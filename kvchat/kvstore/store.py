@@ -78,6 +78,7 @@ class NoStore:
 
     find = stage = _miss
     keep_in_memory = warm_up = unstage = set_aside = set_bounds = seen = measure_rebuild = _ignore
+    manifest = bring = contents = _refuse
     check_room = occupied = take = plan_prune = prune = pin = never_save = _refuse
     delete_conversation = delete_messages = delete_all = verify = _refuse
 

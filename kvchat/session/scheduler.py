@@ -26,12 +26,13 @@ class Rank(IntEnum):
 
     SETTLE = 0  # an answer's slot is brought to the turn boundary and saved: else the answer is read again
     GROW = 1  # the engine is started again with more room
-    PREPARE = 2  # what the user looks at and writes is restored and read
-    DOCUMENTS = 3  # documents that are kept for chats to begin on are read
-    TITLE = 4  # a chat is named
+    TRY_OUT = 2  # memory that came with a chat is tried out: somebody looks at how that goes
+    PREPARE = 3  # what the user looks at and writes is restored and read
+    DOCUMENTS = 4  # documents that are kept for chats to begin on are read
+    TITLE = 5  # a chat is named
     # Beside the slot, which they do not need:
-    ABSORB = 5  # what was saved is taken apart
-    WARM_UP = 6  # what may be restored next is read from a slow disk
+    ABSORB = 6  # what was saved is taken apart
+    WARM_UP = 7  # what may be restored next is read from a slow disk
 
 
 @dataclass(eq=False)

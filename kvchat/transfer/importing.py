@@ -8,16 +8,20 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
+from kvchat.kvstore.layout.manifest import BadMemory
+from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Caller, Progress, call_here
 from kvchat.system.files import in_time, open_plain
 from kvchat.transfer.foreign import foreign_parser
+from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
 from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back
 from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
 from kvchat.words.safe_text import calm
@@ -34,21 +38,31 @@ class ImportReport:
     imported: tuple[str, ...] = ()  # ids of new conversations
     known: int = 0  # conversations that were here already, left as they are
     problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
+    memories: tuple[Brought, ...] = ()  # that came with conversations
+    told: tuple[str, ...] = ()  # what trying those out has shown, a sentence each
 
 
 def import_paths(
-    database: Database, paths: Iterable[Path], progress: Progress = lambda done, total: None, call: Caller = call_here
+    database: Database,
+    paths: Iterable[Path],
+    progress: Progress = lambda done, total: None,
+    call: Caller = call_here,
+    *,
+    store: SavePointStore | None = None,
+    passphrase: str = "",
 ) -> ImportReport:
-    """Import files, zips and folders. `progress` is told how many conversations have been looked at.
+    """Import files, zips and folders. `progress` is told how many conversations have been looked at, or bytes.
 
-    The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Raises
-    StorageFailed and what `progress` raises; then it takes back what it has taken in.
+    The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Memory that
+    comes with a conversation goes into `store`; what is wrong with that is a problem, and the conversation is taken in.
+    Raises StorageFailed, PassphraseNeeded and what `progress` raises; then it takes back what it has taken in.
     """
     imported: list[str] = []
     problems: list[str] = []
+    memories: list[Brought] = []
     known = 0
     try:
-        for done, entry in enumerate(entry for path in paths for entry in _entries(path)):
+        for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
             if done == MOST_CHATS:
                 problems.append(f"{entry.where}: kvchat takes in {MOST_CHATS:,} chats at once, the rest is left out")
@@ -59,15 +73,22 @@ def import_paths(
                     imported.append(row["id"])
                 else:
                     known += 1
+                if entry.memory and store is not None:
+                    memories.append(entry.memory.bring(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
                 problems.append(f"{entry.where}: {_reason(problem)}")
+            except (BadMemory, StoreRefused) as problem:
+                problems.append(f"{entry.where}: the chat is here, its memory was left out: {problem}")
             progress(done + 1, 0)
     except BaseException:
-        with suppress(StorageFailed):
+        with suppress(StorageFailed, StoreRefused):
+            for brought in memories:
+                if store is not None and brought.conversation_id in imported:
+                    store.delete_conversation(brought.conversation_id)
             for conversation_id in imported:
                 call(take_back, database, conversation_id)
         raise
-    return ImportReport(tuple(imported), known, tuple(problems))
+    return ImportReport(tuple(imported), known, tuple(problems), tuple(memories))
 
 
 @dataclass(frozen=True)
@@ -76,9 +97,10 @@ class _Entry:
 
     where: str
     row: Callable[[], Row]
+    memory: MemoryFile | None = None  # that comes with it
 
 
-def _entries(path: Path) -> Iterator[_Entry]:
+def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
     """What may be conversations under a path, and what cannot be read."""
     try:
         if in_time(path.is_dir):
@@ -86,7 +108,11 @@ def _entries(path: Path) -> Iterator[_Entry]:
             if not files:
                 raise ValueError("the folder holds no JSON")
             for file in files:
-                yield from _entries(file)
+                yield from _entries(file, passphrase)
+        elif is_memory_file(path):
+            with open_memory_file(path, passphrase) as memory:
+                for entry in _in_file(path.name, memory.chats):
+                    yield replace(entry, memory=memory)
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
                 for member in _members(archive):

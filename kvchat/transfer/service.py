@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
+from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.kvstore.layout.manifest import Manifest
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress
 from kvchat.system.paths import Paths
 from kvchat.transfer.backup import BackupFacts, make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import ImportReport, import_paths
+from kvchat.transfer.memory_file import NothingKept, export_with_memory, memory_to_export, told_of
 from kvchat.transfer.restore import check_backup, lay_ready
+
+TryOut = Callable[[str, Fingerprint, bool], Awaitable[TriedOut]]  # the conversation; whether an engine may be started
 
 
 class TransferService:
     """What the window asks for. `progress` is called on another thread. Cancelled, each leaves all as it was."""
 
-    def __init__(self, paths: Paths, database: Database, worker: Worker, events: EventBus) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        database: Database,
+        worker: Worker,
+        events: EventBus,
+        store: SavePointStore | None = None,
+        try_out: TryOut | None = None,
+    ) -> None:
+        """`store` and `try_out`: where the memory of chats goes, and what finds out whether it is of use."""
         self._paths, self._database, self._worker, self._events = paths, database, worker, events
+        self._store, self._try_out = store, try_out
 
     async def export(self, ids: Sequence[str], target: Path, progress: Progress) -> int:
         """Write these conversations in the form the file's name asks for; returns how many. Raises ExportFailed."""
@@ -32,14 +50,54 @@ class TransferService:
 
         return await in_thread_with_progress(work, progress)
 
-    async def take_in(self, paths: Sequence[Path], progress: Progress) -> ImportReport:
-        """Import files and folders. `progress` is told how many conversations. Raises StorageFailed."""
-        try:
-            return await in_thread_with_progress(
-                lambda tell: import_paths(self._database, paths, tell, self._worker.call), progress
+    async def memory_of(self, conversation_id: str) -> Manifest:
+        """What would go with the conversation. Raises NothingKept, StoreRefused."""
+        return await asyncio.to_thread(memory_to_export, self._kept_in, conversation_id)
+
+    async def export_with_memory(
+        self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
+    ) -> int:
+        """Write one conversation with its memory, sealed if there is a passphrase; returns the bytes.
+
+        Raises ExportFailed, NothingKept, StoreRefused.
+        """
+
+        def work(tell: Progress) -> int:
+            with closing(Database(self._paths.database)) as beside:
+                return export_with_memory(beside, self._kept_in, conversation_id, target, passphrase, tell)
+
+        return await in_thread_with_progress(work, progress)
+
+    async def take_in(
+        self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
+    ) -> ImportReport:
+        """Import files and folders. `progress` is told how many conversations, or bytes of memory.
+
+        What came with memory is tried out, if an engine is ready for that or may be started (`start`). Raises
+        StorageFailed, PassphraseNeeded, WrongPassphrase.
+        """
+
+        def work(tell: Progress) -> ImportReport:
+            return import_paths(
+                self._database, paths, tell, self._worker.call, store=self._store, passphrase=passphrase
             )
+
+        try:
+            report = await in_thread_with_progress(work, progress)
         finally:
             self._events.publish(ConversationsChanged())
+        told = []
+        for brought in report.memories if self._try_out else ():
+            assert self._try_out is not None
+            tried = await self._try_out(brought.conversation_id, brought.fingerprint, start)
+            told.append(told_of(brought, tried))
+        return replace(report, told=tuple(told))
+
+    @property
+    def _kept_in(self) -> SavePointStore:
+        if self._store is None:
+            raise NothingKept
+        return self._store
 
     async def back_up(self, target: Path, progress: Progress) -> BackupFacts:
         """Write a backup. Raises BackupFailed."""

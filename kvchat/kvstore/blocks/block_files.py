@@ -60,6 +60,10 @@ class BlockFiles:
         self._sync = sync
         self.new: dict[bytes, int] = {}  # written here and in no recipe yet: bytes on disk
 
+    def beside(self) -> BlockFiles:
+        """The same folder, with a record of its own of what is new."""
+        return BlockFiles(self._folder, sync=self._sync)
+
     def path(self, block: bytes) -> Path:
         """Where the block lies, whether it is there or not."""
         name = block.hex()

@@ -236,6 +236,7 @@ class MainWindow(QMainWindow):
             "disk": self.side_windows.open_storage,
             "quit": self.quitting.ask,
             "export": self._export,
+            "export-memory": self._export_memory,
             "export-all": self.transfer.export_all,
             "import": self.transfer.take_in,
             "import-folder": self.transfer.take_in_folder,
@@ -262,6 +263,10 @@ class MainWindow(QMainWindow):
     def _export(self) -> None:
         if self.chat.current is not None:
             self.transfer.export([self.chat.current])
+
+    def _export_memory(self) -> None:
+        if self.chat.current is not None:
+            self.transfer.export_with_memory(self.chat.current)
 
     def _escape(self) -> None:
         """Esc closes what is on top, or else stops the reply."""

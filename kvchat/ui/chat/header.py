@@ -57,7 +57,8 @@ class Header(QWidget):
         if title != self.title.whole or exists != self._exists:
             self._exists = exists
             self.title.set_text(title)
-        for action in (self._rename, self.name_by_model, self._delete, self._export, self.pin, self.never_save):
+        exports = self._export, self._export_memory
+        for action in (self._rename, self.name_by_model, self._delete, *exports, self.pin, self.never_save):
             action.setEnabled(exists)
         self.pin.setChecked(usage is not None and usage.pinned)
         self.never_save.setChecked(usage is not None and usage.never_save)
@@ -112,7 +113,7 @@ class Header(QWidget):
         self._rename = menu.addAction("Rename", self.begin_rename)
         self.name_by_model = self._entry(menu, "name")
         self._entry(menu, "chat-settings")
-        self._export = self._entry(menu, "export")
+        self._export, self._export_memory = self._entry(menu, "export"), self._entry(menu, "export-memory")
         menu.addSeparator()
         self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
         menu.addSeparator()

@@ -72,6 +72,7 @@ SHORTCUTS = (
     Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("F1", "Ctrl+/"), also="keys help hotkeys"),
     Shortcut("quit", "Quit", _WINDOWS, ("Ctrl+Q",), also="exit close leave"),
     Shortcut("export", "Export this chat…", _KEEPING, also="save share download markdown html json"),
+    Shortcut("export-memory", "Export with its memory…", _KEEPING, also="save share move computer passphrase encrypt"),
     Shortcut("export-all", "Export all chats…", _KEEPING, also="save share download"),
     Shortcut("import", "Import chats…", _KEEPING, also="load open chatgpt claude"),
     Shortcut("import-folder", "Import a folder of chats…", _KEEPING, also="load open"),

@@ -16,17 +16,24 @@ from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts
+from kvchat.transfer.sealed import PassphraseNeeded
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.passphrase import ask_passphrase
 from kvchat.ui.dialogs.report import ImportReportDialog
 from kvchat.words.wording import moment_of, several, size
 
 _FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
-_EXPORTS = "Exported chats (*.json *.zip);;All files (*)"
+_EXPORTS = "Exported chats (*.json *.zip *.kvchat);;All files (*)"
 _BACKUPS = "Backups (*.zip);;All files (*)"
+_WITH_MEMORY = "Chats with their memory (*.kvchat)"
+_ABOUT_MEMORY = (
+    "takes {}. With it the chat goes on with the same model on any computer, and is not read again there. Whoever has "
+    "the file can read the chat, unless you give it a passphrase; without that nobody opens it again, not even you."
+)
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
 _PATIENCE_MS = 600  # what takes no longer shows no progress
 _PAUSE_S = 0.05  # between two looks at how far it is
@@ -49,9 +56,12 @@ class TransferController(Controller):
 
     def export(self, ids: list[str]) -> None:
         """These chats, into a file named after the one, or after none."""
-        title = self._conversations.title(ids[0]) if len(ids) == 1 else "Chats"
-        name = " ".join(title.translate(_NO_NAME).split())[:80].strip(". ") or "Chat"
+        name = self._file_name(ids[0]) if len(ids) == 1 else "Chats"
         self._pick_target("Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
+
+    def export_with_memory(self, id: str) -> None:
+        """This chat with its memory, sealed if the user gives a passphrase."""
+        self._runner.start(self._offer_memory(id))
 
     def export_all(self) -> None:
         """Every chat, into one file."""
@@ -75,6 +85,29 @@ class TransferController(Controller):
         """Everything as it was in a backup."""
         self._pick("Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS, self._look_at)
 
+    def _file_name(self, id: str) -> str:
+        title = self._conversations.title(id).translate(_NO_NAME)
+        return " ".join(title.split())[:80].strip(". ") or "Chat"
+
+    async def _offer_memory(self, id: str) -> None:
+        memory = await self._runtime.transfer.memory_of(id)
+        about = f"The memory of this chat {_ABOUT_MEMORY.format(size(memory.bytes))}"
+
+        def pick(passphrase: str) -> None:
+            name, title = f"{self._file_name(id)}.kvchat", "Export with its memory"
+            self._pick_target(title, name, _WITH_MEMORY, lambda path: self._export_memory(id, path, passphrase))
+
+        ask_passphrase(self._window, "Export with its memory?", about, "Choose a file…", pick, optional=True)
+
+    def _export_memory(self, id: str, target: Path, passphrase: str) -> None:
+        async def export() -> None:
+            work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
+            written = await self._with_progress("Exporting…", work, ("Export cancelled", "Nothing was written."))
+            sealed = ", sealed with your passphrase" if passphrase else ""
+            self._tell_where(f"Exported 1 chat with its memory, {size(written)}{sealed}", target)
+
+        self._runner.start(export())
+
     def _export(self, ids: list[str], target: Path) -> None:
         async def export() -> None:
             work = partial(self._runtime.transfer.export, ids, target)
@@ -83,13 +116,24 @@ class TransferController(Controller):
 
         self._runner.start(export())
 
-    async def _take_in(self, paths: list[Path]) -> None:
-        work = partial(self._runtime.transfer.take_in, paths)
-        report = await self._with_progress("Importing…", work, ("Import cancelled", "Nothing was imported."))
+    async def _take_in(self, paths: list[Path], passphrase: str = "") -> None:
+        work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)
+        try:
+            report = await self._with_progress("Importing…", work, ("Import cancelled", "Nothing was imported."))
+        except PassphraseNeeded as needed:
+            ask_passphrase(
+                self._window,
+                needed.title,
+                f"{needed.detail} {needed.advice}",
+                "Import",
+                lambda given: self._runner.start(self._take_in(paths, given)),
+            )
+            return
         if report.imported:
             self.imported.emit(list(report.imported))
         title = f"Imported {several(len(report.imported), 'chat')}"
         known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
+        known = " ".join(filter(None, (known, *report.told)))
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:

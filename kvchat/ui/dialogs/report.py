@@ -56,7 +56,9 @@ class ImportReportDialog(ReportDialog):
     """What was imported, what was known, and each problem."""
 
     def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
-        failed = "One was not taken in:" if len(problems) == 1 else f"{len(problems):,} were not taken in:"
+        failed = "One was not taken in, or not as a whole:"
+        if len(problems) > 1:
+            failed = f"{len(problems):,} were not taken in, or not as a whole:"
         words = " ".join(part for part in (known, failed) if part)
         super().__init__("Import", words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
         self.setAccessibleName(title)

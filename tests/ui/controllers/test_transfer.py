@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QDesktopServices, QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QMenu, QProgressDialog, QPushButton
+from PySide6.QtWidgets import QFileDialog, QLabel, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
+from kvchat.chat.turn.trying_out import TriedOut
 from kvchat.system.concurrency import Progress, Worker
 from kvchat.transfer.backup import BackupFacts
 from kvchat.transfer.importing import ImportReport
@@ -25,8 +26,10 @@ from kvchat.transfer.service import TransferService
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.controllers import transfer as keep_bridge
 from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.dialogs.passphrase import PassphraseDialog
 from kvchat.ui.dialogs.report import ImportReportDialog
 from kvchat.ui.sidebar.arrangement import Arrangement
+from tests.kvstore.true_files import Bench
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -106,8 +109,8 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
         window.place.toggle_sidebar()
     take_in = kept.transfer.take_in
 
-    async def and_tell(paths: list[Path], tell: Progress) -> ImportReport:
-        report = await take_in(paths, tell)
+    async def and_tell(paths: list[Path], tell: Progress, passphrase: str) -> ImportReport:
+        report = await take_in(paths, tell, passphrase)
         for number, id in enumerate(report.imported):
             kept.chat.add(f"Chat {number}", id=id)
         return report
@@ -121,6 +124,57 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     assert window.chat.current in window.sidebar.chosen
     assert window.sidebar.list.isVisible()
     assert window.sidebar.arrangement == Arrangement()
+
+
+def asked(window: MainWindow) -> list[PassphraseDialog]:
+    return [dialog for dialog in window.findChildren(PassphraseDialog) if dialog.isVisible()]
+
+
+async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+) -> None:
+    bench = Bench(tmp_path / "store")
+    chat = window.chat.current or ""
+    bench.save(chat, tuple(range(1, 301)))
+    with closing(Database(kept.paths.database)) as database, closing(Worker("memory")) as worker:
+        tried: list[str] = []
+
+        async def try_out(id: str, *_: object) -> TriedOut:
+            tried.append(id)
+            return TriedOut(298, 300)
+
+        kept.transfer = TransferService(kept.paths, database, worker, kept.events, bench.store, try_out)
+        choose(window, "Export with its memory…")
+        await until(lambda: asked(window), "the question")
+        question = asked(window)[0]
+        assert "The memory of this chat takes 40 KB" in question.findChildren(QLabel)[1].text()
+        qtbot.keyClicks(question.field, "correct horse")
+        assert question.field.displayText() != "correct horse"
+        qtbot.keyClick(question.field, Qt.Key.Key_Return)
+        await until(lambda: any(d.isVisible() for d in window.findChildren(QFileDialog)), "the file dialog")
+        pick(window, tmp_path / "chat.kvchat")
+        await until(lambda: any("sealed with your passphrase" in words for words in notices(window)))
+        await worker.run(database.delete, chat)
+        bench.store.delete_all()
+        choose(window, "Import chats…")
+        pick(window, tmp_path / "chat.kvchat")
+        for words, given in (("This file needs its passphrase", "wrong"), ("does not open this file", "correct horse")):
+            await until(lambda words=words: asked(window) and words in asked(window)[0].accessibleName(), words)
+            question = asked(window)[0]
+            assert not question.go.isEnabled()
+            qtbot.keyClicks(question.field, given)
+            qtbot.mouseClick(question.go, Qt.MouseButton.LeftButton)
+            await until(lambda question=question: question not in asked(window))
+        await until(lambda: "Imported 1 chat" in notices(window))
+        assert "It was tried out and works here: 298 of 300 tokens" in window.notices.on_show[-1].words[1]
+        assert tried == [chat]
+        assert bench.store.usage().save_points == 1
+    bench.store.close()
+
+
+async def test_a_chat_without_memory_says_so(kept: FakeRuntime, window: MainWindow) -> None:
+    choose(window, "Export with its memory…")
+    await until(lambda: notices(window) == ["Nothing is kept of this chat that could go with it"])
 
 
 async def test_what_cannot_be_imported_is_told_line_by_line(

@@ -1,0 +1,83 @@
+"""Is a chat remembered here? What came with it from elsewhere is tried out before its next message relies on it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvchat.chat.record.prompt import needs_vision, prompt_messages
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.session.lease import NOT_WORTH_IT, Lease
+from kvchat.session.scheduler import Rank
+from kvchat.session.session import Request
+
+BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
+
+
+@dataclass(frozen=True)
+class TriedOut:
+    """What came of it."""
+
+    tokens: int = 0  # that came back of the history
+    of: int = 0  # tokens of the history
+    reason: str = ""  # why nothing did, or why nothing was tried, in words
+    waits: bool = False  # nothing was tried: no engine is ready for it now
+
+
+async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
+    """Restore the chat's memory as its next message would, and let the engine prove that it uses it.
+
+    The slot is empty afterwards. `start`: an engine is started for it; else it waits where none is ready, or is in use.
+    """
+    chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+    messages = prompt_messages(branch)
+    request = Request(messages, model=chosen.model, template=chosen.options.template)
+    if not start and not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
+        return TriedOut(waits=True)
+
+    async def work(_wanted: Callable[[], bool]) -> TriedOut:
+        lease: Lease | None = None
+        try:
+            lease = await parts.session(conversation_id).ready(request)
+            return await _tried(lease, messages, fingerprint)
+        except KvchatError as error:
+            return TriedOut(reason=f"{error.title}. {error.detail}".strip(" ."), waits=True)
+        finally:
+            if lease is not None:
+                await _empty(lease)
+
+    tried = await parts.slot.scheduler.run(Rank.TRY_OUT, conversation_id, work, wait=start)
+    return tried or TriedOut(waits=True)
+
+
+async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> TriedOut:
+    """Raises KvchatError where the engine fails."""
+    differences = fingerprint.differences(lease.engine.fingerprint)
+    if differences:
+        told = ["model"] if "model" in differences else differences
+        return TriedOut(reason=f"it was made with another {' and another '.join(told)}")
+    await _empty(lease)
+    boundary = await lease.boundary(messages)
+    if len(boundary) + BEYOND >= lease.engine.context_size:
+        return TriedOut(reason=f"it has {len(boundary):,} tokens, and the context is of {lease.engine.context_size:,}")
+    loaded = await lease.load_boundary(boundary)
+    if loaded.restore is None:
+        return TriedOut(reason=loaded.miss_reason or NOT_WORTH_IT)
+    more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:BEYOND]
+    read = await lease.engine.engine.prefill((*boundary, *more))
+    verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
+    if verdict.hollow:
+        return TriedOut(reason=verdict.miss_reason or "")
+    return TriedOut(read.cache_n, len(boundary))
+
+
+async def _empty(lease: Lease) -> None:
+    """Nothing is in the slot any more."""
+    lease.slot.forget()
+    with contextlib.suppress(EngineError):  # one that is gone has nothing in it
+        await lease.engine.engine.erase_slot()

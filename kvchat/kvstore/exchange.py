@@ -1,0 +1,164 @@
+"""Memory that travels: save points out of one store and into another, every block proved by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from blake3 import blake3
+
+from kvchat.kvstore.admission import check_room, not_written
+from kvchat.kvstore.blocks.block_files import BlockFiles
+from kvchat.kvstore.housekeeping import Housekeeping
+from kvchat.kvstore.index import points as index_points
+from kvchat.kvstore.index import recipes as index_recipes
+from kvchat.kvstore.index.points import NewPoint
+from kvchat.kvstore.layout.manifest import BadMemory, CarriedPoint, Manifest
+from kvchat.kvstore.layout.recipe import RecipeError
+from kvchat.kvstore.parts import in_words
+from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, common_prefix
+
+MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
+_PIECE = 1 << 20  # bytes
+_GONE = "A part of the memory of this chat was deleted or damaged meanwhile.", "", "Try again, or leave it out."
+
+Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what it holds in pieces
+
+
+class Exchange(Housekeeping):
+    """The block store as far as memory leaves it and comes in. Safe for threads and processes."""
+
+    @in_words()
+    def manifest(self, conversation_id: str) -> Manifest | None:
+        """What is kept of a conversation for the model that answered last; None if that is nothing.
+
+        What still waits to be absorbed is not among it.
+        """
+        with self._parts.index.read() as db:
+            messages = index_points.absorbed_of(db, conversation_id)
+            newest = index_points.load(db, max(messages)) if messages else None
+            fingerprint = newest.fingerprint if newest else None
+            carried: list[CarriedPoint] = []
+            for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
+                if found := _carried(db, point_id, message_id, fingerprint):
+                    before = carried[-1].tokens if carried else ()
+                    shared = common_prefix(before, found.tokens)  # numbers that are there need not be there twice
+                    carried.append(replace(found, tokens=before[:shared] + found.tokens[shared:]))
+        return Manifest(fingerprint, tuple(carried)) if fingerprint and carried else None
+
+    def contents(self, manifest: Manifest) -> Contents:
+        """Its blocks, each proved at its end. Raises StoreRefused."""
+        for name, size in manifest.blocks.items():
+            yield name, self._content(name, size)
+
+    def _content(self, name: bytes, size: int) -> Iterator[bytes]:
+        digest, read = blake3(), 0
+        try:
+            with self._parts.blocks.path(name).open("rb", buffering=0) as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+                    read += len(piece)
+                    yield piece
+        except OSError as error:
+            raise StoreRefused(*_GONE) from error
+        if read != size or digest.digest() != name:
+            raise StoreRefused(*_GONE)
+
+    def bring(self, conversation_id: str, manifest: Manifest, contents: Contents) -> int:
+        """Take in a conversation's save points; returns the bytes that were new. All of them, or nothing.
+
+        Of blocks that are here already the content is not asked for. `contents` may raise what it likes; it is read to
+        its end. Raises BadMemory where it does not hold what the manifest says, StoreRefused where it is not to be
+        kept or there is no room for it.
+        """
+        parts = self._parts
+        files = parts.blocks.beside()  # what is new here must not go with what another thread gives up
+        new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
+        bounds, free = parts.bounds, parts.free_bytes()
+        check_room(max(point.recipe.file_size for point in manifest.points), 0, free, bounds.quota, bounds.free_floor)
+        check_room(new, new, free, bounds.quota, bounds.free_floor)
+        try:
+            written, xxh3 = self._receive(files, manifest, contents)
+            newest = self._record(conversation_id, manifest, files, xxh3, written)
+        except OSError as error:
+            raise not_written(error) from error
+        finally:
+            with contextlib.suppress(StoreRefused), in_words():
+                parts.drop_unknown(list(files.new))
+        with in_words():
+            self._enforce(protected=newest)
+        return written
+
+    def _receive(self, files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
+        """Have all blocks on disk; how many bytes were written, and the fast hashes of those."""
+        missing, total, xxh3 = dict(manifest.blocks), 0, {}
+        for name, content in contents:
+            size = missing.pop(name, None)
+            if size is None:
+                raise BadMemory("it holds a block twice, or one that it does not need")
+            if files.claim(name, size) is not None:
+                continue
+            written = files.write(_at_most(content, size))
+            if written.block != name or written.size != size:
+                files.drop(written)
+                raise BadMemory("a part of it is damaged")
+            total += files.put(written)
+            xxh3[name] = written.xxh3
+        if missing:
+            raise BadMemory("a part of it is missing")
+        return total, xxh3
+
+    @in_words(saving=True)
+    def _record(
+        self, conversation_id: str, manifest: Manifest, files: BlockFiles, xxh3: dict[bytes, bytes], written: int
+    ) -> str:
+        """Write the save points into the index, all or none; the newest."""
+        parts = self._parts
+        with parts.index.write() as db:
+            if index_points.never_save(db, conversation_id):
+                raise StoreRefused("Not saved: you chose never to save this chat.")
+            on_disk = {name: files.claim(name, size) for name, size in manifest.blocks.items()}
+            there = {name: taken for name, taken in on_disk.items() if taken is not None}
+            if len(there) < len(on_disk):
+                raise StoreRefused(*_GONE)
+            index_points.count_written(db, parts.today(), written)
+            for one in manifest.points:
+                new = NewPoint(
+                    conversation_id,
+                    one.message_id,
+                    manifest.fingerprint,
+                    one.tokens,
+                    one.recipe.file_size,
+                    one.prefill_ms,
+                    parts.clock(),
+                )
+                point = index_points.add_staged(db, new, parts.staging.owner)
+                index_recipes.store_recipe(db, int(point.id), one.recipe, there)
+                index_points.delete(db, index_points.same_place(db, int(point.id)))
+            index_recipes.learn_hashes(db, xxh3)
+        files.settle(there)
+        return point.id
+
+
+def _carried(
+    db: sqlite3.Connection, point_id: int, message_id: str | None, fingerprint: Fingerprint | None
+) -> CarriedPoint | None:
+    """The save point, if it is of that fingerprint and whole."""
+    point = index_points.load(db, point_id)
+    if point is None or point.fingerprint != fingerprint:
+        return None
+    with contextlib.suppress(RecipeError):
+        if recipe := index_recipes.load_recipe(db, point_id):
+            return CarriedPoint(point.tokens, message_id, point.prefill_ms, recipe)
+    return None
+
+
+def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The content, as far as it is no longer than it may be. Raises BadMemory."""
+    for piece in content:
+        size -= len(piece)
+        if size < 0:
+            raise BadMemory("a part of it is damaged")
+        yield piece

@@ -1,0 +1,252 @@
+"""A chat with its memory in one file, so that it is as quick elsewhere as here; sealed if there is a passphrase.
+
+A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. Whoever opens
+it cannot trust it: sizes are bounded before anything is read, and nothing is written under a name out of the file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import IO
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.errors import KvchatError
+from kvchat.kvstore.exchange import Contents
+from kvchat.kvstore.layout.manifest import BadMemory, Manifest, from_json, to_json
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.kvstore.store import SavePointStore
+from kvchat.system.concurrency import Progress
+from kvchat.system.files import open_plain, whole_file
+from kvchat.transfer.exporting import ExportFailed, ExportForm, write_export
+from kvchat.transfer.sealed import MAGIC, PassphraseNeeded, opened, seal
+from kvchat.transfer.untrusted_files import LARGEST_PIECE, json_pieces
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import several
+from kvchat.words.wording import size as size_in_words
+
+SUFFIX = ".kvchat"
+_CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
+_PIECE = 1 << 20  # bytes
+_CUT_OFF = "it is cut off or damaged"
+
+
+@dataclass(frozen=True)
+class Brought:
+    """The memory that came with a chat."""
+
+    conversation_id: str
+    fingerprint: Fingerprint
+    model: str  # the name of its file where it was saved; empty where that is not known
+    n_tokens: int
+    bytes: int
+
+
+def told_of(brought: Brought, tried: TriedOut) -> str:
+    """What came along with a chat, and whether it is of use here."""
+    came = f"Its memory came along: {several(brought.n_tokens, 'token')}, {size_in_words(brought.bytes)}"
+    came += f", made with {calm(brought.model)}." if brought.model else "."
+    if tried.waits:
+        why = f"It could not be tried out yet: {tried.reason.rstrip('.')}." if tried.reason else ""
+        return f"{came} {why or 'It is tried out when the chat goes on.'}"
+    if tried.reason:
+        return f"{came} Here the chat will be read again: {tried.reason.rstrip('.')}."
+    return f"{came} It was tried out and works here: {tried.tokens:,} of {tried.of:,} tokens need not be read again."
+
+
+class NothingKept(KvchatError):
+    """A chat has no memory that could go with it."""
+
+    def __init__(self) -> None:
+        advice = "Export it without, or let it be answered once and try again."
+        super().__init__("Nothing is kept of this chat that could go with it", "", advice)
+
+
+def memory_to_export(store: SavePointStore, conversation_id: str) -> Manifest:
+    """What there is to go with a chat. Raises NothingKept, StoreRefused."""
+    store.absorb_pending()
+    manifest = store.manifest(conversation_id)
+    if manifest is None:
+        raise NothingKept
+    return manifest
+
+
+def export_with_memory(
+    database: Database,
+    store: SavePointStore,
+    conversation_id: str,
+    target: Path,
+    passphrase: str = "",
+    progress: Progress = lambda done, total: None,
+) -> int:
+    """Write a chat with its memory, for its owner's eyes only; returns the bytes. `progress` is told bytes.
+
+    `target` is there whole or not at all. Raises ExportFailed, NothingKept, StoreRefused, StorageFailed and what
+    `progress` raises.
+    """
+    manifest = memory_to_export(store, conversation_id)
+    pieces = _told(_pieces(database, store, conversation_id, manifest), manifest.bytes, progress)
+    try:
+        with whole_file(target, private=True) as new, new.open("wb") as out:
+            if passphrase:
+                seal(pieces, out, passphrase)
+            else:
+                out.writelines(pieces)
+        return target.stat().st_size
+    except OSError as error:
+        raise ExportFailed(
+            "The export could not be written",
+            f"{target}: {error.strerror or error}.",
+            "Choose another place, or make room there.",
+        ) from error
+
+
+def _told(pieces: Iterable[bytes], total: int, progress: Progress) -> Iterator[bytes]:
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += len(piece)
+        progress(min(done, total), total)
+
+
+def _pieces(database: Database, store: SavePointStore, conversation_id: str, manifest: Manifest) -> Iterator[bytes]:
+    chats = io.BytesIO()
+    write_export(database, [conversation_id], ExportForm.JSON, chats)
+    yield from _member(_CHATS, len(chats.getvalue()), [chats.getvalue()])
+    conversation = database.conversation(conversation_id)
+    model = PurePath(conversation.model).name if conversation and conversation.model else ""
+    described = json.dumps(to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
+    yield from _member(_MEMORY, len(described), [described])
+    for name, content in store.contents(manifest):
+        yield from _member(_BLOCKS + name.hex(), manifest.blocks[name], content)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
+    head = tarfile.TarInfo(name)
+    head.size, head.mode = size, 0o600
+    yield head.tobuf(tarfile.USTAR_FORMAT)
+    yield from content
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def is_memory_file(path: Path) -> bool:
+    """Whether it is a chat with its memory, by what it begins with. Raises OSError."""
+    with open_plain(path) as file:
+        return is_sealed(begin := file.read(tarfile.BLOCKSIZE)) or (
+            begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar"
+        )
+
+
+def is_sealed(begin: bytes) -> bool:
+    """Whether a file that begins so needs a passphrase."""
+    return begin.startswith(MAGIC)
+
+
+def needs_passphrase(path: Path) -> bool:
+    """Whether the file can be opened with its passphrase alone; a file that cannot be read cannot be opened at all."""
+    try:
+        with open_plain(path) as file:
+            return is_sealed(file.read(len(MAGIC)))
+    except OSError:
+        return False
+
+
+@contextmanager
+def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
+    """Open one for as long as the block takes. Raises PassphraseNeeded, WrongPassphrase, OSError."""
+    with io.BufferedReader(open_plain(path), _PIECE) as file:  # type: ignore[type-var]
+        if not is_sealed(file.peek(len(MAGIC))[: len(MAGIC)]):
+            yield MemoryFile(file)
+            return
+        if not passphrase:
+            raise PassphraseNeeded
+        file.read(len(MAGIC))
+        with opened(file, passphrase) as unsealed:
+            yield MemoryFile(unsealed)
+
+
+class MemoryFile:
+    """One that is read, from beginning to end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._members = _members(stream)
+
+    def chats(self) -> IO[bytes]:
+        """The chat, as JSON; to be asked for first. Raises BadMemory."""
+        return io.BytesIO(self._whole(_CHATS))
+
+    def bring(
+        self, store: SavePointStore, conversation_id: str, progress: Progress = lambda done, total: None
+    ) -> Brought:
+        """Put the memory into the store, all of it or nothing. `progress` is told bytes.
+
+        Raises BadMemory, StoreRefused and what `progress` raises.
+        """
+        try:
+            described = next(json_pieces(io.BytesIO(self._whole(_MEMORY)))).value
+            manifest = from_json(described)
+        except BadMemory:
+            raise
+        except (ValueError, RecursionError, StopIteration) as error:
+            raise BadMemory("its description is not one") from error
+        store.bring(conversation_id, manifest, self._blocks(manifest, progress))
+        model = described.get("model")
+        name = model if isinstance(model, str) else ""
+        return Brought(conversation_id, manifest.fingerprint, name, manifest.n_tokens, manifest.bytes)
+
+    def _whole(self, wanted: str) -> bytes:
+        name, size, content = next(self._members, ("", 0, iter(())))
+        if name != wanted or size > LARGEST_PIECE:
+            raise BadMemory(_CUT_OFF)
+        return b"".join(content)
+
+    def _blocks(self, manifest: Manifest, progress: Progress) -> Contents:
+        done = 0
+        for name, size, content in self._members:
+            try:
+                block = bytes.fromhex(name.removeprefix(_BLOCKS))
+            except ValueError as error:
+                raise BadMemory(_CUT_OFF) from error
+            if manifest.blocks.get(block) != size:
+                raise BadMemory("it holds a block that it does not need")
+            yield block, content
+            done += size
+            progress(done, manifest.bytes)
+
+
+def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
+    """Name, size and content of each; what is not read of one is passed over. Raises BadMemory at a wrong end."""
+    while (head := _exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+        try:
+            member = tarfile.TarInfo.frombuf(head, "ascii", "strict")
+        except (tarfile.HeaderError, ValueError) as error:
+            raise BadMemory(_CUT_OFF) from error
+        if not member.isreg() or member.size < 0:
+            raise BadMemory(_CUT_OFF)
+        content = _content(stream, member.size)
+        yield member.name, member.size, content
+        for _ in content:
+            pass
+
+
+def _content(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    left = size
+    while left:
+        piece = _exactly(stream, min(left, _PIECE))
+        left -= len(piece)
+        yield piece
+    _exactly(stream, -size % tarfile.BLOCKSIZE)
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytes:
+    piece = stream.read(count)
+    if len(piece) < count:
+        raise BadMemory(_CUT_OFF)
+    return piece

@@ -1,0 +1,45 @@
+"""Asks for the passphrase that seals a file, or opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtWidgets import QCheckBox, QLineEdit, QPushButton, QVBoxLayout, QWidget
+
+from kvchat.ui.base.building import line_edit
+from kvchat.ui.dialogs.confirm import Question
+
+
+class PassphraseDialog(Question):
+    """Some words, one field, and what is done with it. It is kept nowhere."""
+
+    def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
+        self.go, self.cancel = QPushButton(action), QPushButton("Cancel")
+        self.field = line_edit("Passphrase", "Passphrase (optional)" if optional else "Passphrase")
+        self.field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.shown = QCheckBox("Show what I type")
+        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.go, self.cancel)
+        layout = self.layout()
+        assert isinstance(layout, QVBoxLayout)
+        layout.insertWidget(2, self.field)
+        layout.insertWidget(3, self.shown)
+        self.shown.toggled.connect(
+            lambda on: self.field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
+        )
+        self.go.setDefault(True)
+        self.go.setProperty("kind", "primary")
+        self.go.clicked.connect(self.accept)
+        if not optional:
+            self.go.setEnabled(False)
+            self.field.textChanged.connect(lambda text: self.go.setEnabled(bool(text)))
+        self.field.setFocus()
+
+
+def ask_passphrase(
+    parent: QWidget, title: str, text: str, action: str, on_given: Callable[[str], object], *, optional: bool = False
+) -> PassphraseDialog:
+    """Open the question over `parent`; `on_given` runs with what was typed. Returns at once."""
+    dialog = PassphraseDialog(parent, title, text, action, optional=optional)
+    dialog.accepted.connect(lambda: on_given(dialog.field.text()))
+    dialog.open()
+    return dialog

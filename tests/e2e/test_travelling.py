@@ -1,0 +1,53 @@
+"""A chat goes on elsewhere where it was left, without being read again: real engines, two homes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.home import Home, notes
+from tests.models import tiny_model
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize(("architecture", "window"), [("llama", None), ("gemma3", 1024), ("qwen35", None)])
+def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path: Path, architecture: str, window: int | None) -> None:
+    here, there = Home(tmp_path / "here"), Home(tmp_path / "there")
+    model = tiny_model(architecture, window, heeds=True)
+    for home in (here, there):
+        home.write_settings(model_path=str(model))
+    chat = here.ask("--new", "--system", notes(60), "Which is the longest?")["chat_id"]
+    file, secret = tmp_path / "chat.kvchat", tmp_path / "secret"
+    secret.write_text("correct horse\n", "utf-8")
+    out = here.run("export", "--chat", chat, "--with-memory", "--passphrase-file", str(secret), str(file))
+    assert (out.returncode, out.stderr) == (0, "")
+    refused = there.run("import", str(file))
+    assert refused.returncode == 1
+    assert "needs its passphrase" in refused.stderr
+    taken = there.run("import", "--passphrase-file", str(secret), str(file))
+    assert (taken.returncode, taken.stderr) == (0, "")
+    assert f"made with {model.name}. It was tried out and works here" in taken.stdout
+    first, second = (home.ask("--chat", chat, "And the shortest?") for home in (here, there))
+    assert second["receipt"]["source"] == "disk"
+    assert second["receipt"]["cached_tokens"] >= 0.98 * second["receipt"]["prompt_tokens"]
+    assert second["reply"] == first["reply"]
+
+
+def test_another_model_or_kv_type_is_said(tmp_path: Path) -> None:
+    here, file = Home(tmp_path / "here"), tmp_path / "chat.kvchat"
+    here.write_settings(model_path=str(tiny_model("llama")))
+    chat = here.ask("--new", "--system", notes(30), "Which is the longest?")["chat_id"]
+    assert here.run("export", "--chat", chat, "--with-memory", str(file)).returncode == 0
+    for name, settings, words in (
+        ("model", {"model_path": str(tiny_model("qwen35"))}, "it was made with another model."),
+        ("kv", {"model_path": str(tiny_model("llama")), "kv_type": "q8_0"}, "another KV type of K"),
+        ("none", {}, "It could not be tried out yet: No model is chosen yet."),
+    ):
+        there = Home(tmp_path / name)
+        there.write_settings(**settings)
+        taken = there.run("import", str(file))
+        assert (taken.returncode, taken.stderr) == (0, ""), taken.stderr
+        assert taken.stdout.startswith("imported 1 chat"), taken.stdout
+        assert words in taken.stdout, taken.stdout

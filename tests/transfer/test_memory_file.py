@@ -1,0 +1,274 @@
+"""A chat with its memory, out of one home and into another; and files that are not what they should be."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Conversation
+from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.kvstore.savepoint import Bounds, RestorePlan, StoreRefused
+from kvchat.system.concurrency import Stopped
+from kvchat.transfer.importing import ImportReport, import_paths
+from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, needs_passphrase, told_of
+from kvchat.transfer.sealed import PassphraseNeeded, WrongPassphrase, seal
+from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
+from tests.transfer.library import everything, made_conversation, open_library
+
+SECRET = "correct horse, 正しい馬"
+TOKENS = tuple(range(1, 701))
+EITHER = ["", pytest.param(SECRET, marks=pytest.mark.slow)]  # making a key of a passphrase takes a second, on purpose
+
+
+@dataclass
+class Home:
+    """A database and a store."""
+
+    database: Database
+    bench: Bench
+
+    def take_in(self, file: Path, passphrase: str = "") -> ImportReport:
+        return import_paths(self.database, [file], store=self.bench.store, passphrase=passphrase)
+
+    def blocks(self) -> list[str]:
+        return sorted(path.name for path in (self.bench.folder / "blocks").rglob("*") if path.is_file())
+
+
+Made = Callable[..., Home]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Made]:
+    homes: list[Home] = []
+
+    def made(name: str, model: Model = WINDOW) -> Home:
+        (tmp_path / name).mkdir()
+        homes.append(Home(open_library(tmp_path / name), Bench(tmp_path / name / "store", model)))
+        return homes[-1]
+
+    yield made
+    for home in homes:
+        home.bench.store.close()
+        home.database.close()
+
+
+@pytest.fixture
+def here(make: Made) -> tuple[Home, Conversation]:
+    home = make("here", replace(WINDOW, row_size=256))
+    chat = made_conversation(home.database)
+    for length in (300, 700):
+        home.bench.save(chat.id, TOKENS[:length])
+    return home, chat
+
+
+def exported(home: Home, chat: Conversation, target: Path, passphrase: str = "") -> Path:
+    export_with_memory(home.database, home.bench.store, chat.id, target, passphrase)
+    return target
+
+
+@pytest.mark.parametrize("passphrase", EITHER)
+@pytest.mark.parametrize("model", [WINDOW, HYBRID])
+def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, passphrase: str) -> None:
+    here, there = make("here", model), make("there", model)
+    chat = made_conversation(here.database)
+    for length in (300, 700):
+        here.bench.save(chat.id, TOKENS[:length])
+    file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
+    assert file.stat().st_mode & 0o077 == 0, "it is the text"
+    assert (is_memory_file(file), needs_passphrase(file)) == (True, bool(passphrase))
+    report = there.take_in(file, passphrase)
+    assert (report.imported, report.problems) == ((chat.id,), ())
+    assert everything(there.database) == everything(here.database)
+    assert there.blocks() == here.blocks()
+    for length in (300, 700):
+        assert there.bench.restored((*TOKENS[:length], 9999), can_cut=False) == model.slot_file(TOKENS[:length])
+    assert there.bench.store.verify().clean
+    [brought] = report.memories
+    assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
+    again = there.take_in(file, passphrase)
+    assert (again.imported, again.known, len(again.memories)) == ((), 1, 1)
+    assert there.blocks() == here.blocks(), "what is here already is not there twice"
+    assert there.bench.store.usage().save_points == 2
+
+
+def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Path) -> None:
+    with tarfile.open(exported(*here, tmp_path / "chat.kvchat")) as archive:
+        names = archive.getnames()
+    assert names[:2] == ["chats.json", "memory.json"]
+    assert sorted(name.removeprefix("blocks/") for name in names[2:]) == here[0].blocks()
+
+
+def test_a_sealed_file_says_nothing(here: tuple[Home, Conversation], tmp_path: Path) -> None:
+    content = exported(*here, tmp_path / "chat.kvchat", SECRET).read_bytes()
+    for part in (b"plant", b"chats.json", here[1].id.encode(), SECRET.encode(), b"tiny"):
+        assert part not in content
+
+
+def test_the_passphrase_must_be_right(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
+    file, there = exported(*here, tmp_path / "chat.kvchat", SECRET), make("there")
+    for passphrase, fault in (("", PassphraseNeeded), ("wrong", WrongPassphrase)):
+        with pytest.raises(fault):
+            there.take_in(file, passphrase)
+    assert (there.database.conversations(), there.blocks()) == ([], [])
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("passphrase", EITHER)
+@pytest.mark.parametrize("harm", ["cut off", "a byte changed", "its end cut off"])
+def test_what_is_damaged_is_left_out_and_the_chat_taken_in(
+    here: tuple[Home, Conversation], make: Made, tmp_path: Path, harm: str, passphrase: str
+) -> None:
+    file, there = exported(*here, tmp_path / "chat.kvchat", passphrase), make("there")
+    content = file.read_bytes()
+    assert len(content) > 300_000, "the damage is to be behind the chat"
+    harmed = {
+        "cut off": content[: len(content) // 2],
+        "a byte changed": flipped(content, len(content) // 2),
+        "its end cut off": content[:-1500],
+    }
+    file.write_bytes(harmed[harm])
+    report = there.take_in(file, passphrase)
+    assert report.imported == (here[1].id,)
+    assert report.memories == ()
+    assert "the chat is here, its memory was left out" in report.problems[0]
+    assert (there.blocks(), there.bench.store.usage().save_points) == ([], 0)
+
+
+def repacked(file: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]) -> None:
+    out = io.BytesIO()
+    with tarfile.open(file) as archive, tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as new:
+        for member in archive.getmembers():
+            content = archive.extractfile(member)
+            assert content is not None
+            for name, data in change(member.name, content.read()):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                new.addfile(info, io.BytesIO(data))
+    file.write_bytes(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name, data: [(name.replace("blocks/", "../../"), data)],
+        lambda name, data: [(name.replace("blocks/", "/tmp/"), data)],
+        lambda name, data: [(name, data + b"more" if name.startswith("blocks/") else data)],
+        lambda name, data: [(name, data), ("blocks/" + "ab" * 32, b"unasked")],
+        lambda name, data: [(name, data)] * (1 + name.startswith("blocks/")),
+        lambda name, data: [] if name == "memory.json" else [(name, data)],
+        lambda name, data: [(name, b"{" * 100_000 if name == "memory.json" else data)],
+        lambda name, data: [] if name.startswith("blocks/") else [(name, data)],
+    ],
+    ids=["names up", "names elsewhere", "longer", "unasked", "twice", "no manifest", "deep", "no blocks"],
+)
+def test_what_is_made_to_do_harm_does_none(
+    here: tuple[Home, Conversation], make: Made, tmp_path: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]
+) -> None:
+    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
+    repacked(file, change)
+    before = sorted(tmp_path.rglob("*.*"))
+    report = there.take_in(file)
+    assert (report.imported, report.memories, len(report.problems)) == ((here[1].id,), (), 1)
+    assert there.blocks() == []
+    assert sorted(path for path in tmp_path.rglob("*.*") if "there" not in path.parts) == [
+        path for path in before if "there" not in path.parts
+    ]
+
+
+def test_a_header_that_claims_gigabytes_is_not_believed(
+    here: tuple[Home, Conversation], make: Made, tmp_path: Path
+) -> None:
+    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
+    head = tarfile.TarInfo("chats.json")
+    head.size = 7 << 30
+    file.write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + bytes(1000))
+    report = there.take_in(file)
+    assert (report.imported, len(report.problems)) == ((), 1)
+
+
+def test_no_room_is_said_before_anything_is_written(
+    here: tuple[Home, Conversation], make: Made, tmp_path: Path
+) -> None:
+    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
+    there.bench.store.set_bounds(Bounds(quota=100_000, free_floor=0))
+    report = there.take_in(file)
+    assert report.imported == (here[1].id,)
+    assert "larger than the limit on the disk" in report.problems[0]
+    assert there.blocks() == []
+
+
+def test_ended_half_way_it_leaves_nothing(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
+    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
+
+    def stop(done: int, total: int) -> None:
+        if total and done > total // 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        import_paths(there.database, [file], stop, store=there.bench.store)
+    assert (there.database.conversations(), there.blocks()) == ([], [])
+
+
+@pytest.mark.parametrize("passphrase", EITHER)
+def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tmp_path: Path, passphrase: str) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise Stopped
+
+    (home, chat), target = here, tmp_path / "chat.kvchat"
+    with pytest.raises(Stopped):
+        export_with_memory(home.database, home.bench.store, chat.id, target, passphrase, stop)
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="space"), open("/dev/full", "wb") as full:  # noqa: PTH123
+            seal([bytes(3_000_000)], full, SECRET) if passphrase else full.write(bytes(3_000_000))
+    block = next(path for path in (home.bench.folder / "blocks").rglob("*") if path.is_file())
+    block.chmod(0o600)
+    block.write_bytes(flipped(block.read_bytes(), 0))
+    with pytest.raises(StoreRefused):
+        exported(home, chat, target, passphrase)
+    assert not [path for path in tmp_path.iterdir() if "kvchat" in path.name]
+
+
+def test_a_chat_of_which_nothing_is_kept(make: Made, tmp_path: Path) -> None:
+    home = make("here")
+    with pytest.raises(NothingKept):
+        exported(home, made_conversation(home.database), tmp_path / "chat.kvchat")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passphrase", ["", SECRET])
+def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> None:
+    """A file of 50 MB goes out and in through some megabytes."""
+    model = Model(layers=4, row_size=4096)
+    here, there = make("here", model), make("there", model)
+    chat = made_conversation(here.database)
+    here.bench.save(chat.id, tuple(range(1, 1537)))
+    tracemalloc.start()
+    try:
+        file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
+        assert there.take_in(file, passphrase).memories
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert file.stat().st_size > 40_000_000
+    assert most < 10_000_000
+
+
+def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
+    there = make("there")
+    [brought] = there.take_in(exported(*here, tmp_path / "chat.kvchat")).memories
+    assert "It was tried out and works here: 698 of 700 tokens" in told_of(brought, TriedOut(698, 700))
+    assert told_of(brought, TriedOut(waits=True)).endswith("It is tried out when the chat goes on.")
+    said = told_of(brought, TriedOut(reason="it was made with another model"))
+    assert said.endswith("Here the chat will be read again: it was made with another model.")
+    assert isinstance(there.bench.find((*TOKENS, 9999)), RestorePlan)
