@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
@@ -25,11 +24,10 @@ from kvchat.chat.record.messages import Attachment, Conversation, Message, Messa
 from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder
-from kvchat.chat.turn import opening
+from kvchat.chat.turn import opening, trying_out
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
-from kvchat.chat.turn.trying_out import try_out
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts
@@ -65,8 +63,7 @@ class ChatService:
         `model`: the path of the one that answers in a new chat. `keep_deleted_s`: for how long what was deleted can be
         had back. `why_not_read`: why nothing is to be read before it is asked for; empty where it may be.
         """
-        self.events = events
-        self.slots = Slots(store)
+        self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
         self._locks = ChatLocks(database.file.with_name(ANSWERING))
         self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
@@ -85,7 +82,7 @@ class ChatService:
         self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
         self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
-        self.try_out = functools.partial(try_out, self._parts)
+        self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
 
     @property
     def busy(self) -> str | None:

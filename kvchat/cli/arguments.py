@@ -293,15 +293,13 @@ def _add_transfer(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     _value(export, "--chat", "ID", "only this chat", dest="chat_id")
     forms = "json: complete, can be imported again; md: Markdown, several as a zip; html: one page"
     export.add_argument("--form", choices=[form.value for form in ExportForm], help=forms)
-    words = (
-        "the chat with what the model has of it in memory, to go on elsewhere without reading it again; needs --chat"
-    )
-    _flag(export, "--with-memory", words)
+    _flag(export, "--with-memory", "with what the model has of --chat in memory, to go on elsewhere without reading it")
     take = commands.add_parser("import", help="take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio")
     _value(take, "files", "FILE", "JSON files, zips, folders, or chats with their memory", type=Path, nargs="+")
-    for one, what in ((export, "what only this passphrase opens"), (take, "the passphrase of a sealed file")):
-        words = f"{what}: the first line of FILE; - is standard input"
-        _value(one, "--passphrase-file", "FILE", words, type=Path)
+    for one in (export, take):
+        _value(
+            one, "--passphrase-file", "FILE", "its first line seals or opens the file; - is standard input", type=Path
+        )
     backup = commands.add_parser("backup", help="write chats and settings into one zip")
     _value(backup, "target", "FILE", "- is standard output", type=Path)
     restore = commands.add_parser("restore", help="put a backup back; what it replaces is kept beside it")

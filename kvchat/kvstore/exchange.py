@@ -37,7 +37,7 @@ class Exchange(Housekeeping):
         What still waits to be absorbed is not among it.
         """
         with self._parts.index.read() as db:
-            messages = index_points.absorbed_of(db, conversation_id)
+            messages = index_recipes.absorbed_of(db, conversation_id)
             newest = index_points.load(db, max(messages)) if messages else None
             fingerprint = newest.fingerprint if newest else None
             carried: list[CarriedPoint] = []

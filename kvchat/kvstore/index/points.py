@@ -217,15 +217,6 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     return [int(row[0]) for row in db.execute(query, (conversation_id,))]
 
 
-def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
-    """The absorbed save points of a conversation, the oldest first, and the last message that each holds."""
-    query = (
-        "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE name = ? AND owner IS NULL ORDER BY s.id"
-    )
-    return dict(db.execute(query, (conversation_id,)).fetchall())
-
-
 def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
     """The conversation's save points that end in these messages, and those of which that is not known."""
     query = (

@@ -61,6 +61,15 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     return recipe
 
 
+def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
+    """The absorbed save points of a conversation, the oldest first, and the last message that each holds."""
+    query = (
+        "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+        " WHERE name = ? AND owner IS NULL ORDER BY s.id"
+    )
+    return dict(db.execute(query, (conversation_id,)).fetchall())
+
+
 def learn_hashes(db: sqlite3.Connection, xxh3: Mapping[bytes, bytes]) -> None:
     """Write down the fast hashes of blocks."""
     db.executemany("UPDATE blocks SET xxh3 = ?2 WHERE name = ?1", list(xxh3.items()))
