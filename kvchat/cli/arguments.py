@@ -84,8 +84,7 @@ def ask_options(namespace: argparse.Namespace) -> AskOptions:
 
 def prepare_options(namespace: argparse.Namespace) -> PrepareOptions:
     """The options of `prepare` and `prepared`."""
-    paths = tuple(getattr(namespace, "paths", ()))
-    return _filled(PrepareOptions, namespace, paths=paths, action=getattr(namespace, "action", None) or "show")
+    return _filled(PrepareOptions, namespace, action=getattr(namespace, "action", None) or "show")
 
 
 def bench_options(namespace: argparse.Namespace) -> BenchOptions:
@@ -201,8 +200,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     begins = parser.add_mutually_exclusive_group()
     _value(begins, "--system", "TEXT", "system prompt of a new chat")
     _value(begins, "--on", "NAME", "begin a new chat on documents that were prepared under that name")
-    attached = "attach text, code, a PDF or a picture; repeatable"
-    _value(parser, "--attach", "FILE", attached, type=Path, action="append", default=[])
+    _value(parser, "--attach", "FILE", "a text, PDF or picture; repeatable", type=Path, action="append", default=[])
     _value(parser, "--max-tokens", "N", "stop the reply after N tokens", type=setting("max_tokens", int))
     likeliest = "0 always takes the likeliest token"
     _value(parser, "--temperature", "T", likeliest, type=setting("temperature", float))
@@ -215,14 +213,13 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
 
 def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     prepare = commands.add_parser("prepare", help="read documents once, for chats to begin on without reading them")
-    _value(prepare, "paths", "PATH", "files, folders or repositories; none: read again what is called so", nargs="*")
+    _value(prepare, "paths", "PATH", "files or folders; none: read again what is so called", type=named_path, nargs="*")
     _value(prepare, "--name", "NAME", "what it is called in the library", required=True)
-    _add_engine(prepare)
     prepared = commands.add_parser("prepared", help="list prepared documents and what they take and save")
-    actions = prepared.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
-    remove = actions.add_parser("remove", help="forget one; chats on it keep what they have")
-    _value(remove, "name", "NAME", "what it is called")
-    _add_engine(prepared)
+    removal = prepared.add_subparsers(dest="action", metavar="ACTION").add_parser("remove", help="forget one")
+    _value(removal, "name", "NAME", "what it is called")
+    for parser in (prepare, prepared):
+        _add_engine(parser)
     _add_json(prepared)
 
 

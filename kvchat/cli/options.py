@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,7 +48,7 @@ class BenchOptions:
 class PrepareOptions:
     """What `kvchat prepare` is to read, or `kvchat prepared` to show or remove."""
 
-    paths: tuple[Path, ...] = ()  # none: what is called so is read again
+    paths: Sequence[Path] = ()  # none: what is called so is read again
     name: str = ""
     action: Literal["show", "remove"] = "show"
     model: Path | None = None

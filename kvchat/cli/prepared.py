@@ -74,13 +74,12 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
         return found
     if not options.paths:
         raise CannotPrepare(f"There is nothing called “{options.name}” yet", "", "Say which files or folders to read.")
-    files = [Path(path) for path in options.paths]
     now = await runtime.engine.states_now()
-    estimate = await library.estimate(files, now[0].model if now else "")
+    estimate = await library.estimate(options.paths, now[0].model if now else "")
     time = f", {roughly(estimate.seconds)}" if estimate.seconds else ""
     words = f"{several(estimate.files, 'file')}, about {estimate.tokens:,} tokens{time}"
     print(words, file=sys.stderr)
-    return await library.add(files, options.name)
+    return await library.add(options.paths, options.name)
 
 
 def _fields(one: Standing, folder: Path) -> dict[str, Any]:

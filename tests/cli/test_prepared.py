@@ -69,7 +69,9 @@ def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(
     assert home.run("prepare", "--name", "Manual").returncode == 0
     assert not listed(home)[0]["stale"]
 
-    assert home.run("prepare", str(tmp_path), "--name", "Manual").returncode == 1  # of other files
+    assert "already" in home.run("prepare", str(tmp_path), "--name", "Manual").stderr  # of other files
+    again = home.run("prepare", str(folder), "--name", "Manual")
+    assert again.returncode == 0, again.stderr
     home.write_settings(**chosen | {"context_size": 512})
     assert "longer than the context" in listed(home)[0]["why_not"]
     other = write_gguf(tmp_path / "other.gguf", LLAMA | {"context_length": 4096})
