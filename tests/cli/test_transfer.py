@@ -119,3 +119,23 @@ def test_nothing_is_restored_under_a_running_kvchat(home, tmp_path, capsys):
     database.close()
     assert sorted(file.name for file in home.data.iterdir()) == ["conversations.db"]
     assert main(["restore", str(tmp_path / "b.zip")]) == 0
+
+
+def test_a_chat_with_its_memory_goes_alone_and_with_a_passphrase_out_of_a_file(home, tmp_path, capsys):
+    made = made_conversation(open_library(home.data))
+    target, secret, empty = str(tmp_path / "x.kvchat"), tmp_path / "secret", tmp_path / "empty"
+    secret.write_text("correct horse\nsecond line", "utf-8")
+    empty.write_text("\n", "utf-8")
+    for arguments, words in (
+        (["--with-memory", target], "goes alone"),
+        (["--with-memory", "--chat", made.id, "--form", "md", target], "goes alone"),
+        (["--with-memory", "--chat", made.id, "-"], "goes alone"),
+        (["--passphrase-file", str(secret), target], "Only a chat with its memory can be sealed"),
+        (["--with-memory", "--chat", made.id, "--passphrase-file", str(empty), target], "The passphrase is empty"),
+        (["--with-memory", "--chat", made.id, "--passphrase-file", "nowhere", target], "could not be read"),
+        (["--with-memory", "--chat", "nobody", target], "There is no such chat"),
+        (["--with-memory", "--chat", made.id, target], "Nothing is kept of this chat"),
+    ):
+        assert main(["export", *arguments]) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "x.kvchat").exists()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtWidgets import QCheckBox, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.ui.base.building import line_edit
+from kvchat.ui.base.building import button, line_edit, row
 from kvchat.ui.dialogs.confirm import Question
 
 
@@ -14,15 +14,16 @@ class PassphraseDialog(Question):
     """Some words, one field, and what is done with it. It is kept nowhere."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
-        self.go, self.cancel = QPushButton(action), QPushButton("Cancel")
         self.field = line_edit("Passphrase", "Passphrase (optional)" if optional else "Passphrase")
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.shown = QCheckBox("Show what I type")
+        self.shown = button("Show", name="Show what is typed")
+        self.shown.setCheckable(True)
+        self.shown.setAutoDefault(False)  # Enter is not meant for it
+        self.go, self.cancel = QPushButton(action), QPushButton("Cancel")
         super().__init__(parent, title, ((title, "title"), (text, "muted")), self.go, self.cancel)
         layout = self.layout()
         assert isinstance(layout, QVBoxLayout)
-        layout.insertWidget(2, self.field)
-        layout.insertWidget(3, self.shown)
+        layout.insertLayout(2, row((self.field, 1), self.shown))
         self.shown.toggled.connect(
             lambda on: self.field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
         )
