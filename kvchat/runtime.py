@@ -17,6 +17,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.recovery.automatic_backups import DailyBackups
 from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
+from kvchat.chat.turn.statistics import Statistics, read_statistics
 from kvchat.diagnostics import Facts, report
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
@@ -100,6 +101,10 @@ class Runtime:
         return self.chat.slots.restore_cost.break_even(
             lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
         )
+
+    async def statistics(self) -> Statistics:
+        """What the replies of the last days cost, by day, as their receipts say it. Raises StorageFailed."""
+        return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""

@@ -10,6 +10,7 @@ from datetime import datetime
 MEMORY_OF_CHATS, STORAGE = "Memory of chats", "Storage"  # what is kept so that chats need not be read again; its place
 CHATS_READY = "chats kept ready, up to"  # staged in the computer's memory; a size follows
 ALWAYS_KEEP, NEVER_KEEP = "Always keep its memory", "Never keep its memory"
+TIME_SAVED = "Time saved"  # the page that adds it up
 NUMBERS = "Speed and token counts"
 STYLE = "Creativity and style"
 # Where what a reply went on from came from, the best first.
@@ -101,6 +102,11 @@ def roughly(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"about {seconds / 60:.0f} min"
     return f"about {seconds / 3600:.0f} h"
+
+
+def energy(watt_hours: float) -> str:
+    """An estimated energy: "40 Wh", "1.3 kWh"."""
+    return f"{watt_hours:.0f} Wh" if watt_hours < 999.5 else f"{watt_hours / 1000:.1f} kWh"
 
 
 def since(moment: datetime, now: datetime) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from kvchat.chat.search.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.probe import EngineEntry
@@ -68,8 +69,10 @@ from kvchat.store_service import StoreService
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
 from kvchat.words.folding import has_terms, spans, terms_of
+from kvchat.words.wording import READ_AGAIN
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+TODAY = NOW.date()
 
 
 def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
@@ -89,6 +92,13 @@ def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
         saved_ms=None if source is Source.COLD else 36_200,
     )
     return replace(receipt, **changes)  # type: ignore[arg-type]
+
+
+def counted(reasons: Iterable[str] = (), first_day: date = TODAY) -> Statistics:
+    """Ten replies of each kind on `first_day`; those read again for each of these reasons."""
+    each = [(kind, "") for kind in KINDS if kind != READ_AGAIN] + [(READ_AGAIN, reason) for reason in reasons]
+    replies = (Replies(first_day, kind, reason, 10, 0 if reason else 90.0, 60.0, 5.0) for kind, reason in each)
+    return Statistics(tuple(replies), TODAY)
 
 
 class FakeContext(ContextService):
@@ -387,6 +397,7 @@ class FakeChat(ChatService):
         self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
+        self.counted = Statistics((), TODAY)
         self._running: dict[str, asyncio.Future[Message | None]] = {}
         self._going_on: set[str] = set()  # replies of which nothing new has come yet
 
@@ -672,6 +683,9 @@ class FakeEngine(SwitchingHost):
     async def vitals(self) -> Vitals | None:
         return self._runtime.vitals
 
+    async def graphics_watts(self) -> float | None:
+        return self._runtime.watts
+
     @property
     def restart_pending(self) -> bool:
         return differ(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
@@ -828,6 +842,7 @@ class FakeRuntime(Runtime):
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None
+        self.watts: float | None = None
         self.engine: FakeEngine = FakeEngine(self)
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)
@@ -843,6 +858,9 @@ class FakeRuntime(Runtime):
     @property
     def break_even(self) -> BreakEven | None:
         return self.pays
+
+    async def statistics(self) -> Statistics:
+        return self.chat.counted
 
     async def diagnostics(self) -> str:
         return "kvchat diagnostics"

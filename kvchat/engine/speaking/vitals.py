@@ -93,7 +93,8 @@ def _memory(pid: int) -> tuple[int | None, int | None]:
     except psutil.Error:
         return None, None
     pids = [one.pid for one in family]
-    told = [size for size in (nvidia_memory(_nvidia_smi(), pids), drm_memory(pids)) if size is not None]
+    nvidia = nvidia_memory(_nvidia_smi("compute-apps=pid,used_memory"), pids)
+    told = [size for size in (nvidia, drm_memory(pids)) if size is not None]
     return resident, max(told) if told else None
 
 
@@ -104,9 +105,49 @@ def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
 
 
 def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
-    """Bytes in the cards' memory by the kernel's own account, for AMD's and Intel's drivers.
+    """Bytes in the cards' memory by the kernel's own account, for AMD's and Intel's drivers."""
+    clients = _drm_clients(pids, proc)
+    return sum(clients.values()) if clients else None
 
-    Each client of a card counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
+
+def graphics_watts(pid: int) -> float | None:
+    """What the cards that a process or its children use may take at most, together. None: none used, or nobody tells.
+
+    It may take a second.
+    """
+    try:
+        pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return None
+    watts = nvidia_watts(_nvidia_smi("compute-apps=pid,gpu_uuid"), _nvidia_smi("gpu=gpu_uuid,power.limit"), pids)
+    return drm_watts(pids) if watts is None else watts
+
+
+def nvidia_watts(uses: str, limits: str, pids: Iterable[int]) -> float | None:
+    """The limits of the cards in use, by what `nvidia-smi` lists: "pid, card" and "card, watts" a line."""
+    cards = {card for pid, card in re.findall(r"^(\d+), (\S+)\s*$", uses, re.MULTILINE) if int(pid) in pids}
+    known = dict(re.findall(r"^(\S+), ([\d.]+)\s*$", limits, re.MULTILINE))
+    return sum(float(known[card]) for card in cards) if cards and cards <= known.keys() else None
+
+
+def drm_watts(
+    pids: Iterable[int], proc: Path = Path("/proc"), devices: Path = Path("/sys/bus/pci/devices")
+) -> float | None:
+    """The same by the kernel's own account (Linux: Documentation/hwmon/sysfs-interface.rst)."""
+    watts = []
+    for card in {card for (card, _), used in _drm_clients(pids, proc).items() if used}:
+        files = [file for name in ("cap", "max") for file in (devices / card / "hwmon").glob(f"*/power1_{name}")]
+        try:
+            watts.append(int(files[0].read_text()) / 1e6)
+        except (LookupError, OSError, ValueError):
+            return None
+    return sum(watts) if watts else None
+
+
+def _drm_clients(pids: Iterable[int], proc: Path) -> dict[tuple[str, str], int]:
+    """Bytes of each client of a card, by the card's place on the bus and the client's number.
+
+    A client counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
     """
     clients: dict[tuple[str, str], int] = {}
     for pid in pids:
@@ -117,7 +158,7 @@ def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
                     continue
                 sizes = [_kib(value) for name, value in fields.items() if re.match(r"drm-(memory|total)-vram", name)]
                 clients[fields.get("drm-pdev", ""), fields["drm-client-id"]] = max(sizes, default=0)
-    return sum(clients.values()) if clients else None
+    return clients
 
 
 def _kib(value: str) -> int:
@@ -125,13 +166,13 @@ def _kib(value: str) -> int:
     return int(match[1]) * {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[match[2]] if match else 0
 
 
-def _nvidia_smi() -> str:
+def _nvidia_smi(query: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    query = [program, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    command = [program, f"--query-{query}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, timeout=_NVIDIA_SMI_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_NVIDIA_SMI_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace")

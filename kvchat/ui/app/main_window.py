@@ -234,6 +234,7 @@ class MainWindow(QMainWindow):
             "log": lambda: self.side_windows.open_engine(log=True),
             "restart-engine": lambda: self.runner.start(self._runtime.restart_engine()),
             "disk": self.side_windows.open_storage,
+            "saved": self.side_windows.open_saved,
             "quit": self.quitting.ask,
             "export": self._export,
             "export-memory": self._export_memory,

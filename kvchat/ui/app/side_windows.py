@@ -17,6 +17,7 @@ from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import DeletedWindow
 from kvchat.ui.sidebar.library_window import LibraryWindow
+from kvchat.ui.storage.saved_panel import SavedPanel
 from kvchat.ui.storage.storage_panel import StoragePanel
 
 
@@ -34,6 +35,7 @@ class SideWindows(QObject):
         self._runtime, self._look, self._runner, self._parent = runtime, look, runner, parent
         self._conversations = conversations
         self._storage: StoragePanel | None = None
+        self._saved: SavedPanel | None = None
         self._engine: EngineWindow | None = None
         self._deleted: DeletedWindow | None = None
         self._library: LibraryWindow | None = None
@@ -47,11 +49,20 @@ class SideWindows(QObject):
         if self._storage is None:
             self._storage = StoragePanel(self._runtime, self._look, self._runner, self._parent)
             self._storage.changed.connect(self._conversations.reload_soon)
+            self._storage.saved_requested.connect(self.open_saved)
             self._storage.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
         self._show_usage()  # as last told: a large store needs a moment to answer
         self._storage.refresh()
         self._storage.bring_forward()
         return self._storage
+
+    def open_saved(self) -> SavedPanel:
+        """What chats that were remembered have saved."""
+        if self._saved is None:
+            self._saved = SavedPanel(self._runtime, self._look, self._runner, self._parent)
+        self._saved.refresh()
+        self._saved.bring_forward()
+        return self._saved
 
     def open_settings(self, page: str = "") -> SettingsWindow:
         """What the user may choose, at the page of that name, else at the one shown last."""

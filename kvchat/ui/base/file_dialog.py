@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtGui import QPalette
@@ -23,3 +24,14 @@ def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: 
         if isinstance(button, QToolButton):
             button.setIcon(icon(glyph, colour))
     return dialog
+
+
+def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Callable[[Path], object]) -> None:
+    """Ask for a file to write, `name` to begin with; its ending follows the kind that is chosen."""
+    dialog = file_dialog(parent, title, QFileDialog.FileMode.AnyFile, kinds)
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.selectFile(str(Path.home() / name))
+    dialog.setDefaultSuffix(Path(name).suffix[1:])
+    dialog.filterSelected.connect(lambda kind: dialog.setDefaultSuffix(kind.partition("(*.")[2].rstrip(")").split()[0]))
+    dialog.fileSelected.connect(lambda picked: on_pick(Path(picked)))
+    dialog.open()

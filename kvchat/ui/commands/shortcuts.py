@@ -11,7 +11,7 @@ from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QDialog, QGridLayout, QMenu, QVBoxLayout, QWidget
 
 from kvchat.ui.base.building import button, column, label, row
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, NUMBERS, STORAGE
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, NUMBERS, STORAGE, TIME_SAVED
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ SHORTCUTS = (
     Shortcut("log", "Engine’s log…", _WINDOWS, also="output errors messages debug diagnostics"),
     Shortcut("restart-engine", "Restart engine", _WINDOWS, also="start stop server llama reload"),
     Shortcut("disk", f"{STORAGE}…", _WINDOWS, ("Ctrl+D",), also="disk usage space cache memory of chats delete shrink"),
+    Shortcut("saved", f"{TIME_SAVED}…", _WINDOWS, also="statistics plots seconds energy hot warm disk cold csv"),
     Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("F1", "Ctrl+/"), also="keys help hotkeys"),
     Shortcut("quit", "Quit", _WINDOWS, ("Ctrl+Q",), also="exit close leave"),
     Shortcut("export", "Export this chat…", _KEEPING, also="save share download markdown html json"),

@@ -9,15 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QUrl, Signal
-from PySide6.QtGui import QDesktopServices
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts
 from kvchat.transfer.sealed import PassphraseNeeded
-from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.base.file_dialog import file_dialog, save_dialog
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Views
@@ -57,7 +56,7 @@ class TransferController(Controller):
     def export(self, ids: list[str]) -> None:
         """These chats, into a file named after the one, or after none."""
         name = self._file_name(ids[0]) if len(ids) == 1 else "Chats"
-        self._pick_target("Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
+        save_dialog(self._window, "Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
 
     def export_with_memory(self, id: str) -> None:
         """This chat with its memory, sealed if the user gives a passphrase."""
@@ -65,8 +64,12 @@ class TransferController(Controller):
 
     def export_all(self) -> None:
         """Every chat, into one file."""
-        self._pick_target(
-            "Export all chats", "Chats.json", _FORMS, lambda path: self._export(list(self._conversations.titles), path)
+        save_dialog(
+            self._window,
+            "Export all chats",
+            "Chats.json",
+            _FORMS,
+            lambda path: self._export(list(self._conversations.titles), path),
         )
 
     def take_in(self) -> None:
@@ -79,7 +82,9 @@ class TransferController(Controller):
 
     def back_up(self) -> None:
         """All chats and the settings, into one file."""
-        self._pick_target("Back up", "kvchat backup.zip", _BACKUPS, lambda path: self._runner.start(self._save(path)))
+        save_dialog(
+            self._window, "Back up", "kvchat backup.zip", _BACKUPS, lambda path: self._runner.start(self._save(path))
+        )
 
     def restore(self) -> None:
         """Everything as it was in a backup."""
@@ -95,7 +100,7 @@ class TransferController(Controller):
 
         def pick(passphrase: str) -> None:
             name, title = f"{self._file_name(id)}.kvchat", "Export with its memory"
-            self._pick_target(title, name, _WITH_MEMORY, lambda path: self._export_memory(id, path, passphrase))
+            save_dialog(self._window, title, name, _WITH_MEMORY, lambda path: self._export_memory(id, path, passphrase))
 
         ask_passphrase(self._window, "Export with its memory?", about, "Choose a file…", pick, optional=True)
 
@@ -104,7 +109,7 @@ class TransferController(Controller):
             work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
             written = await self._with_progress("Exporting…", work, ("Export cancelled", "Nothing was written."))
             sealed = ", sealed with your passphrase" if passphrase else ""
-            self._tell_where(f"Exported 1 chat with its memory, {size(written)}{sealed}", target)
+            self._views.notices.tell_where(f"Exported 1 chat with its memory, {size(written)}{sealed}", target)
 
         self._runner.start(export())
 
@@ -112,7 +117,7 @@ class TransferController(Controller):
         async def export() -> None:
             work = partial(self._runtime.transfer.export, ids, target)
             count = await self._with_progress("Exporting…", work, ("Export cancelled", "Nothing was written."))
-            self._tell_where(f"Exported {several(count, 'chat')}", target)
+            self._views.notices.tell_where(f"Exported {several(count, 'chat')}", target)
 
         self._runner.start(export())
 
@@ -142,11 +147,7 @@ class TransferController(Controller):
     async def _save(self, target: Path) -> None:
         work = partial(self._runtime.transfer.back_up, target)
         facts = await self._with_progress("Backing up…", work, ("Backup cancelled", "Nothing was written."))
-        self._tell_where(f"Backed up {_contents(facts)}", target)
-
-    def _tell_where(self, done: str, target: Path) -> None:
-        folder = QUrl.fromLocalFile(str(target.parent))
-        self._views.notices.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
+        self._views.notices.tell_where(f"Backed up {_contents(facts)}", target)
 
     async def _look_at(self, sources: list[Path]) -> None:
         source = sources[0]
@@ -193,17 +194,6 @@ class TransferController(Controller):
     ) -> None:
         dialog = file_dialog(self._window, title, mode, kinds)
         dialog.filesSelected.connect(lambda names: self._runner.start(run([Path(name) for name in names])))
-        dialog.open()
-
-    def _pick_target(self, title: str, name: str, forms: str, on_pick: Callable[[Path], object]) -> None:
-        dialog = file_dialog(self._window, title, QFileDialog.FileMode.AnyFile, forms)
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.selectFile(str(Path.home() / name))
-        dialog.setDefaultSuffix(Path(name).suffix[1:])
-        dialog.filterSelected.connect(
-            lambda form: dialog.setDefaultSuffix(form.partition("(*.")[2].rstrip(")").split()[0])
-        )
-        dialog.fileSelected.connect(lambda picked: on_pick(Path(picked)))
         dialog.open()
 
 

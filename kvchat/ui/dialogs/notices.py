@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
-from PySide6.QtCore import QSize, QTimer, Signal
+from PySide6.QtCore import QSize, QTimer, QUrl, Signal
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from kvchat.errors import KvchatError
@@ -83,6 +85,11 @@ class Notices(QWidget):
         notice = self._add(title, detail)
         if notice is not None:
             notice.add_button(action, on_click)
+
+    def tell_where(self, done: str, target: Path) -> None:
+        """A file that was written, with a button that opens its folder."""
+        folder = QUrl.fromLocalFile(str(target.parent))
+        self.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
         """Something that was done and can be undone, here or, once the notice has gone, by `undo_last`."""

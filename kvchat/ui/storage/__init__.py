@@ -1,1 +1,4 @@
-"""The storage window: what is kept of which chat, what shrinking would take. Its limits are a page of `settings`."""
+"""The storage window: what is kept of which chat, what shrinking would take; and the page of what it saved.
+
+Its limits are a page of `settings`.
+"""

@@ -20,7 +20,7 @@ from kvchat.ui.storage.prune_card import PruneCard
 from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary
 from kvchat.ui.storage.usage_words import limits_in_words
-from kvchat.words.wording import STORAGE
+from kvchat.words.wording import STORAGE, TIME_SAVED
 
 GONE = "A chat that is gone"
 EMPTY = "No chat is remembered yet. After each reply the memory of its chat is kept here."
@@ -30,6 +30,7 @@ class StoragePanel(Panel):
     """The storage window. Shows `StoreService.usage` and forwards deletions, pins and pruning."""
 
     changed = Signal()  # something was deleted, pinned or pruned
+    saved_requested = Signal()  # the page of what it was good for
     limits_requested = Signal()  # quota, free-space floor and maximum age are settings
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
@@ -153,7 +154,8 @@ class StoragePanel(Panel):
         name = "Delete the memory of all chats"
         self.delete_all = button("Delete all…", self._ask_delete_all, "danger", name=name)
         self._leave = button("Close", self.close, "primary", name="Close storage")
-        return row(self.delete_all, STRETCH, self._leave, margins=(8, 0, 8, 0))
+        saved = button(f"{TIME_SAVED}…", self.saved_requested, tip="What it was good for, day by day")
+        return row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
 
     def _ask_delete_all(self) -> None:
         confirm(

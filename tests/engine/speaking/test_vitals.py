@@ -13,7 +13,9 @@ from kvchat.engine.speaking.vitals import (
     SlotState,
     Speed,
     drm_memory,
+    drm_watts,
     nvidia_memory,
+    nvidia_watts,
     parse_metrics,
     parse_slots,
     take_vitals,
@@ -68,6 +70,30 @@ def test_graphics_memory_by_the_kernel_counts_each_client_once(tmp_path: Path) -
     (folder / "6").write_text("pos:\t0\nflags:\t02\n")
     assert drm_memory([17], tmp_path) == 3 << 20
     assert drm_memory([18], tmp_path) is None
+
+
+def test_the_cards_power_by_nvidia_smi() -> None:
+    uses, limits = "17, GPU-a\n18, GPU-a\n18, GPU-b\n99, GPU-c\n", "GPU-a, 300.00\nGPU-b, 75.50\nGPU-c, [N/A]\n"
+    assert nvidia_watts(uses, limits, [17]) == 300.0
+    assert nvidia_watts(uses, limits, [17, 18]) == 375.5
+    assert nvidia_watts(uses, limits, [99]) is None, "this card does not tell"
+    assert nvidia_watts(uses, limits, [5]) is None
+    assert nvidia_watts("", "", [17]) is None
+
+
+def test_the_cards_power_by_the_kernel(tmp_path: Path) -> None:
+    files, card = tmp_path / "17" / "fdinfo", "drm-pdev:\t0000:03:00.0\ndrm-client-id:\t5\ndrm-memory-vram:\t{} KiB\n"
+    files.mkdir(parents=True)
+    (files / "3").write_text(card.format(2048))
+    (files / "4").write_text(card.replace("03:00", "04:00").format(0))  # looked at and not used
+    told = tmp_path / "0000:03:00.0" / "hwmon" / "hwmon2"
+    told.mkdir(parents=True)
+    assert drm_watts([17], tmp_path, tmp_path) is None
+    (told / "power1_max").write_text("250000000\n")
+    assert drm_watts([17], tmp_path, tmp_path) == 250.0
+    (told / "power1_cap").write_text("220000000\n")
+    assert drm_watts([17], tmp_path, tmp_path) == 220.0
+    assert drm_watts([18], tmp_path, tmp_path) is None
 
 
 @pytest.mark.engine

@@ -25,7 +25,7 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.chat_settings import ChatSettings
 from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
@@ -45,6 +45,8 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         runtime.chat.write(id, Role.ASSISTANT, "Because. " * 40, receipt=a_receipt())
         runtime.kept[id] = 1_136_000_000
     runtime.chat.options.stored = [Preset("A preset with a name that is rather long 量子 🍜", "x", id="p1")]
+    runtime.chat.counted = counted(["a reason " * 20])
+    runtime.watts = 300.0
     runtime.chat.context.now = ContextUse(5_906, 0, 2_048, 32_768)
     return runtime
 
@@ -190,6 +192,7 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
         wide.side_windows.open_engine(log=True),
         wide.side_windows.open_deleted(),
         wide.side_windows.open_storage(),
+        wide.side_windows.open_saved(),
         wide.keyboard.open_sheet(),
         question,
         link,

@@ -26,6 +26,7 @@ import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
+from kvchat.chat.turn.statistics import KINDS
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
@@ -36,7 +37,7 @@ from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.words.wording import IN_PLAIN_WORDS
-from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.waiting import until
 
 COINAGES = ("hollow", "settle", "fingerprint", "turn boundary", "cache", "tok/s", "offload", "context checkpoint")
@@ -141,6 +142,8 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
     runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
     runtime.pays = BreakEven(1032, 4.2, 1e-5)
     runtime.set_aside = 12_000_000
+    runtime.chat.counted = counted(f"{kind} reason" for kind in KINDS)
+    runtime.watts = 300.0
     runtime.finding = Finding(Strategy.SETTLE, proved=False)
     runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
     for source in Source:
@@ -169,7 +172,8 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
     for receipt in window.findChildren(ReceiptView):
         assert receipt.details is None
     settings, storage = window.side_windows.open_settings(), window.side_windows.open_storage()
-    await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model))
+    saved = window.side_windows.open_saved()
+    await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model) and saved.shown)
     for page in settings.pages:
         settings.show_page(page.name)
     window.side_windows.open_engine()
@@ -180,7 +184,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
     window.show_first_start()
     for menu in window.findChildren(QMenu):
         menu.aboutToShow.emit()
-    for top in (window, settings, storage, models, dialog, sheet, palette):
+    for top in (window, settings, storage, saved, models, dialog, sheet, palette):
         told += texts(top)
     assert {"Storage", "Speed and token counts", "Creativity and style", "Memory of chats"} <= set(told)
     assert any(text.startswith("remembered: 136 MB in 21 ms") for text in told), "the strip was read"
