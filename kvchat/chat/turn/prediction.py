@@ -8,6 +8,7 @@ from itertools import combinations
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import Source
@@ -17,7 +18,9 @@ NOTICEABLE_MS = 1000.0  # a shorter wait is not told
 SHORT_MESSAGE = 32  # tokens that any message has
 _RESTORED = (Source.WARM, Source.DISK)
 _SAMPLES_FOR_ONE = 2  # more, for each number that is learned beyond the first
+_ROUNDS = 10  # of weighing
 
+Numbers = npt.NDArray[np.float64]
 Sample = tuple[Sequence[float], float]  # what something depends on, and how long it took in ms
 
 
@@ -133,22 +136,32 @@ def _sum(weights: Sequence[float], case: Sequence[float]) -> float:
 def _fitted(samples: Iterable[Sample]) -> Sequence[float]:
     """What each number of a case weighs, none less than nothing; empty without samples.
 
-    The squares of the relative errors are least, so that short waits count as much as long ones, and one that met a
-    busy machine weighs little. With few samples only the first numbers count.
+    With few samples only the first numbers count.
     """
     samples = list(samples)
     if not samples:
         return ()
-    cases = np.array([case for case, _ in samples]) / np.array([[took] for _, took in samples])
-    scale = cases.mean(axis=0)
+    cases, took = np.array([case for case, _ in samples]), np.array([ms for _, ms in samples])
     known, best, least = cases.shape[1], np.zeros(cases.shape[1]), np.inf
     for count in range(min(known, 1 + (len(samples) - 1) // _SAMPLES_FOR_ONE)):
         for others in combinations(range(1, known), count):
             chosen = [0, *others]
-            scaled = cases[:, chosen] / scale[chosen]
-            weights = np.linalg.lstsq(scaled, np.ones(len(samples)), rcond=None)[0]
-            error = float(np.square(scaled @ weights - 1).sum())
-            if (weights >= 0).all() and error < least:
-                best, least = np.zeros(known), error
-                best[chosen] = weights / scale[chosen]
+            weights, off = _least_off(cases[:, chosen], took)
+            if (weights >= 0).all() and off < least:
+                best, least = np.zeros(known), off
+                best[chosen] = weights
     return tuple(map(float, best))
+
+
+def _least_off(cases: Numbers, took: Numbers) -> tuple[Numbers, float]:
+    """The weights that are least off, and by how much, each by the square root of what was measured.
+
+    So a long wait counts more than a short one, but not by its length. Not the squares but the errors themselves are
+    least, by weighing the squares anew a few times: one reply that met a busy machine changes little.
+    """
+    scale, trust = cases.mean(axis=0), 1 / np.sqrt(took)
+    for _ in range(_ROUNDS):
+        weights = np.linalg.lstsq(cases / scale * trust[:, None], took * trust, rcond=None)[0]
+        off = np.abs(cases / scale @ weights - took)
+        trust = 1 / np.sqrt(np.sqrt(took) * np.maximum(off, 0.01 * took))
+    return weights / scale, float((off / np.sqrt(took)).sum())

@@ -14,7 +14,7 @@ from statistics import median
 
 from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
-from kvchat.cli.bench.home import PEOPLE, THINGS, BenchHome, Reply, bench_home, say
+from kvchat.cli.bench.home import PEOPLE, THINGS, BenchHome, bench_home, say
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.terminal import columns
 from kvchat.words.wording import duration
@@ -43,6 +43,7 @@ class Person:
     interrupted_ttft_ms: float  # another message, sent in the middle of reading a paste ahead
     interrupted_wait_ms: float  # more than the next one, hot
     longest_step_ms: float  # of all that was read ahead
+    prediction_error: float | None  # median of what was told before Send, off by this share; None: nothing was told
 
 
 @dataclass
@@ -63,6 +64,32 @@ class _Steps:
             self.begun.set()
 
 
+class _Sender:
+    """Sends, and compares what was told before with how long it took."""
+
+    def __init__(self, home: BenchHome) -> None:
+        self._home = home
+        self.errors: list[float] = []
+
+    async def ask(self, chat: str, text: str) -> Receipt:
+        """What the reply to this message cost. What was being written there is sent, or gone."""
+        told = await self._home.runtime.chat.forecasts.of_message(chat, text)
+        self._home.runtime.chat.prepare(chat, "")
+        receipt = (await self._home.ask(chat, text)).receipt
+        if told is not None and told.ms is not None:
+            self.errors.append(abs(told.ms - receipt.ttft_ms) / receipt.ttft_ms)
+        return receipt
+
+    async def write(self, chat: str, text: str) -> Receipt:
+        """The same in a chat that is opened, of a text that is written for two seconds and then sent."""
+        self._home.runtime.chat.select(chat)
+        words = text.split()
+        for count in range(1, len(words) + 1):
+            self._home.runtime.chat.prepare(chat, " ".join(words[:count]))
+            await asyncio.sleep(TYPING_S / len(words))
+        return await self.ask(chat, text)
+
+
 async def measure(options: BenchOptions) -> Person:
     """Build the chats, then go from one to the other and write. Raises KvchatError."""
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
@@ -76,17 +103,18 @@ async def _measure(home: BenchHome, tokens: int) -> Person:
     await home.ask(chat, _question(0))
     await home.ask(other, _question(1))
     hot, switched, at_once = list[Receipt](), list[Receipt](), list[Receipt]()
+    sender = _Sender(home)
     for number in range(2, 2 + 4 * ROUNDS, 4):
         say(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
         home.runtime.chat.select(chat)
         await home.runtime.chat.idle()
-        hot.append((await _written(home, chat, _question(number))).receipt)
+        hot.append(await sender.write(chat, _question(number)))
         await home.restart()
         await home.ask(other, _question(number + 1))
-        switched.append((await _written(home, chat, _question(number + 2))).receipt)
+        switched.append(await sender.write(chat, _question(number + 2)))
         await home.restart()
         await home.ask(other, _question(number + 1))
-        at_once.append((await home.ask(chat, _question(number + 3))).receipt)
+        at_once.append(await sender.ask(chat, _question(number + 3)))
     usual = median(one.ttft_ms for one in hot)
 
     steps = _Steps()
@@ -94,19 +122,16 @@ async def _measure(home: BenchHome, tokens: int) -> Person:
     say(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
     home.runtime.chat.select(other)
     await home.runtime.chat.idle()
-    unread = (await home.ask(other, await home.notes(PASTE, 10_000))).receipt
+    unread = await sender.ask(other, await home.notes(PASTE, 10_000))
     pasted = await home.notes(PASTE, 20_000)
     home.runtime.chat.prepare(other, pasted)
     await home.runtime.chat.idle()
-    read = (await home.ask(other, pasted)).receipt
-    home.runtime.chat.prepare(other, "")
-    await home.runtime.chat.idle()
+    read = await sender.ask(other, pasted)
     steps.begun.clear()
     home.runtime.chat.prepare(other, await home.notes(PASTE, 30_000))
     await steps.begun.wait()
-    interrupted = (await home.ask(other, _question(3))).receipt
-    home.runtime.chat.prepare(other, "")
-    beside = (await home.ask(other, _question(4))).receipt
+    interrupted = await sender.ask(other, _question(3))
+    beside = await sender.ask(other, _question(4))
 
     return Person(
         prompt_tokens=hot[-1].prompt_tokens,
@@ -125,19 +150,8 @@ async def _measure(home: BenchHome, tokens: int) -> Person:
         interrupted_ttft_ms=interrupted.ttft_ms,
         interrupted_wait_ms=max(0.0, interrupted.ttft_ms - beside.ttft_ms),
         longest_step_ms=steps.longest_ms,
+        prediction_error=median(sender.errors) if sender.errors else None,
     )
-
-
-async def _written(home: BenchHome, chat: str, text: str) -> Reply:
-    """The reply in a chat that is opened, to a text that is written for two seconds and then sent."""
-    home.runtime.chat.select(chat)
-    words = text.split()
-    for count in range(1, len(words) + 1):
-        home.runtime.chat.prepare(chat, " ".join(words[:count]))
-        await asyncio.sleep(TYPING_S / len(words))
-    answering = home.ask(chat, text)
-    home.runtime.chat.prepare(chat, "")
-    return await answering
 
 
 def _question(number: int) -> str:
@@ -162,5 +176,6 @@ def lines(result: Person) -> list[str]:
             f"{duration(result.interrupted_ttft_ms)}   ({duration(result.interrupted_wait_ms)} more than hot)",
         ),
         ("Longest step of reading ahead", duration(result.longest_step_ms)),
+        ("Told beforehand, off by", "—" if result.prediction_error is None else f"{result.prediction_error:.0%}"),
     ]
     return [f"A chat of {result.prompt_tokens:,} tokens, with two seconds of writing before Send:", *columns(rows)]

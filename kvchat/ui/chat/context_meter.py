@@ -7,11 +7,14 @@ from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvchat.chat.context.context import ContextUse
+from kvchat.chat.turn.prediction import Forecast
 from kvchat.ui.base.building import row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.round_bar import RoundBar, mix
 from kvchat.words.wording import tokens_short
+
+SENT_NOW = "Sent now, the first word comes after "
 
 
 class ContextBar(RoundBar):
@@ -50,21 +53,27 @@ class ContextMeter(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.bar = ContextBar(look)
-        self.words = ElidedLabel("small")
-        row(self.bar, (self.words, 1), on=self, spacing=10, margins=(18, 5, 18, 2))
+        self.words, self.wait = ElidedLabel("small"), ElidedLabel("small")
+        self.wait.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
+        row(self.bar, (self.words, 1), self.wait, on=self, spacing=10, margins=(18, 5, 18, 2))
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.show_use(None)
 
-    def show_use(self, use: ContextUse | None) -> None:
-        """Show another state; None where it is not known."""
+    def show_use(self, use: ContextUse | None, forecast: Forecast | None = None) -> None:
+        """Show another state, and what the reply would wait for; None where it is not known."""
+        wait = forecast.of_message if forecast else ""
+        self.wait.set_text(wait)
+        self.wait.setVisible(bool(wait))
         self.bar.setVisible(use is not None)
         if use is not None:
             self.bar.show_use(use)
         words = meter_words(use) if use is not None else ""
         self.words.set_text(words)
         restyle(self.words, "tone", "warn" if use is not None and use.tight else "")
-        self.setAccessibleName(f"Context: {words}" if words else "")
-        self.setToolTip(_explained(use) if use is not None else "")
+        self.setAccessibleName(
+            ". ".join(filter(None, (f"Context: {words}" if words else "", wait and SENT_NOW + wait)))
+        )
+        self.setToolTip("\n".join(filter(None, (_explained(use) if use else "", wait and SENT_NOW + wait))))
 
 
 def meter_words(use: ContextUse) -> str:

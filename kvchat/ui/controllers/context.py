@@ -8,11 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 from kvchat.chat.context.context import ContextUse
-from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyFinished, Speed, TurnFailed
+from kvchat.chat.events import (
+    EngineChanged,
+    Event,
+    MessagesChanged,
+    Notice,
+    ReadingAhead,
+    ReplyFinished,
+    Speed,
+    TurnFailed,
+)
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Role
+from kvchat.chat.turn.prediction import Forecast
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
+from kvchat.session.events import Restored
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.chat.cards import TOO_LONG
 from kvchat.ui.chat.composer import LONG_PASTE
@@ -32,6 +43,7 @@ class ContextController(Controller):
         super().__init__(runtime, views, chat)
         self._chat, self._card, self._composer = chat, views.context_card, views.composer
         self._use: ContextUse | None = None
+        self._forecast: Forecast | None = None  # of the reply to what is being written
         self._larger: ContextChoice | None = None  # what could be had in place of the context there is
         self._asked = False  # for that, since the card is on show
         self._put_off: set[str | None] = set()  # conversations whose card the user does not want to see now
@@ -40,7 +52,7 @@ class ContextController(Controller):
         card, composer = self._card, self._composer
         for changed in (composer.editor.textChanged, composer.chips.changed, chat.left):
             changed.connect(self._count_soon)
-        chat.left.connect(self._show_card)
+        chat.left.connect(self._leave)
         card.later.clicked.connect(self._later)
         card.larger.clicked.connect(lambda: self._runner.start(self._raise()))
         card.drop.clicked.connect(lambda: self._shorten(runtime.chat.context.drop_middle, "left out"))
@@ -50,6 +62,10 @@ class ContextController(Controller):
         composer.refused.connect(self._insist)
         self._count_soon()
 
+    def _leave(self) -> None:
+        self._forecast = None
+        self._show(self._use)
+
     def _count_soon(self) -> None:
         if not self._gather.isActive():
             self._gather.start()
@@ -57,13 +73,19 @@ class ContextController(Controller):
     async def _count(self) -> None:
         conversation_id = self._chat.current
         draft, attachments = self._composer.draft, self._composer.chips.attachments
-        use = await self._runtime.chat.context.use(conversation_id, draft, attachments)
+        chat, written = self._runtime.chat, bool(draft.strip() or attachments)
+        use = await chat.context.use(conversation_id, draft, attachments)
+        if conversation_id != self._chat.current:
+            return
+        self._show(use)
+        forecast = await chat.forecasts.of_message(conversation_id, draft, attachments) if written else None
         if conversation_id == self._chat.current:
-            self._show(use)
+            self._forecast = forecast
+            self._show(self._use)
 
     def _show(self, use: ContextUse | None) -> None:
         self._use = use
-        self._views.context_meter.show_use(use)
+        self._views.context_meter.show_use(use, None if self._answering() else self._forecast)
         self._show_card()
 
     def _show_card(self) -> None:
@@ -99,7 +121,12 @@ class ContextController(Controller):
             case EngineChanged():
                 self._larger, self._asked = None, False
                 self._count_soon()
-            case MessagesChanged(conversation_id=id) | ReplyFinished(conversation_id=id):
+            case (
+                MessagesChanged(conversation_id=id)
+                | ReplyFinished(conversation_id=id)
+                | ReadingAhead(conversation_id=id)
+                | Restored(conversation_id=id)
+            ):
                 if id == self._chat.current and not self._answering():
                     self._count_soon()
             case TurnFailed(conversation_id=id, error=error):

@@ -6,9 +6,11 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.context.context import ContextUse
-from kvchat.chat.events import Notice, TurnFailed
+from kvchat.chat.events import Notice, ReadingAhead, TurnFailed
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Role
+from kvchat.chat.turn.prediction import Forecast
+from kvchat.session.proof import Source
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.item_list import ROW
@@ -33,6 +35,29 @@ async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, w
     assert window.context_card.isHidden()
     window.composer.editor.setPlainText("word " * 1000)
     await until(lambda: "in this message" in window.context_meter.words.text())
+
+
+async def test_what_is_being_written_says_how_long_its_reply_would_take(
+    runtime: FakeRuntime, window: MainWindow
+) -> None:
+    chat, meter = furnish(runtime, ContextUse(5906, 0, 2048, 32_768)), window.context_meter
+    runtime.forecasts.message = Forecast(Source.HOT, 2100, 4200.0)
+    window.chat.open(chat)
+    await until(lambda: "tokens used" in meter.words.text())
+    assert meter.wait.isHidden(), "nothing is written"
+    window.composer.editor.setPlainText("word " * 1000)
+    await until(meter.wait.isVisible)
+    assert meter.wait.whole == "about 4 s: 2,100 tokens to read"
+    assert meter.accessibleName().endswith("Sent now, the first word comes after about 4 s: 2,100 tokens to read")
+    runtime.forecasts.message = Forecast(Source.HOT, 30, 200.0)
+    runtime.events.publish(ReadingAhead(chat, 2000, 2000, draft=True))
+    await until(meter.wait.isHidden)
+    runtime.forecasts.message = Forecast(Source.DISK, 30, 1600.0)
+    window.composer.editor.setPlainText("word " * 1001)
+    await until(meter.wait.isVisible)
+    assert meter.wait.whole == "about 2 s: loading it, and 30 tokens to read"
+    window.composer.button.click()
+    await until(meter.wait.isHidden)
 
 
 async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
