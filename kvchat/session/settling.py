@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ class Settling:
         self._tell = tell
         self._steps = Interruption()
         self._superseded = False
+        self.settle_ms, self.save_ms = 0.0, 0.0  # what either took so far
 
     def supersede(self) -> None:
         """The owner's next request makes settling pointless."""
@@ -54,10 +56,10 @@ class Settling:
         for stop in early:
             # Not where the save at the reply's end serves: the slot need not go back.
             if not len(stop) <= len(end) < len(boundary) and await self._settled(lease, stop):
-                await lease.save(stop, label=label, tell=False)
+                await self._save(lease, stop, label, tell=False)
         settled = bool(boundary) and await self._settled(lease, boundary)
         if settled and lease.keeps:
-            await lease.save(boundary, label=label)
+            await self._save(lease, boundary, label)
         elif lease.keeps:
             self._tell(SaveSkipped("the next message came first"))
 
@@ -66,14 +68,22 @@ class Settling:
         end = await self._unless_superseded(lease.engine.engine.prompt_tokens(going_on))
         for stop in lease.engine.stops(end) if end else ():
             if await self._settled(lease, stop):
-                await lease.save(stop, label=label, tell=False)
+                await self._save(lease, stop, label, tell=False)
         return end or ()
 
     async def _settled(self, lease: Lease, tokens: Tokens) -> bool:
         """Whether the slot now holds exactly these tokens."""
         size = int(len(tokens) * lease.engine.kv_bytes_per_token) if lease.keeps else 0
+        began_at = time.perf_counter()
         with lease.slots.finishing.reading(size) as tell:
-            return await self._unless_superseded(lease.settle(tokens, tell)) is not None
+            settled = await self._unless_superseded(lease.settle(tokens, tell)) is not None
+        self.settle_ms += 1000 * (time.perf_counter() - began_at)
+        return settled
+
+    async def _save(self, lease: Lease, tokens: Tokens, label: str, *, tell: bool = True) -> None:
+        began_at = time.perf_counter()
+        await lease.save(tokens, label=label, tell=tell)
+        self.save_ms += 1000 * (time.perf_counter() - began_at)
 
     async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
         """Run a step of settling; None when the next request came first."""

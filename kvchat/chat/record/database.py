@@ -14,7 +14,7 @@ import psutil
 
 from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database_file import DatabaseFile, doubted
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role, new_message
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, new_message
 from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
 from kvchat.errors import KvchatError
 
@@ -146,6 +146,10 @@ class Database(DatabaseFile):
             "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
             (message.content, message.thinking, message.state.value, receipt, message.id),
         )
+
+    def update_receipt(self, message_id: str, receipt: Receipt) -> None:
+        """Write what is known of a reply's cost by now."""
+        self.write("UPDATE messages SET receipt = ? WHERE id = ?", (receipt_json(receipt), message_id))
 
     def reopen(self, message: Message) -> None:
         """A reply that had ended is being written again, by this process, and is the conversation's leaf."""

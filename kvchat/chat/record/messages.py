@@ -59,6 +59,8 @@ class Receipt:
     thinking_ms: float | None = None  # from the thinking's first token to the reply's first; None: no thinking
     read_ahead_tokens: int = 0  # of the prompt, read before Send
     read_ahead_ms: float = 0.0  # what that took; no part of ttft_ms
+    settle_ms: float | None = None  # after the reply: bringing the slot to the turn boundary; None: not known
+    save_ms: float | None = None  # and having it saved there
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
 

@@ -98,14 +98,15 @@ class Forecasts:
             held = contents.serves(prompt, engine.can_cut) if contents else 0
             rates = await self._rates_of(engine.fingerprint.model)
             own = contents is not None and contents.exact and contents.owner == owner and held == len(contents.tokens)
+            length = len(prompt) + TEMPLATE_TOKENS  # the reply's beginning
             if engine.saves and not own:
                 plan = await asyncio.to_thread(
                     store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
                 )
                 if not isinstance(plan, Miss) and costs.worth(plan.tokens_used - held, plan.bytes):
-                    source, left = _SOURCES[plan.tier], len(prompt) - plan.tokens_used
+                    source, left = _SOURCES[plan.tier], length - plan.tokens_used
                     return Forecast(source, left, rates.ttft_ms(left, plan.tokens_used, source, plan.bytes))
-            left = max(1, len(prompt) - held)
+            left = length - held
             return Forecast(
                 Source.HOT if held >= LEAST_SHARE * len(prompt) else Source.COLD, left, rates.ttft_ms(left, held)
             )

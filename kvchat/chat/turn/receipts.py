@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
@@ -46,6 +47,50 @@ class ReceiptLine:
 
     text: str
     fault: bool = False
+
+
+class Phase(Enum):
+    """What is done for one reply, in this order."""
+
+    LOADING = "Loading"
+    READING = "Reading"
+    FIRST_TOKEN = "First token"
+    WRITING = "Writing"
+    SETTLING = "Settling"
+    SAVING = "Saving"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a receipt's timeline."""
+
+    phase: Phase
+    ms: float
+    before_send: bool = False  # nobody waited for it
+
+    @property
+    def words(self) -> str:
+        """What it was."""
+        return _AHEAD.get(self.phase, self.phase.value) if self.before_send else self.phase.value
+
+
+_AHEAD = {Phase.LOADING: "Loaded ahead", Phase.READING: READ_AHEAD.capitalize()}
+
+
+def timeline(receipt: Receipt) -> tuple[Step, ...]:
+    """All that was done for a reply, one after the other; what took no time or is not known is left out."""
+    writing = 1000 * receipt.predicted_tokens / receipt.tokens_per_second if receipt.tokens_per_second else 0.0
+    steps = (
+        Step(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
+        Step(Phase.READING, receipt.read_ahead_ms, before_send=True),
+        Step(Phase.LOADING, 0.0 if receipt.prefetched else receipt.restore_ms),
+        Step(Phase.READING, receipt.prefill_ms),
+        Step(Phase.FIRST_TOKEN, receipt.first_token_ms),
+        Step(Phase.WRITING, writing),
+        Step(Phase.SETTLING, receipt.settle_ms or 0.0),
+        Step(Phase.SAVING, receipt.save_ms or 0.0),
+    )
+    return tuple(step for step in steps if step.ms > 0)
 
 
 def where_from(verdict: Verdict, cached: int, prompt: int) -> str:
@@ -114,6 +159,9 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         ("Reply", several(receipt.predicted_tokens, "token") + speed),
         ("Where from", source),
     ]
+    if receipt.settle_ms is not None:
+        saved = f", saved in {duration(receipt.save_ms)}" if receipt.save_ms is not None else ", not saved"
+        lines.append(("After the reply", f"settled in {duration(receipt.settle_ms)}{saved}"))
     for words, waited in ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms)):
         if waited >= _LEAST_WAIT_MS:
             lines.append((f"Waited {words} (not counted)", duration(waited)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -221,10 +222,20 @@ class Turn:
                 going_on = prompt_messages(path, going_on=True) if path[-1].state in UNFINISHED else ()
                 async with self._session.losses_explained():
                     await self._settling.run(lease, prompt_messages(path), reply.id, going_on)
+                await self._note_settling(reply)
             if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
                 await parts.slots.discard_messages(self.conversation_id, [reply.id])
         except KvchatError as error:
             parts.events.publish(SaveSkipped(str(error), conversation_id=self.conversation_id))
+
+    async def _note_settling(self, reply: Message) -> None:
+        """The receipt says what came after the reply, too."""
+        parts, settling = self._parts, self._settling
+        if reply.receipt is not None and settling.settle_ms:
+            receipt = replace(reply.receipt, settle_ms=settling.settle_ms, save_ms=settling.save_ms or None)
+            with contextlib.suppress(StorageFailed):  # the reply is on disk, with all that matters of it
+                await parts.worker.run(parts.database.update_receipt, reply.id, receipt)
+                parts.events.publish(MessagesChanged(self.conversation_id))
 
     def _in_words(self, refusal: EngineRefused) -> KvchatError:
         if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:

@@ -8,8 +8,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFormLayout, QFrame, QPushButton, QSizePolicy, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
-from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
+from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.ui.base.building import button, column, label, row, styled
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.timeline import Timeline
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
 
@@ -25,15 +27,15 @@ _STATE_WORDS = {
 class ReceiptView(QWidget):
     """Shows one receipt."""
 
-    def __init__(self, receipt: Receipt) -> None:
+    def __init__(self, receipt: Receipt, look: Look) -> None:
         super().__init__()
-        self.receipt = receipt
+        self.receipt, self._look = receipt, look
         line = receipt_line(receipt)
         self._text = ("⚠ " if line.fault else "") + line.text
         self.line = ElidedButton(kind="quiet")
         self.line.setProperty("tone", "warn" if line.fault else "")
         self.line.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.line.clicked.connect(self._toggle)
+        self.line.clicked.connect(self.toggle)
         self.details: QFrame | None = None
         self._column = column(self.line, on=self, spacing=4, margins=0)
         self._show_arrow(False)
@@ -43,14 +45,20 @@ class ReceiptView(QWidget):
         """The line, without its arrow."""
         return self._text
 
-    def _toggle(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether its details are on show."""
+        return self.details is not None and not self.details.isHidden()
+
+    def toggle(self) -> None:
+        """Open it, or fold it."""
         if self.details is None:
-            self.details = _details(self.receipt)
+            self.details = _details(self.receipt, self._look)
             self._column.addWidget(self.details)
             self.details.show()
         else:
             self.details.setVisible(self.details.isHidden())
-        self._show_arrow(not self.details.isHidden())
+        self._show_arrow(self.is_open)
 
     def _show_arrow(self, is_open: bool) -> None:
         self.line.set_text(self._text, "▾" if is_open else "▸", receipt_sentence(self.receipt))
@@ -60,16 +68,16 @@ class ReceiptView(QWidget):
 class ReplyFooter(QWidget):
     """The quiet lines under one reply that has ended."""
 
-    def __init__(self, message: Message, actions: QWidget, *, retry: Any, go_on: Any, numbers: bool) -> None:
-        """`retry` and `go_on` are called, or emitted, when that is asked for; `numbers`: with the receipt."""
+    def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, go_on: Any) -> None:
+        """`retry` and `go_on` are called, or emitted, when that is asked for."""
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._go_on: QPushButton | None = None  # where it has not come to its end
         lines = column(spacing=2)
         if message.state in _STATE_WORDS:
             lines.addLayout(self._ending(message.state, retry, go_on))
-        if message.receipt is not None and numbers:
-            self.receipt = ReceiptView(message.receipt)
+        if message.receipt is not None and look.numbers:
+            self.receipt = ReceiptView(message.receipt, look)
             lines.addWidget(self.receipt)
         self._row = row((lines, 1), (actions, 0, Qt.AlignmentFlag.AlignTop), on=self, spacing=6, margins=0)
 
@@ -93,10 +101,12 @@ class ReplyFooter(QWidget):
         return line
 
 
-def _details(receipt: Receipt) -> QFrame:
+def _details(receipt: Receipt, look: Look) -> QFrame:
     frame = styled(QFrame(), "details")
     form = QFormLayout(frame, horizontalSpacing=18, verticalSpacing=4)
     form.setContentsMargins(14, 10, 14, 10)
+    if steps := timeline(receipt):
+        form.addRow(Timeline(look, steps))
     for what, how_much in receipt_details(receipt):
         name, value = (
             label(what.replace("  ", "      "), "small"),

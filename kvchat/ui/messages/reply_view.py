@@ -167,6 +167,7 @@ class ReplyView(MessageView):
         self._fold.show_thinking(self.thinking, still=self.streaming and not self.text, ms=ms)
 
     def _show_ending(self) -> None:
+        opened = self.receipt is not None and self.receipt.is_open
         if self.footer is not None:
             self.action_row.setParent(self)
             self.footer.setParent(None)
@@ -177,10 +178,12 @@ class ReplyView(MessageView):
             self.footer = ReplyFooter(
                 self.message,
                 self.action_row,
+                self.style_in_use.look,
                 retry=self.retry_requested,
                 go_on=lambda: self._request(Request.CONTINUE),
-                numbers=self.style_in_use.look.numbers,
             )
             self.footer.setParent(self)
+            if opened and self.receipt is not None:
+                self.receipt.toggle()
             self.footer.offer_to_go_on(self._last)
             self.footer.setVisible(self.editor is None)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.record.rows import receipt_json, receipt_of
-from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
+from kvchat.chat.turn.receipts import Phase, receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.session.proof import NOTHING_TO_MISS, Source
 
 WARM = Receipt(
@@ -93,3 +94,26 @@ def test_a_receipt_of_an_earlier_version_is_still_read() -> None:
 
 def test_a_speed_that_was_not_measured_is_not_told() -> None:
     assert dict(receipt_details(replace(WARM, predicted_tokens=1, tokens_per_second=0.0)))["Reply"] == "1 token"
+
+
+def test_the_timeline_goes_from_before_send_to_after_the_reply() -> None:
+    whole = replace(AHEAD, settle_ms=220.0, save_ms=90.0)
+    assert [(step.words, round(step.ms)) for step in timeline(whole)] == [
+        ("Read ahead", 9500),
+        ("Loading", 21),
+        ("Reading", 200),
+        ("First token", 91),
+        ("Writing", 1939),
+        ("Settling", 220),
+        ("Saving", 90),
+    ]
+    assert timeline(replace(whole, prefetched=True))[0].words == "Loaded ahead"
+    assert [step.phase for step in timeline(COLD)][-1] is Phase.WRITING
+    assert ("After the reply", "settled in 0.22 s, saved in 90 ms") in receipt_details(whole)
+    assert ("After the reply", "settled in 0.22 s, not saved") in receipt_details(replace(whole, save_ms=None))
+
+
+def test_a_receipt_of_an_earlier_version_knows_nothing_of_what_came_after() -> None:
+    stored = json.loads(receipt_json(WARM))
+    del stored["settle_ms"], stored["save_ms"]
+    assert receipt_of(json.dumps(stored)) == WARM

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.events import FirstToken, Prefilling, QuestionNotStored, ReplyDelta
+from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, QuestionNotStored, ReplyDelta
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
@@ -458,3 +458,17 @@ async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:
     asked = [len(str(body["content"])) for body in stage.requests("/tokenize")[before:]]
     assert max(asked) < 200
     assert len(asked) <= 5
+
+
+async def test_the_receipt_learns_what_came_after_the_reply(stage: Stage) -> None:
+    chat = await stage.chat()
+    first = await stage.answered(chat)
+    assert (first.settle_ms, first.save_ms) == (None, None), "not known yet"
+    stored = (await stage.runtime.chat.messages(chat))[-1].receipt
+    assert stored is not None
+    assert stored.settle_ms is not None
+    assert stored.save_ms is not None
+    assert min(stored.settle_ms, stored.save_ms) > 0
+    assert stage.events.index(stage.of(Saved)[-1]) < max(
+        n for n, one in enumerate(stage.events) if one == MessagesChanged(chat)
+    )

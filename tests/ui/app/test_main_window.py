@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import (
     FirstToken,
+    MessagesChanged,
     Notice,
     Prefilling,
     QuestionNotStored,
@@ -33,6 +35,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.messages.timeline import Timeline
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.wording import NEVER_KEEP
@@ -487,6 +490,28 @@ async def test_a_bug_becomes_a_report_to_copy(furnished: FakeRuntime, window: Ma
     assert report is not None
     assert "ZeroDivisionError: by zero" in report.text.toPlainText()
     report.close()
+
+
+async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_reply(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await settled(window, furnished)
+    receipt = replies(window)[0].receipt
+    assert receipt is not None
+    receipt.line.click()
+    last = furnished.chat.said["thesis"][-1]
+    known = replace(last.receipt, settle_ms=220.0, save_ms=90.0)  # type: ignore[type-var]
+    furnished.chat.said["thesis"][-1] = replace(last, receipt=known)
+    furnished.events.publish(MessagesChanged("thesis"))
+    await until(lambda: (view := replies(window)[0].receipt) is not None and view.receipt == known)
+    receipt = replies(window)[0].receipt
+    assert receipt is not None
+    assert receipt.is_open
+    timeline = receipt.findChild(Timeline)
+    assert timeline is not None
+    assert timeline.isVisible()
+    told = "Loading 21 ms, Reading 70 ms, First token 0.22 s, Writing 9.98 s, Settling 0.22 s, Saving 90 ms"
+    assert timeline.accessibleName() == f"Timeline: {told}"
 
 
 async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
