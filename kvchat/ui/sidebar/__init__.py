@@ -1,4 +1,4 @@
-"""The list of chats, its order, the search above it, and what was deleted lately. It shows and announces.
+"""The list of chats, its order, the search above it, what was deleted lately, and the library. It shows and announces.
 
 `controllers/sidebar.py` and `controllers/organiser.py` act.
 """
