@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyrage
+import pytest
+
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Receipt, Role
 from kvchat.session.proof import Source
@@ -41,3 +44,16 @@ def everything(database: Database) -> list[object]:
     with database.transaction() as db:
         ids = [row["id"] for row in db.execute("SELECT id FROM messages ORDER BY id")]
     return [sorted(database.conversations(), key=lambda c: c.id), [database.path(message_id) for message_id in ids]]
+
+
+def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passphrases that open at once: the real ones take a second, on purpose."""
+
+    def decrypt(sealed: bytes, passphrase: str) -> bytes:
+        given, _, key = sealed.partition(b"\n")
+        if given != passphrase.encode():
+            raise pyrage.DecryptError("another one")
+        return key
+
+    monkeypatch.setattr(pyrage.passphrase, "encrypt", lambda key, passphrase: passphrase.encode() + b"\n" + key)
+    monkeypatch.setattr(pyrage.passphrase, "decrypt", decrypt)

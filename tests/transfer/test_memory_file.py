@@ -20,11 +20,11 @@ from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, needs_passphrase, told_of
 from kvchat.transfer.sealed import PassphraseNeeded, WrongPassphrase, seal
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
-from tests.transfer.library import everything, made_conversation, open_library
+from tests.transfer.library import everything, made_conversation, open_library, quick_keys
 
 SECRET = "correct horse, 正しい馬"
 TOKENS = tuple(range(1, 701))
-EITHER = ["", pytest.param(SECRET, marks=pytest.mark.slow)]  # making a key of a passphrase takes a second, on purpose
+EITHER = ["", SECRET]
 
 
 @dataclass
@@ -42,6 +42,12 @@ class Home:
 
 
 Made = Callable[..., Home]
+
+
+@pytest.fixture(autouse=True)
+def keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("slow") is None:
+        quick_keys(monkeypatch)
 
 
 @pytest.fixture
@@ -105,12 +111,14 @@ def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Pa
     assert sorted(name.removeprefix("blocks/") for name in names[2:]) == here[0].blocks()
 
 
+@pytest.mark.slow
 def test_a_sealed_file_says_nothing(here: tuple[Home, Conversation], tmp_path: Path) -> None:
     content = exported(*here, tmp_path / "chat.kvchat", SECRET).read_bytes()
     for part in (b"plant", b"chats.json", here[1].id.encode(), SECRET.encode(), b"tiny"):
         assert part not in content
 
 
+@pytest.mark.slow
 def test_the_passphrase_must_be_right(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     file, there = exported(*here, tmp_path / "chat.kvchat", SECRET), make("there")
     for passphrase, fault in (("", PassphraseNeeded), ("wrong", WrongPassphrase)):

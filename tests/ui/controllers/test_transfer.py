@@ -30,6 +30,7 @@ from kvchat.ui.dialogs.passphrase import PassphraseDialog
 from kvchat.ui.dialogs.report import ImportReportDialog
 from kvchat.ui.sidebar.arrangement import Arrangement
 from tests.kvstore.true_files import Bench
+from tests.transfer.library import quick_keys
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -131,8 +132,9 @@ def asked(window: MainWindow) -> list[PassphraseDialog]:
 
 
 async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
-    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    quick_keys(monkeypatch)
     bench = Bench(tmp_path / "store")
     chat = window.chat.current or ""
     bench.save(chat, tuple(range(1, 301)))
