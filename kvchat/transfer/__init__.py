@@ -1,1 +1,1 @@
-"""Chats taken out and in, with their memory or without: export, import, backup and its restore, repair. The chats themselves are `chat`."""
+"""Chats taken out and in, with their memory or without: export, import, backup, repair. Chats themselves are `chat`."""
