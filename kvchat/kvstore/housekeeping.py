@@ -86,7 +86,7 @@ class Housekeeping:
         staging, kept = self._parts.staging, dict[str, tuple[Kept, ...]]()
         with self._parts.index.read() as db:
             rows = index_usage.ends(db, conversations)
-        fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
+            fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
         for point_id, name, message_id, facts, tokens, size, owner in rows:
             if owner in (None, staging.owner):
                 tier = Tier.WARM if staging.has_warm(str(point_id)) else Tier.DISK

@@ -56,7 +56,7 @@ class Phase(Enum):
     READING = "Reading"
     FIRST_TOKEN = "First token"
     WRITING = "Writing"
-    SETTLING = "Settling"
+    SETTLING = "Rounding off"  # settling: the slot is brought to the turn boundary
     SAVING = "Saving"
 
 
@@ -161,7 +161,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     ]
     if receipt.settle_ms is not None:
         saved = f", saved in {duration(receipt.save_ms)}" if receipt.save_ms is not None else ", not saved"
-        lines.append(("After the reply", f"settled in {duration(receipt.settle_ms)}{saved}"))
+        lines.append(("After the reply", f"rounded off in {duration(receipt.settle_ms)}{saved}"))
     for words, waited in ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms)):
         if waited >= _LEAST_WAIT_MS:
             lines.append((f"Waited {words} (not counted)", duration(waited)))

@@ -104,13 +104,13 @@ def test_the_timeline_goes_from_before_send_to_after_the_reply() -> None:
         ("Reading", 200),
         ("First token", 91),
         ("Writing", 1939),
-        ("Settling", 220),
+        ("Rounding off", 220),
         ("Saving", 90),
     ]
     assert timeline(replace(whole, prefetched=True))[0].words == "Loaded ahead"
     assert [step.phase for step in timeline(COLD)][-1] is Phase.WRITING
-    assert ("After the reply", "settled in 0.22 s, saved in 90 ms") in receipt_details(whole)
-    assert ("After the reply", "settled in 0.22 s, not saved") in receipt_details(replace(whole, save_ms=None))
+    assert ("After the reply", "rounded off in 0.22 s, saved in 90 ms") in receipt_details(whole)
+    assert ("After the reply", "rounded off in 0.22 s, not saved") in receipt_details(replace(whole, save_ms=None))
 
 
 def test_a_receipt_of_an_earlier_version_knows_nothing_of_what_came_after() -> None:

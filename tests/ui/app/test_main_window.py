@@ -510,7 +510,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     timeline = receipt.findChild(Timeline)
     assert timeline is not None
     assert timeline.isVisible()
-    told = "Loading 21 ms, Reading 70 ms, First token 0.22 s, Writing 9.98 s, Settling 0.22 s, Saving 90 ms"
+    told = "Loading 21 ms, Reading 70 ms, First token 0.22 s, Writing 9.98 s, Rounding off 0.22 s, Saving 90 ms"
     assert timeline.accessibleName() == f"Timeline: {told}"
 
 
