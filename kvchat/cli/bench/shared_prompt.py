@@ -55,7 +55,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
         await _new_chat(home, system, f"{number}. {text}", keep=True)
         home.check_saved(number)
-    usage = await home.runtime.save_points.usage()
+    usage, kept = await home.runtime.save_points.usage(), tuple(home.saved)
 
     hot, restored, ahead = [], [], []
     for number in range(ROUNDS):
@@ -72,7 +72,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
     cold = await _new_chat(home, system, _question(3 * ROUNDS), keep=False)
 
     shared = await _shared_tokens(home, system)
-    own = [saved.tokens - shared for saved in home.saved]
+    own = [saved.tokens - shared for saved in kept]
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
     unique = round((shared + sum(own)) * row)
     return SharedPrompt(
@@ -82,7 +82,7 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
         disk_bytes=usage.physical_bytes,
         unique_rows_bytes=unique,
         disk_ratio=usage.physical_bytes / max(1, unique),
-        whole_files_bytes=sum(saved.bytes for saved in home.saved),
+        whole_files_bytes=sum(saved.bytes for saved in kept),
         hot_ttft_ms=ttft(hot),
         restored_ttft_ms=ttft(restored),
         restored_ratio=ttft_ratio(restored, hot),
