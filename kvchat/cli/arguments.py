@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat import __version__
-from kvchat.cli.options import (
-    AskOptions,
-    BenchOptions,
-    EnginesOptions,
-    ExportOptions,
-    ModelsOptions,
-    PrepareOptions,
-    StoreOptions,
-)
+from kvchat.cli import options
 from kvchat.errors import KvchatError
 from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
 from kvchat.transfer.exporting import ExportForm
@@ -74,42 +66,42 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def ask_options(namespace: argparse.Namespace) -> AskOptions:
+def ask_options(namespace: argparse.Namespace) -> options.AskOptions:
     """The options of `ask`; the prompt `-` is read from standard input here. Raises NoQuestion."""
     prompt = standard_input() if namespace.prompt == "-" else namespace.prompt
     if not prompt.strip():
         raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
-    return _filled(AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
+    return _filled(options.AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
 
 
-def prepare_options(namespace: argparse.Namespace) -> PrepareOptions:
+def prepare_options(namespace: argparse.Namespace) -> options.PrepareOptions:
     """The options of `prepare` and `prepared`."""
-    return _filled(PrepareOptions, namespace, action=getattr(namespace, "action", None) or "show")
+    return _filled(options.PrepareOptions, namespace, action=getattr(namespace, "action", None) or "show")
 
 
-def bench_options(namespace: argparse.Namespace) -> BenchOptions:
+def bench_options(namespace: argparse.Namespace) -> options.BenchOptions:
     """The options of `bench`."""
-    tokens = namespace.tokens or (BenchOptions.tokens if namespace.made_bytes is None else SIZE_TOKENS)
+    tokens = namespace.tokens or (options.BenchOptions.tokens if namespace.made_bytes is None else SIZE_TOKENS)
     size, made = namespace.made_bytes is not None, namespace.made_bytes or None
-    return _filled(BenchOptions, namespace, tokens=tokens, size=size, made_bytes=made)
+    return _filled(options.BenchOptions, namespace, tokens=tokens, size=size, made_bytes=made)
 
 
-def store_options(namespace: argparse.Namespace) -> StoreOptions:
+def store_options(namespace: argparse.Namespace) -> options.StoreOptions:
     """The options of `store`."""
-    return _filled(StoreOptions, namespace, action=namespace.action or "show")
+    return _filled(options.StoreOptions, namespace, action=namespace.action or "show")
 
 
-def engines_options(namespace: argparse.Namespace) -> EnginesOptions:
+def engines_options(namespace: argparse.Namespace) -> options.EnginesOptions:
     """The options of `engines`."""
-    return _filled(EnginesOptions, namespace, test=namespace.action == "test")
+    return _filled(options.EnginesOptions, namespace, test=namespace.action == "test")
 
 
-def models_options(namespace: argparse.Namespace) -> ModelsOptions:
+def models_options(namespace: argparse.Namespace) -> options.ModelsOptions:
     """The options of `models`."""
     name = getattr(namespace, "repository", "")
     repository, _, quantisation = (name, "", "") if "://" in name else name.partition(":")
     return _filled(
-        ModelsOptions,
+        options.ModelsOptions,
         namespace,
         action=namespace.action or "list",
         what=repository or " ".join(getattr(namespace, "words", ())),
@@ -118,9 +110,9 @@ def models_options(namespace: argparse.Namespace) -> ModelsOptions:
     )
 
 
-def export_options(namespace: argparse.Namespace) -> ExportOptions:
+def export_options(namespace: argparse.Namespace) -> options.ExportOptions:
     """The options of `export`."""
-    return _filled(ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
+    return _filled(options.ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
 
 
 def _filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> T:
