@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 
 _START = 0
@@ -99,7 +100,11 @@ def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
 
 
 def _block_id(db: sqlite3.Connection, name: bytes) -> int:
-    return int(db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()[0])
+    """Of a block that is there, or was just written down. Raises CorruptIndex."""
+    row = db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        raise CorruptIndex
+    return int(row[0])
 
 
 def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:

@@ -14,7 +14,9 @@ import pytest
 from kvchat.kvstore.block_store import NOT_YET
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index as index_module
+from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import LOCK_WAIT_S, TOO_NEW, Index, IndexLost
 from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
@@ -298,3 +300,10 @@ def test_whoever_opens_it_while_another_process_writes_does_not_wait_for_that_ti
     store.pin("thesis", True)
     assert index.patience_s == LOCK_WAIT_S
     store.close()
+
+
+def test_a_block_that_a_damaged_index_does_not_know_is_told_as_damage() -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE blocks (id INTEGER PRIMARY KEY, name BLOB)")
+        with pytest.raises(CorruptIndex):
+            index_recipes._block_id(db, bytes(32))
