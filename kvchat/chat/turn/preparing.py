@@ -208,7 +208,7 @@ class Preparing:
             return True
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # before it was saved
-        unsaved = stopped_short and lease.engine.saves and not await lease.is_kept(boundary)
+        unsaved = stopped_short and lease.keeps and not await lease.is_kept(boundary)
         if work.branch and (missing >= LEAST_GAIN or unsaved):
             if not await self._read_history(work, loaded):
                 return False
@@ -226,7 +226,7 @@ class Preparing:
         for stop in lease.engine.stops(work.boundary):
             if not await self._read(work, stop, loaded, draft=False):
                 return False
-            if lease.engine.saves and not await lease.is_kept(stop):
+            if lease.keeps and not await lease.is_kept(stop):
                 await lease.settle(stop)
                 await to_its_end(lease.save(stop, label=label, tell=stop == work.boundary))
             loaded = await lease.load((*stop, NEXT))
