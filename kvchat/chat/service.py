@@ -261,7 +261,7 @@ class ChatService:
         self.slots.slot.scheduler.end()
 
     async def idle(self) -> None:
-        """Wait until every turn, its save included, every prefetch and a title that is being made is over."""
+        """Wait until every turn, its save included, what is prepared and a title that is being made is over."""
         await self._background.idle()
         await self.titles.idle()
 

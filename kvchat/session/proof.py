@@ -28,7 +28,7 @@ class Source(Enum):
     COLD = "cold"  # prefilled
 
 
-_SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
+SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
         had = loaded.restore.save_point.n_tokens
         hollow = f"hollow restore: the engine accepted {had:,} tokens and then reused {cached:,} of them"
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
-    source = _SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
+    source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
     if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
         source = Source.AHEAD  # else there would have been a wait
     if cached >= PROVED_SHARE * expected:

@@ -80,22 +80,22 @@ def export_file(
 
     An old file stays until all is written. Raises ExportFailed, StorageFailed and what `progress` raises.
     """
-    with _written(target) as new, new.open("wb") as out:
+    with whole_export(target) as new, new.open("wb") as out:
         zipped = len(conversation_ids) != 1 or target.suffix.lower() == ".zip"
         return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
 
 
 def export_table(table: str, target: Path) -> None:
     """Write a table of comma-separated values, marked as UTF-8 for spreadsheets. As whole as `export_file` does."""
-    with _written(target) as new:
+    with whole_export(target) as new:
         new.write_text(table, "utf-8-sig", newline="")
 
 
 @contextlib.contextmanager
-def _written(target: Path) -> Iterator[Path]:
+def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
     """As `whole_file`. Raises ExportFailed."""
     try:
-        with whole_file(target) as new:
+        with whole_file(target, private=private) as new:
             yield new
     except OSError as error:
         raise ExportFailed(

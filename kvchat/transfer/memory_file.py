@@ -23,8 +23,8 @@ from kvchat.kvstore.layout.manifest import BadMemory, Manifest, from_json, to_js
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Progress
-from kvchat.system.files import open_plain, whole_file
-from kvchat.transfer.exporting import ExportFailed, ExportForm, write_export
+from kvchat.system.files import open_plain
+from kvchat.transfer.exporting import ExportForm, whole_export, write_export
 from kvchat.transfer.sealed import MAGIC, PassphraseNeeded, opened, seal
 from kvchat.transfer.untrusted_files import LARGEST_PIECE, json_pieces
 from kvchat.words.safe_text import calm
@@ -92,19 +92,12 @@ def export_with_memory(
     """
     manifest = memory_to_export(store, conversation_id)
     pieces = _told(_pieces(database, store, conversation_id, manifest), manifest.bytes, progress)
-    try:
-        with whole_file(target, private=True) as new, new.open("wb") as out:
-            if passphrase:
-                seal(pieces, out, passphrase)
-            else:
-                out.writelines(pieces)
-        return target.stat().st_size
-    except OSError as error:
-        raise ExportFailed(
-            "The export could not be written",
-            f"{target}: {error.strerror or error}.",
-            "Choose another place, or make room there.",
-        ) from error
+    with whole_export(target, private=True) as new, new.open("wb") as out:
+        if passphrase:
+            seal(pieces, out, passphrase)
+        else:
+            out.writelines(pieces)
+        return out.tell()
 
 
 def _told(pieces: Iterable[bytes], total: int, progress: Progress) -> Iterator[bytes]:

@@ -21,11 +21,10 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Kept, Miss, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import LEAST_SHARE, Source
+from kvchat.session.proof import LEAST_SHARE, SOURCES, Source
 
 LAST_RECEIPTS, LOOKED_THROUGH = 50, 1000  # so many of either kind are learned from; among how many messages
 MOST_MESSAGES = 256  # so far back a branch is looked at
-_SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Forecasts:
                     store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
                 )
                 if not isinstance(plan, Miss) and costs.worth(plan.tokens_used - held, plan.bytes):
-                    source, left = _SOURCES[plan.tier], length - plan.tokens_used
+                    source, left = SOURCES[plan.tier], length - plan.tokens_used
                     return Forecast(source, left, rates.ttft_ms(left, plan.tokens_used, source, plan.bytes))
             left = length - held
             return Forecast(
@@ -157,7 +156,7 @@ def _of_chat(branch: Sequence[_Said], kept: Collection[Kept], held: int | None, 
             default=None,
         )
         if best is not None:
-            source, left, size = _SOURCES[best.tier], max(0, whole - best.tokens), best.bytes
+            source, left, size = SOURCES[best.tier], max(0, whole - best.tokens), best.bytes
     ms = rates.ttft_ms(left + SHORT_MESSAGE, whole - left, source, size)
     return Forecast(source, left, ms)
 

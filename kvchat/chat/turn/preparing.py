@@ -11,13 +11,12 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
 from kvchat.chat.options import AnswerSettings, presets
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import NOT_BEGUN
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Role
+from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompt import begins_empty, ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
@@ -50,9 +49,7 @@ class _Target:
     @property
     def message(self) -> Message:
         """The draft as the message it would be."""
-        at = datetime.now(UTC)
-        where = "", self.conversation_id, None, Role.USER
-        return Message(*where, self.draft, "", MessageState.COMPLETE, at, attachments=self.attachments)
+        return new_message(self.conversation_id, Role.USER, self.draft, attachments=self.attachments)
 
 
 @dataclass
@@ -275,6 +272,5 @@ def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
     preset = next((preset for preset in presets(database) if preset.is_default), None)
     if preset is None:
         return AnswerSettings(), []
-    at = datetime.now(UTC)
-    system = Message("", NOT_BEGUN, None, Role.SYSTEM, preset.system, "", MessageState.COMPLETE, at)
+    system = new_message(NOT_BEGUN, Role.SYSTEM, preset.system)
     return AnswerSettings(preset.model, preset.options), [system] if preset.system else []
