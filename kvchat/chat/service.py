@@ -35,7 +35,7 @@ from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
-from kvchat.session.slot import Slots
+from kvchat.session.slots.pool import Slots
 from kvchat.system.concurrency import Background, Worker
 
 P = ParamSpec("P")
@@ -258,7 +258,7 @@ class ChatService:
         """Stop every reply, also those that wait for the slot, and what documents are read."""
         self._turns.stop()
         self.library.stop()
-        self.slots.slot.scheduler.end()
+        self.slots.end()
 
     async def idle(self) -> None:
         """Wait until every turn, its save included, what is prepared and a title that is being made is over."""
@@ -270,11 +270,10 @@ class ChatService:
 
         `stop` answers whether it did.
         """
-        slot = self.slots.slot
-        async with slot.scheduler.needed(""):
+        async with self.slots.alone():
             await self._parts.absorb(patience_s=0.0)
             if await stop():
-                slot.forget()
+                self.slots.forget()
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""

@@ -13,9 +13,10 @@ from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
-from kvchat.session.scheduler import ABSORBING_PATIENCE_S, Rank
 from kvchat.session.session import Session
-from kvchat.session.slot import Slot, Slots
+from kvchat.session.slots.pool import Slots
+from kvchat.session.slots.scheduler import ABSORBING_PATIENCE_S, Rank
+from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Worker
 
 
@@ -32,14 +33,9 @@ class TurnParts:
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
     user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
 
-    @property
-    def slot(self) -> Slot:
-        """The one that chats are answered in."""
-        return self.slots.slot
-
-    def session(self, conversation_id: str) -> Session:
-        """For whatever is asked of the engine for a conversation, and told of it. Under the slot's lock."""
-        return Session(self.slots, self.host, conversation_id, self.events.of_chat(conversation_id))
+    def session(self, slot: Slot, conversation_id: str) -> Session:
+        """For whatever is asked of the engine for a conversation, and told of it, in a slot that is the caller's."""
+        return Session(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
         """How a reply is drawn: as given, else as in its conversation, else as in the settings.
@@ -63,7 +59,7 @@ class TurnParts:
 
     async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
         """Have the store take apart what was saved, when there is time for it, and tell what that came to."""
-        await self.slot.scheduler.quiet(Rank.ABSORB, patience_s)
+        await self.slots.quiet(Rank.ABSORB, patience_s)
         try:
             report = await self.slots.absorb()
         except StoreRefused as refusal:

@@ -119,13 +119,14 @@ class ExternalHost(BaseHost):
         states = await asyncio.to_thread(states_of, self._process, facts)
         number, free = slot_for_us(await _slots(engine))
         ready = ReadyEngine(
-            engine.with_slot(number),
+            engine.on_slot(number),
             generation,
             self._slot_path,
             Fingerprint(facts.model_path, "", "", "", 0, ""),
             facts.context_size,
             0.0,
             Finding(Strategy.NONE, proved=True, reason=_OUT_OF_REACH),
+            slots=(number,),
         )
         self._subject = None
         if states is not None:

@@ -7,7 +7,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   ready, makes the ids, finds room, loads, streams, proves and learns, and tells what happened as plain values,
   which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more
   than it does. The self-test uses the steps one by one (`session/lease.py`).
-- **One scheduler** (`session/scheduler.py`) says who has the slot, from load to save: whoever is waited for, and in
+- **One scheduler** (`session/slots/scheduler.py`) says who has the slot, from load to save: whoever is waited for, and in
   spare time what is most urgent (settle, grow, try out, prepare, title, absorb). Switching, sending and deleting
   wait for it, so two conversations never mix. Turns stand in line for it (`chat/turn/turns.py`), and one that waits
   can be put first. The `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`),

@@ -32,6 +32,7 @@ class ReadyEngine:
     finding: Finding  # what restoring can do here
     sees: bool = False  # it can be shown pictures
     most_context: int = 0  # tokens it may grow to by being started again; 0: it is as large as it will be
+    slots: tuple[int, ...] = (0,)  # the numbers of those that kvchat uses; `engine` speaks to the first
 
     @property
     def limit(self) -> int:
@@ -45,6 +46,10 @@ class ReadyEngine:
     def too_small(self, tokens: int) -> bool:
         """Whether it has no room for so many tokens, and may have more."""
         return self.context_size < min(tokens, self.limit)
+
+    def on_slot(self, place: int) -> ReadyEngine:
+        """The same engine, speaking to another of its slots: the first is 0, whatever its number."""
+        return replace(self, engine=self.engine.on_slot(self.slots[place]))
 
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
         """The same engine, rendering prompts with these options of the model's chat template."""

@@ -29,7 +29,8 @@ from kvchat.kvstore.savepoint import (
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import Loaded, RestoreRecord, Verdict, judged
-from kvchat.session.slot import SlotContents, Slots
+from kvchat.session.slots.pool import Slots
+from kvchat.session.slots.slot import Slot, SlotContents
 
 TOO_LARGE_NOW = "what is kept of it is larger than the context is now"
 DIED_OVER_RESTORE = "the engine died while it loaded its memory"
@@ -45,10 +46,10 @@ R = TypeVar("R")
 
 
 class Lease:
-    """A slot in an owner's hands, on one engine process; as long as the slot's lock is held."""
+    """A slot in an owner's hands, on one engine process; as long as the slot is the owner's."""
 
-    def __init__(self, slots: Slots, engine: ReadyEngine, owner: str, tell: Tell) -> None:
-        self.slots, self.slot, self.engine, self.owner = slots, slots.slot, engine, owner
+    def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
+        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._tell = slots.store, tell
 
     @property

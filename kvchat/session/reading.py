@@ -9,7 +9,7 @@ from kvchat.engine.speaking.wire import Timings
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.lease import Lease
 from kvchat.session.proof import Loaded, ReadAhead
-from kvchat.session.slot import SlotContents
+from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long

@@ -23,7 +23,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import Finding, Strategy
-from kvchat.session.slot import Slots
+from kvchat.session.slots.pool import Slots
 
 LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
 BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything
@@ -106,7 +106,7 @@ class _Trial:
     async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> str | None:
         """What does not work of a strategy, None if it holds."""
         host = replace(self._host, finding=Finding(strategy, proved=False))
-        lease = Lease(self._slots, host, _NAME, self._hear)
+        lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._hear)
         saved, following, other = text[:length], text[length : length + NEXT], text[length + NEXT :]
         await self._save(lease, saved)
         hot = await host.engine.prefill(saved + following)

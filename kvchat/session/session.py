@@ -18,7 +18,8 @@ from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped,
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import DIED_OVER_RESTORE, Lease
 from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
-from kvchat.session.slot import Slots
+from kvchat.session.slots.pool import Slots
+from kvchat.session.slots.slot import Slot
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
 
 DIED_OVER_SAVE = "the engine died while it saved the system prompt"
@@ -56,14 +57,14 @@ class Request:
 
 
 class Session:
-    """Asks for one owner, one request after the other. All under the slot's lock; it may be cancelled at any point.
+    """Asks for one owner, one request after the other, in a slot that is the owner's. May be cancelled at any point.
 
     However a request ends, the slot is known to hold no more than it does, and what was loaded is proved by what the
     engine has counted.
     """
 
-    def __init__(self, slots: Slots, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
-        self._slots, self._host, self._owner, self._tell = slots, host, owner, tell
+    def __init__(self, slots: Slots, slot: Slot, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
+        self._slots, self._slot, self._host, self._owner, self._tell = slots, slot, host, owner, tell
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up
         self.lease: Lease | None = None  # None until an engine was ready
         # Of the last request:
@@ -146,9 +147,13 @@ class Session:
         if not self._host.is_ready(request.model, sees=request.sees):
             self._tell(WaitingForEngine())
         asked_at = time.perf_counter()
-        engine = await self._host.ready(request.model, sees=request.sees, tokens=tokens)
+        if self._host.is_ready(request.model, sees=request.sees) and not tokens:
+            engine = await self._host.ready(request.model, sees=request.sees)
+        else:
+            async with self._slots.alone(self._slot):
+                engine = await self._host.ready(request.model, sees=request.sees, tokens=tokens)
         self.engine_wait_s += time.perf_counter() - asked_at
-        self.lease = Lease(self._slots, engine.rendering(request.template), self._owner, self._tell)
+        self.lease = Lease(self._slots, self._slot, engine.rendering(request.template), self._owner, self._tell)
         return self.lease
 
     async def with_room(self, request: Request, tokens: int) -> Lease:
@@ -209,7 +214,7 @@ class Session:
         await self.ask(request, hear)
 
     async def _lost(self, loss: EngineGone) -> EngineError:
-        self._slots.slot.forget()
+        self._slots.forget()
         return await self._host.explain_loss(loss)
 
     async def _next_engine(self, request: Request, loss: EngineGone) -> Lease:

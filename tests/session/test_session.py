@@ -21,7 +21,7 @@ from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.session import PromptTooLong, Request, Session
-from kvchat.session.slot import Slots
+from kvchat.session.slots.pool import Slots
 
 WORDS = ChatMessage("user", "what was said of the river and of the garden")
 
@@ -31,6 +31,9 @@ class Script:
 
     def __init__(self, *script: ChatChunk | Exception) -> None:
         self.script, self.rows, self.hangs = script, SlotRows(), asyncio.Event()
+
+    def on_slot(self, slot: int) -> Script:
+        return self
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
         return tuple(ord(letter) for message in messages for letter in message.content)
@@ -90,7 +93,7 @@ class Cast:
     def __init__(self, *engines: ReadyEngine) -> None:
         self.host, self.told, self.heard = Room(list(engines)), list[SessionEvent](), list[ChatChunk]()
         self.slots = Slots(cast(SavePointStore, None))  # where restoring does not work, it is not asked
-        self.session = Session(self.slots, cast(EngineHost, self.host), "river", self.told.append)
+        self.session = Session(self.slots, self.slots.all[0], cast(EngineHost, self.host), "river", self.told.append)
 
     async def ask(self, hear: Callable[[ChatChunk], bool] | None = None) -> None:
         await self.session.answer(Request([WORDS]), hear or self.heard.append)
@@ -107,9 +110,9 @@ async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
     assert "".join(one.text for one in cast_.heard) == "Yes it was."
     assert cast_.session.verdict is not None
     assert cast_.session.verdict.source is Source.COLD
-    assert cast_.slots.slot.holds() == "river"
-    assert cast_.slots.slot.contents is not None
-    assert len(cast_.slots.slot.contents.tokens) == 44
+    assert cast_.slots.all[0].holds() == "river"
+    assert cast_.slots.all[0].contents is not None
+    assert len(cast_.slots.all[0].contents.tokens) == 44
 
 
 async def test_enough_ends_the_stream_and_it_is_proved_all_the_same() -> None:
@@ -133,7 +136,7 @@ async def test_a_stop_before_the_engine_said_anything(strategy: Strategy) -> Non
     asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asking
-    contents = cast_.slots.slot.contents
+    contents = cast_.slots.all[0].contents
     assert (contents.tokens if contents else None) == (known[:40] if strategy.can_cut else None)
 
 
@@ -145,8 +148,8 @@ async def test_a_stop_while_it_reads_notes_what_was_read() -> None:
     asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asking
-    assert cast_.slots.slot.contents is not None
-    assert len(cast_.slots.slot.contents.tokens) == 20
+    assert cast_.slots.all[0].contents is not None
+    assert len(cast_.slots.all[0].contents.tokens) == 20
 
 
 async def test_an_engine_lost_before_the_first_word_costs_nothing() -> None:
@@ -163,7 +166,7 @@ async def test_an_engine_lost_after_it_is_told_in_the_rooms_words() -> None:
     with pytest.raises(EngineError, match="ran out of memory"):
         async with cast_.session.losses_explained():
             await cast_.ask()
-    assert cast_.slots.slot.contents is None
+    assert cast_.slots.all[0].contents is None
     assert cast_.session.verdict is not None, "what it had counted"
 
 

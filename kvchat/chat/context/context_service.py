@@ -32,8 +32,9 @@ from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import RESERVE_MOST, ReadyEngine
-from kvchat.session.scheduler import Rank
-from kvchat.session.session import Request
+from kvchat.session.session import Request, Session
+from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.slot import Slot
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
 PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
@@ -167,8 +168,8 @@ class ContextService:
 
         The branch as it was stays in the tree. Raises KvchatError.
         """
-        async with self._parts.slot.scheduler.needed(conversation_id):  # it may be another model than the one in use
-            case = await self._begin(conversation_id)
+        async with self._parts.slots.needed(conversation_id) as slot:  # it may be another model than the one in use
+            case = await self._begin(conversation_id, slot)
             sizes = await case.sizes()
             for share in BUDGET_SHARES:
                 split = split_branch(case.branch, sizes, case.engine.limit // share if share else 0)
@@ -180,16 +181,16 @@ class ContextService:
     async def summarise(self, conversation_id: str) -> int:
         """Have the model sum up the middle and go on in a branch that has the summary in its place.
 
-        Returns how many messages it stands for. It reads on from what is in the slot, under the slot's lock.
+        Returns how many messages it stands for. It reads on from what is in the chat's slot.
         May be cancelled. Raises KvchatError.
         """
-        async with self._parts.slot.scheduler.needed(conversation_id):
-            case = await self._begin(conversation_id)
+        async with self._parts.slots.needed(conversation_id) as slot:
+            case = await self._begin(conversation_id, slot)
             split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
             split, messages = await self._summarisable(case, split)
             plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
             said: list[str] = []
-            session = self._parts.session(conversation_id)
+            session = self._parts.session(slot, conversation_id)
             request = Request(messages, lambda: plain, case.chosen.model, case.chosen.options.template)
             async with session.losses_explained():
                 await session.answer(request, lambda chunk: said.append(chunk.text))
@@ -211,18 +212,21 @@ class ContextService:
         """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
         owner, request = conversation_id or "", Request((), model=model)
         with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
-            await self._parts.slot.scheduler.run(
-                Rank.GROW, owner, lambda _: self._parts.session(owner).with_room(request, tokens), wait=False
+            await self._parts.slots.run(
+                Rank.GROW,
+                owner,
+                lambda slot, _: self._parts.session(slot, owner).with_room(request, tokens),
+                wait=False,
             )
 
-    async def _begin(self, conversation_id: str) -> _Case:
+    async def _begin(self, conversation_id: str, slot: Slot) -> _Case:
         if self._is_answering(conversation_id):
             raise StillAnswering
         chosen = await self._parts.answer_settings(conversation_id)
         branch = await self._parts.branch(conversation_id)
-        sees = needs_vision(prompt_messages(branch))
-        engine = (await self._parts.host.ready(chosen.model, sees=sees)).rendering(chosen.options.template)
-        return _Case(engine, chosen, self._parts.drawn(None, chosen.options), branch)
+        session = Session(self._parts.slots, slot, self._parts.host, conversation_id)
+        request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+        return _Case((await session.ready(request)).engine, chosen, self._parts.drawn(None, chosen.options), branch)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> int:
         if attachment.data and not engine.sees:

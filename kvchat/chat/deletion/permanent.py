@@ -54,11 +54,12 @@ class PermanentDeletion:
         What a running turn still saves of them goes when the turn is over.
         """
         with self._in_words():
-            async with self._parts.slot.scheduler.needed(""):
-                begun = [
-                    self._parts.slots.discard(chat) if chat in ids else self._parts.slots.discard_messages(chat, ids)
-                    for chat, ids in deleted.items()
-                ]
+            slots = self._parts.slots
+            await slots.apart(deleted)
+            begun = [
+                slots.discard(chat) if chat in ids else slots.discard_messages(chat, ids)
+                for chat, ids in deleted.items()
+            ]
             await asyncio.gather(*begun)  # another process may be writing: whoever asks meanwhile has the slot
             await self._words(set().union(*deleted.values()))
 

@@ -15,8 +15,9 @@ from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.reading import read_ahead
-from kvchat.session.scheduler import Rank
 from kvchat.session.session import Request, Session
+from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import to_its_end
 
 PART_MS = 20_000.0  # what is read in so long is saved
@@ -51,14 +52,13 @@ class DocumentReader:
 
     async def run(self) -> Read:
         """Until all is read and saved, whatever comes between. May be cancelled at any point. Raises KvchatError."""
-        scheduler = self._parts.slot.scheduler
         while True:
-            if read := await scheduler.run(Rank.DOCUMENTS, self._owner, self._read):
+            if read := await self._parts.slots.run(Rank.DOCUMENTS, self._owner, self._read):
                 return read
 
-    async def _read(self, wanted: Callable[[], bool]) -> Read | None:
-        """In the slot; None if it was not `wanted` to the end."""
-        session = Session(self._parts.slots, self._parts.host, self._owner, self._hear)
+    async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Read | None:
+        """None if it was not `wanted` to the end."""
+        session = Session(self._parts.slots, slot, self._parts.host, self._owner, self._hear)
         messages = prompt_messages([system_message([document.attachment for document in self._documents])])
         async with session.losses_explained():
             lease = await session.ready(Request(messages))

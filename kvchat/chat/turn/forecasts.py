@@ -93,8 +93,8 @@ class Forecasts:
                 return None
             engine = ready.rendering(chosen.options.template)
             prompt = await engine.engine.beginning_tokens(messages)
-            contents, costs, store = parts.slot.known(engine), parts.slots.restore_cost, parts.slots.store
-            held = contents.serves(prompt, engine.can_cut) if contents else 0
+            costs, store = parts.slots.restore_cost, parts.slots.store
+            contents, held = parts.slots.best(owner, prompt, engine)
             rates = await self._rates_of(engine.fingerprint.model)
             own = contents is not None and contents.exact and contents.owner == owner and held == len(contents.tokens)
             length = len(prompt) + TEMPLATE_TOKENS  # the reply's beginning
@@ -114,10 +114,9 @@ class Forecasts:
 
     def _held(self, chat: str, engine: ReadyEngine | None) -> int | None:
         """How many tokens of a chat the slot holds; None where that is another's."""
-        contents = self._parts.slot.contents
-        if engine is None or contents is None or self._parts.slot.holds(engine.generation) != chat:
-            return None
-        return len(contents.tokens)
+        slot = self._parts.slots.of(chat)
+        contents = slot.known(engine) if slot and engine else None
+        return len(contents.tokens) if contents else None
 
     async def _engine(self, model: str | None) -> ReadyEngine | None:
         """The one that is ready with this model, if one is."""

@@ -26,8 +26,9 @@ from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded
 from kvchat.session.reading import read_ahead
 from kvchat.session.restore_cost import LEAST_GAIN
-from kvchat.session.scheduler import Rank
 from kvchat.session.session import Request
+from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background, to_its_end
 
 PAUSE_S = 0.6  # a draft that has not changed for so long is read
@@ -122,13 +123,13 @@ class Preparing:
     def stop(self, conversation_id: str) -> None:
         """Read nothing of this chat until it is selected again."""
         self._stopped = conversation_id
-        self._parts.slot.scheduler.end()
+        self._parts.slots.end()
 
     def begin(self) -> None:
         """Begin to prepare what is on show, if there is anything."""
         self._forget_timer()
         self._due.set()
-        self._parts.slot.scheduler.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
+        self._parts.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
         if self._target and not self._running:
             self._running = True
             self._background.begin(self._prepare_all())
@@ -140,7 +141,7 @@ class Preparing:
 
     async def _prepare_all(self) -> None:
         """Prepare what is on show until nothing is left of it. Any fault only means that the turn does it itself."""
-        events, scheduler = self._parts.events, self._parts.slot.scheduler
+        events, slots = self._parts.events, self._parts.slots
         try:
             while self._due.is_set() and (target := self._target):
                 self._due.clear()
@@ -148,7 +149,7 @@ class Preparing:
                     if read and not await self._stays(target):
                         break
                     work = functools.partial(self._prepare, target.conversation_id, read)
-                    if await scheduler.run(Rank.PREPARE, target.conversation_id, work) is None:
+                    if await slots.run(Rank.PREPARE, target.conversation_id, work) is None:
                         self._due.set()  # something else came first
                         break
         except KvchatError as error:
@@ -158,8 +159,8 @@ class Preparing:
 
     async def _warm_up(self, conversation_id: str) -> None:
         slots = self._parts.slots
-        await slots.slot.scheduler.quiet(Rank.WARM_UP, WARMING_PATIENCE_S)
-        if self._rested_on == conversation_id and slots.slot.holds() != conversation_id:
+        await slots.quiet(Rank.WARM_UP, WARMING_PATIENCE_S)
+        if self._rested_on == conversation_id and slots.of(conversation_id) is None:
             await asyncio.to_thread(slots.store.warm_up, conversation_id, lambda: self._rested_on != conversation_id)
 
     async def _stays(self, target: _Target) -> bool:
@@ -171,7 +172,7 @@ class Preparing:
                 await asyncio.wait_for(self._due.wait(), DWELL_S)
         return not self._due.is_set()
 
-    async def _prepare(self, owner: str, read: bool, wanted: Callable[[], bool]) -> bool:
+    async def _prepare(self, owner: str, read: bool, slot: Slot, wanted: Callable[[], bool]) -> bool:
         """In the slot: restore what is on show, and read it too if that is wanted."""
         parts, target = self._parts, self._target
         if target is None or target.conversation_id != owner:
@@ -187,10 +188,10 @@ class Preparing:
             return False
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         try:
-            lease = await parts.session(owner).ready(request)
+            lease = await parts.session(slot, owner).ready(request)
             return await self._work(_Work(target, wanted, lease, branch, await lease.boundary(messages)), read)
         except EngineError:
-            parts.slot.forget()
+            slot.forget()
             return False
 
     async def _work(self, work: _Work, read: bool) -> bool:

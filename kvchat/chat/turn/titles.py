@@ -21,8 +21,9 @@ from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import TemplateOptions
-from kvchat.session.scheduler import Rank
 from kvchat.session.session import Request, Session
+from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
 
 IDLE_S = 3.0  # so long nothing has been asked for
@@ -89,9 +90,9 @@ class Titles:
 
     def come(self) -> None:
         """There is time now: begin to name the chat in the slot, if it waits for that."""
-        conversation_id = self._parts.slot.holds()
-        if conversation_id is not None and self._wanted():
-            self._background.begin(self._name_in_spare_time(conversation_id))
+        if self._wanted():
+            for conversation_id in self._parts.slots.owners():
+                self._background.begin(self._name_in_spare_time(conversation_id))
 
     async def idle(self) -> None:
         """Wait until no title is being made."""
@@ -133,12 +134,12 @@ class Titles:
         parts = self._parts
         attempt = _Attempt(conversation_id, await parts.branch(conversation_id))
         if attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
-            await parts.slot.scheduler.run(Rank.TITLE, conversation_id, lambda _: self._ask(attempt), wait=False)
+            await parts.slots.run(Rank.TITLE, conversation_id, lambda slot, _: self._ask(attempt, slot), wait=False)
         return attempt
 
-    async def _ask(self, attempt: _Attempt) -> None:
+    async def _ask(self, attempt: _Attempt, slot: Slot) -> None:
         """Have the model answer, then bring the slot back to the turn boundary. May be cancelled at any point."""
-        session = self._parts.session(attempt.conversation_id)
+        session = self._parts.session(slot, attempt.conversation_id)
         try:
             async with session.losses_explained():
                 if question := await self._question(attempt, session):
@@ -157,7 +158,7 @@ class Titles:
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         lease = await session.ready(request)
         boundary = await lease.boundary(history)
-        if parts.slot.holds(lease.engine.generation) != conversation_id or not await lease.can_return(boundary):
+        if lease.slot.holds(lease.engine.generation) != conversation_id or not await lease.can_return(boundary):
             return None
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)

@@ -13,8 +13,9 @@ from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.lease import NOT_WORTH_IT, Lease
-from kvchat.session.scheduler import Rank
 from kvchat.session.session import Request
+from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.slot import Slot
 
 BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
 
@@ -40,10 +41,10 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
     if not start and not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
         return TriedOut(waits=True)
 
-    async def work(_wanted: Callable[[], bool]) -> TriedOut:
+    async def work(slot: Slot, _wanted: Callable[[], bool]) -> TriedOut:
         lease: Lease | None = None
         try:
-            lease = await parts.session(conversation_id).ready(request)
+            lease = await parts.session(slot, conversation_id).ready(request)
             return await _tried(lease, messages, fingerprint)
         except KvchatError as error:
             return TriedOut(reason=f"{error.title}. {error.detail}".strip(" ."), waits=True)
@@ -51,7 +52,7 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
             if lease is not None:
                 await _empty(lease)
 
-    tried = await parts.slot.scheduler.run(Rank.TRY_OUT, conversation_id, work, wait=start)
+    tried = await parts.slots.run(Rank.TRY_OUT, conversation_id, work, wait=start)
     return tried or TriedOut(waits=True)
 
 

@@ -40,7 +40,7 @@ class Turn:
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
         self._tell = parts.events.of_chat(conversation_id)
-        self._session = Session(parts.slots, parts.host, conversation_id, self._hear)
+        self._session: Session  # once it has a slot
         self._settling = Settling(self._tell)
         self._stopped = False
         self.behind_another = (
@@ -79,8 +79,9 @@ class Turn:
 
         Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
         """
-        scheduler = self._parts.slot.scheduler
-        async with scheduler.needed(self.conversation_id):
+        slots = self._parts.slots
+        async with slots.needed(self.conversation_id) as slot:
+            self._session = Session(slots, slot, self._parts.host, self.conversation_id, self._hear)
             self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
             reply: Message | None = None
             try:
@@ -92,7 +93,7 @@ class Turn:
                 self.answered = True
                 done(reply)
             if reply is not None and self._keeps:
-                with scheduler.settling(self.conversation_id, self.supersede):
+                with slots.settling(slot, self.conversation_id, self.supersede):
                     await self._settle(reply)
 
     async def _answer(self) -> Message | None:

@@ -173,7 +173,7 @@ class Turns:
             if alone:  # and others may have written theirs since, which wait for this one
                 await self._stand_last(turn, answered_now=True)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
-                with self._parts.slot.scheduler.wanted_by(turn.conversation_id):
+                with self._parts.slots.wanted_by(turn.conversation_id):
                     async with self._line.turn(turn.conversation_id):
                         await turn.run(done)
                 self._over()

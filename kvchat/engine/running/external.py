@@ -87,10 +87,10 @@ class ExternalServer(EngineConnection):
         self._publish(EngineStatus(EngineState.STOPPED))
 
     async def _follow(self, address: ServerAddress) -> None:
+        in_doubt = self._doubt.set
         client = LlamaServerClient(
-            address.url, address.key, on_fault=lambda _: self._doubt.set(), on_silence=self._doubt.set
+            address.url, address.key, on_fault=lambda _: in_doubt(), on_silence=in_doubt, alone=False
         )
-        client.rows.alone = False
         lost: EngineFailure | None = None
         try:
             while True:

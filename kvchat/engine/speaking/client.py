@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -49,8 +50,9 @@ class SlotRows:
     anew. Of a request that has not said it yet, nothing is known.
     """
 
-    def __init__(self) -> None:
-        self.alone = True  # nobody else sends requests to this engine; if others may, nothing is ever known
+    def __init__(self, alone: bool = True) -> None:
+        """`alone`: nobody else sends requests to this engine; if others may, nothing is ever known."""
+        self.alone = alone
         self.kept = 0
 
     def count_as_saved(self, tokens: int) -> None:
@@ -78,9 +80,12 @@ class LlamaServerClient:
         hang_guard_s: float | None = 600.0,
         on_fault: Callable[[EngineError], None] = lambda _: None,
         on_silence: Callable[[], None] = lambda: None,
+        alone: bool = True,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
+
+        `alone`: nobody else sends requests to this server.
 
         A prefill shows progress at least after each batch, so a silence of minutes is a hang. `on_fault` is told of
         every request that went wrong, before whoever made it is; `on_silence`, now and then, while none of the words
@@ -88,7 +93,7 @@ class LlamaServerClient:
         """
         self.base_url = base_url
         self.key = key
-        self.rows = SlotRows()
+        self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
@@ -118,8 +123,13 @@ class LlamaServerClient:
                 return await self.facts()
         raise NotOurEngine("Another program answers on the engine's port", "It does not know this launch's key.")
 
-    def with_slot(self, slot: int) -> LlamaServerClient:
-        """The same connections, whose requests are pinned to another slot."""
+    @property
+    def rows(self) -> SlotRows:
+        """Those of its slot."""
+        return self._rows[self.slot]
+
+    def on_slot(self, slot: int) -> LlamaServerClient:
+        """The same connections and tokenizer, whose requests are pinned to this slot."""
         other = copy.copy(self)
         other.slot = slot
         return other

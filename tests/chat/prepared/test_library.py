@@ -37,7 +37,7 @@ async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stag
     await stage.runtime.chat.idle()
     assert one.tokens > 1000
     assert {point.conversation_id for point in stage.save_points()} == {one.owner}
-    stage.runtime.chat.slots.slot.forget()
+    stage.runtime.chat.slots.forget()
     chat = await library.begin(one)
     first = (await stage.runtime.chat._parts.branch(chat.id))[0]
     assert first.role is Role.SYSTEM
@@ -64,7 +64,7 @@ async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
     with pytest.raises(asyncio.CancelledError):
         await task
     saved = max(point.n_tokens for point in stage.save_points())
-    stage.runtime.chat.slots.slot.forget()
+    stage.runtime.chat.slots.forget()
     before = len(stage.requests("/completion"))
     one = await library.read(made)
     again = stage.requests("/completion")[before:]
@@ -82,7 +82,7 @@ async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: St
     task = asyncio.ensure_future(library.read(made))
     await stage.until(lambda: len(stage.requests("/completion")) > before)
     asked = stage.runtime.chat.send(chat, "And then?")
-    await stage.until(lambda: stage.runtime.chat.slots.slot.scheduler._asking)
+    await stage.until(lambda: stage.runtime.chat.slots._scheduler._asking)
     stage.fake.set(FAKE_HOLD_DURING=None)
     await asked
     assert not task.done()
@@ -98,7 +98,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     (folder / "b.md").write_text("The boat. " + STORY)
     (folder / "new.md").write_text("The sea. " + STORY)
     assert (await changed(stage)).words == "1 file changed, 1 new"
-    stage.runtime.chat.slots.slot.forget()
+    stage.runtime.chat.slots.forget()
     before = len(stage.requests("/completion"))
     now = await library.read(one)
     await stage.runtime.chat.idle()

@@ -38,7 +38,7 @@ async def written(stage: Stage, chat: str | None, draft: str) -> None:
 def forgotten(stage: Stage) -> None:
     """Nothing is kept of any chat any more, on disk or in the slot."""
     stage.runtime._store.delete_all()
-    stage.runtime.chat.slots.slot.forget()
+    stage.runtime.chat.slots.forget()
     stage.events.clear()
 
 
@@ -102,7 +102,7 @@ async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
     assert not stage.of(ReadingAhead)
-    assert stage.runtime.chat.slots.slot.holds() == chat
+    assert stage.runtime.chat.slots.owners() == [chat]
 
 
 async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage: Stage) -> None:
@@ -135,4 +135,4 @@ async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(s
     before = [event for event in stage.of(ReadingAhead)[: steps + 2] if event.done < event.total]
     assert len(before) <= steps + 1
     await stage.runtime.chat.idle()
-    assert stage.runtime.chat.slots.slot.holds() == chat, "and then the draft is read again"
+    assert stage.runtime.chat.slots.owners() == [chat], "and then the draft is read again"

@@ -29,9 +29,9 @@ from kvchat.chat.turn import reply as reply_module
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
-from kvchat.session import scheduler
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
+from kvchat.session.slots import scheduler
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -115,7 +115,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
     chats = [await stage.chat() for _ in range(5)]
     for number, chat in enumerate(chats):
         await stage.answered(chat, f"Story {number}. " * 60)
-    stage.runtime.chat.slots.slot.forget()
+    stage.runtime.chat.slots.forget()
     stage.events.clear()
     with monkeypatch.context() as slowly:
         begun = staged_for_ever(stage, slowly)
@@ -128,7 +128,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
     await stage.runtime.chat.idle()
     assert begun == [chats[0], chats[3]]
     assert [event.conversation_id for event in stage.of(Restored)] == [chats[4]]
-    assert stage.runtime.chat.slots.slot.holds() == chats[4]
+    assert stage.runtime.chat.slots.owners() == [chats[4]]
     assert not stage.of(RestoreFailed)
 
 
@@ -390,7 +390,7 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
         await stage.answered(chat, f"{text} {'word ' * 100}")
     stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
     summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
-    await stage.until(lambda: not stage.runtime.chat.slots.slot.scheduler.free or summing.done())
+    await stage.until(lambda: not stage.runtime.chat.slots.free or summing.done())
     assert not summing.done()
     sent = stage.runtime.chat.send(chat, "four")
     stage.fake.set(FAKE_HOLD_DURING=None)

@@ -52,7 +52,7 @@ async def test_the_first_start_tries_it_out_and_leaves_nothing(stage: Stage, smo
     assert statuses[-1].state is EngineState.READY
     assert stage.requests("/slots/0?action=restore")
     assert list(stage.requests("/slots/0?action=erase"))[-1:] == [{}]
-    assert stage.runtime.chat.slots.slot.holds() is None
+    assert stage.runtime.chat.slots.owners() == []
     assert not left_behind(stage)
     assert not stage.save_points()
     assert not [event for event in stage.events if isinstance(event, (Saved, Saving, SaveSkipped, Absorbed, Notice))]

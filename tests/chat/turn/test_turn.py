@@ -101,7 +101,7 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
     stage.runtime.chat.select(first)
     await stage.runtime.chat.idle()
-    assert stage.runtime.chat.slots.slot.holds() == first
+    assert stage.runtime.chat.slots.owners() == [first]
     assert [event.conversation_id for event in stage.of(Restored)] == [first]
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.WARM

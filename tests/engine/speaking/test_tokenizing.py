@@ -98,7 +98,7 @@ async def test_the_real_engine_tokenises_parts_as_it_does_the_whole(
         history: list[ChatMessage] = []
         for words in said:
             history.append(ChatMessage("user", words * 20))
-            whole = engine.with_slot(0)
+            whole = engine.on_slot(0)
             whole._prompts = PromptTokens(whole._tokens)
             assert await engine.prompt_tokens(history) == await whole.prompt_tokens(history)
             history.append(ChatMessage("assistant", f" reply {words}"))

@@ -1,0 +1,153 @@
+"""All of the engine's slots: who may use them, and the store behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from kvchat.kvstore.savepoint import AbsorbReport, Tokens
+from kvchat.kvstore.store import SavePointStore
+from kvchat.session.finishing import Finishing
+from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_cost import RestoreCost
+from kvchat.session.slots.scheduler import Rank, Scheduler
+from kvchat.session.slots.slot import Slot, SlotContents
+
+SOON_S = 0.5  # a free list takes milliseconds
+R = TypeVar("R")
+
+
+class Slots:
+    """The slots, with all that their owners share. Belongs to the event loop's thread."""
+
+    def __init__(self, store: SavePointStore) -> None:
+        self.all = [Slot(0)]
+        self.store = store
+        self.restore_cost = RestoreCost()
+        self.finishing = Finishing()
+        self._scheduler = Scheduler()
+        self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody has a slot or waits for one."""
+        return self._scheduler.free
+
+    def of(self, owner: str) -> Slot | None:
+        """The slot that holds this owner's state, if one does."""
+        return next((slot for slot in self.all if slot.holds() == owner), None)
+
+    def owners(self) -> list[str]:
+        """Whose state is in them."""
+        return [owner for slot in self.all if (owner := slot.holds()) is not None]
+
+    def best(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
+        """What is in the slot that `needed` would give for this prompt, and how many of its tokens that serves."""
+        contents = self.all[0].known(engine)
+        return contents, contents.serves(prompt, engine.can_cut) if contents else 0
+
+    @contextlib.asynccontextmanager
+    async def needed(self, owner: str, prompt: Tokens = ()) -> AsyncIterator[Slot]:
+        """A slot for whoever is waited for: the one that holds most of the prompt, else the owner's, else another."""
+        del prompt  # there is one
+        async with self._scheduler.needed(owner):
+            yield self.all[0]
+
+    async def run(
+        self,
+        rank: Rank,
+        owner: str,
+        work: Callable[[Slot, Callable[[], bool]], Coroutine[Any, Any, R]],
+        *,
+        wait: bool = True,
+    ) -> R | None:
+        """Do it in a slot when nobody needs one and nothing more urgent is to be done; None if it was ended early.
+
+        `work` is given the slot, and a call that tells whether it may go on: between two steps it ends by itself where
+        it may not. Without `wait` it is done now or, answering None, not at all.
+        """
+        return await self._scheduler.run(rank, owner, lambda wanted: work(self.all[0], wanted), wait=wait)
+
+    @contextlib.asynccontextmanager
+    async def alone(self, slot: Slot | None = None) -> AsyncIterator[None]:
+        """Every slot, for what changes the engine: once nobody uses another than `slot`, which the caller has."""
+        if slot is not None:
+            yield
+            return
+        async with self._scheduler.needed(""):
+            yield
+
+    @contextlib.contextmanager
+    def settling(self, slot: Slot, owner: str, end: Callable[[], object]) -> Iterator[None]:
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early."""
+        with self._scheduler.settling(owner, end):
+            yield
+
+    def wanted_by(self, owner: str) -> contextlib.AbstractContextManager[None]:
+        """Somebody waits for a slot, for this owner, or has it: meanwhile nothing is begun in spare time."""
+        return self._scheduler.wanted_by(owner)
+
+    async def quiet(self, rank: Rank, patience_s: float) -> None:
+        """Wait, but no longer than so long, until nobody needs a slot and nothing more urgent is done."""
+        await self._scheduler.quiet(rank, patience_s)
+
+    def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
+        """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""
+        self._scheduler.end(rank, but=but)
+
+    async def apart(self, owners: Collection[str]) -> None:
+        """Once no slot is in the hands of these owners."""
+        async with self._scheduler.needed(""):
+            pass
+
+    def forget(self) -> None:
+        """Nothing is known of any slot any more."""
+        for slot in self.all:
+            slot.forget()
+
+    async def soon(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Have something written into the store's list, after what is being written; None if that takes longer.
+
+        Another process may be writing there, and whoever waits for an answer waits for the slot: it goes on by itself.
+        """
+        written = self.in_order(work)
+        await asyncio.wait({written}, timeout=SOON_S)
+        return written.result() if written.done() else None
+
+    def in_order(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Have something written into the store's list, after what is being written."""
+        before = self._written
+
+        async def in_order() -> R:
+            if before is not None:
+                await asyncio.wait({before})
+            return await work
+
+        self._written = written = asyncio.ensure_future(in_order())
+        return written
+
+    async def written(self) -> None:
+        """Once nothing is being written any more."""
+        if self._written is not None:
+            await asyncio.wait({self._written})
+
+    async def absorb(self) -> AbsorbReport:
+        """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
+        with self.finishing.absorbing():
+            await self.written()
+            report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
+        losses = await asyncio.to_thread(self.store.losses)
+        return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
+
+    def discard(self, owner: str) -> asyncio.Task[int]:
+        """The owner is gone: nothing of it stays in the store. Begun while it has no slot, awaited without that."""
+        if slot := self.of(owner):
+            slot.forget()
+        return self.in_order(asyncio.to_thread(self.store.delete_conversation, owner))
+
+    def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Task[int]:
+        """What was saved under these labels goes, of an owner that stays. As `discard`."""
+        return self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels))

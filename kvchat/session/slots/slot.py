@@ -1,0 +1,60 @@
+"""One of the engine's slots, and what is known to be in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.host import ReadyEngine
+from kvchat.session.proof import NOTHING_AHEAD, ReadAhead, RestoreRecord
+
+
+@dataclass(frozen=True)
+class SlotContents:
+    """What a slot is known to hold: at least `tokens`; exactly those when `exact`."""
+
+    generation: int
+    owner: str
+    tokens: Tokens
+    exact: bool
+    unproved: RestoreRecord | None = None
+    ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
+
+    def serves(self, prompt: Tokens, can_cut: bool) -> int:
+        """How many of the prompt's tokens it can serve: all that are shared, or, where it cannot be cut, all or none.
+
+        Of contents whose tail is not known (`exact` false) only the engine can tell; they are taken to extend.
+        """
+        shared = common_prefix(self.tokens, prompt)
+        return shared if can_cut or shared == len(self.tokens) else 0
+
+
+class Slot:
+    """One of the engine's sequences. Whoever needs it has it from restore to save: no two owners ever mix."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.contents: SlotContents | None = None  # None: nothing is known of it
+        self.save_point = ""  # the one that was saved from it last, or restored into it
+
+    def holds(self, generation: int | None = None) -> str | None:
+        """Whose state is in it (of that engine process, if given)."""
+        contents = self.contents
+        if contents is None or (generation is not None and contents.generation != generation):
+            return None
+        return contents.owner
+
+    def known(self, engine: ReadyEngine) -> SlotContents | None:
+        """Its contents, if this process still has them."""
+        if self.holds(engine.generation) is None:
+            self.forget()
+        return self.contents
+
+    def proved(self) -> None:
+        """What was restored into it has shown what it was worth."""
+        if self.contents:
+            self.contents = replace(self.contents, unproved=None)
+
+    def forget(self) -> None:
+        """Nothing is known of it any more."""
+        self.contents = None
