@@ -7,11 +7,11 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   ready, makes the ids, finds room, loads, streams, proves and learns, and tells what happened as plain values,
   which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more
   than it does. The self-test uses the steps one by one (`session/lease.py`).
-- **One scheduler** (`session/slots/scheduler.py`) says who has the slot, from load to save: whoever is waited for, and in
-  spare time what is most urgent (settle, grow, try out, prepare, title, absorb). Switching, sending and deleting
+- **One scheduler** (`session/slots/scheduler.py`) says who has a slot, from load to save: whoever is waited for, and
+  in spare time what is most urgent (settle, grow, try out, prepare, title, absorb). Switching, sending and deleting
   wait for it, so two conversations never mix. Turns stand in line for it (`chat/turn/turns.py`), and one that waits
-  can be put first. The `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`),
-  and never restores what is there already.
+  can be put first. A `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`),
+  and what is there already is never restored into it.
 - **Load** asks the store for the save point that shares the longest prefix with the prompt, has it verified and
   staged, and restores it if that leaves less to read than the slot as it is. States of hybrid, recurrent and
   sliding-window models cannot be cut, so there a state counts only if the prompt extends it.
