@@ -1,0 +1,191 @@
+"""Why two prompts part, in words a user understands: by the part of the body that stands there, and what it says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvchat.gateway.medicine.body import Contents, Message
+from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
+from kvchat.gateway.medicine.partings import Parting, Prompt, shared_text
+from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK, KEEP_REASONING, SORT_TOOLS
+from kvchat.words.wording import several
+
+_AROUND = 160  # characters of each text that are told
+_SNIPPET = 80  # characters by which a part of the body is found in the prompt
+_LEAST_SNIPPET = 12  # fewer may stand anywhere
+_MOST_NAMES = 3
+_BILLING = "x-anthropic-billing-header"
+_THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
+_FOLDER = re.compile(r"working (?:directory|folder)|workspace|\bcwd\b|root folder|project (?:root|path)", re.IGNORECASE)
+_PATH = re.compile(r"(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\<>\"'`]+)+[/\\]?")
+_GIT = re.compile(r"git ?status|current branch|recent commits|main branch", re.IGNORECASE)
+_CLEARED = re.compile(r"\[[^\]]{0,60}\b(?:cleared|removed|omitted|truncated|compacted)\b[^\]]{0,60}]", re.IGNORECASE)
+_SUMMARY = re.compile(
+    r"continued from a previous conversation|\bsummar(?:y|ise|ize)|compacted|condensed", re.IGNORECASE
+)
+_REMINDER = "<system-reminder>"
+_KNOWN_MESSAGES = (
+    (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), "the map of the repository"),
+    (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), "the files in the chat"),
+    (re.compile(r"<environment_context>|<environment_details>|<env>"), "what the program tells of its surroundings"),
+)
+SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of the body, and its words."""
+
+    kind: str
+    number: int = 0  # of a message, from 0
+    words: str = "the prompt"
+
+
+_SYSTEM, _TOOLS = Place(SYSTEM, 0, "the system prompt"), Place(TOOLS, 0, "the tool list")
+
+
+def parting(old: Prompt, new: Prompt) -> Parting:
+    """Where and why a prompt parts from one before, which it does not go on from."""
+    at = shared_text(old.text, new.text)
+    place = _place(old.contents, new, at)
+    before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
+    cause, rule = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
+    return Parting(old.shares(new), len(new), cause, rule, before, after)
+
+
+def _place(before: Contents, new: Prompt, at: int) -> Place:
+    """The part of the body that stands at this character of the rendered prompt."""
+    now, text = new.contents, new.text
+    if not text:
+        return _first_difference(before, now, -1)
+    begun = 0  # where the search for messages begins
+    for system in now.system:
+        start = text.find(system.strip()[:_SNIPPET])
+        if 0 <= start <= at <= start + len(system) and before.system != now.system:
+            return _SYSTEM
+        begun = max(begun, start + len(system)) if start <= at else begun
+    number, known = 0, False  # the message that may stand there; whether one before it was found
+    for place, message in enumerate(now.messages):
+        said = message.text.strip()
+        found = text.find(said[:_SNIPPET], begun) if len(said) >= _LEAST_SNIPPET else -1
+        if found > at:
+            break
+        if found >= 0:
+            within = at <= found + len(message.text)
+            begun, known, number = found + 1, True, place if within else place + 1
+            if within:
+                break
+    return _first_difference(before, now, number if known else -1)
+
+
+def _first_difference(before: Contents, now: Contents, number: int) -> Place:
+    """What differs first in the bodies, of the messages from `number` on; -1: it stands before the first of them."""
+    if number < 0 and before.tools != now.tools:
+        return _TOOLS
+    if number <= 0 and before.system != now.system:
+        return _SYSTEM
+    for place in range(max(0, number), min(len(before.messages), len(now.messages))):
+        if before.messages[place] != now.messages[place]:
+            return Place(MESSAGE, place, f"message {place + 1} ({now.messages[place].role})")
+    if before.tools != now.tools:
+        return _TOOLS
+    return Place(TEMPLATE, 0, "the template")
+
+
+def _of_the_line(before: str, after: str, place: Place) -> tuple[str, str] | None:
+    """What is known by the lines that differ; None where they say nothing of it."""
+    if _BILLING in before or _BILLING in after:
+        return "the billing header", BILLING_HEADER
+    if before == after:
+        return None
+    if masked(before) == masked(after):
+        said = next(
+            (one for one, other in zip(CLOCK.findall(before), CLOCK.findall(after), strict=False) if one != other), ""
+        )
+        told = "date" if has_date(said) else "time"
+        if place.kind == TEMPLATE:
+            return f"the {told} that the model’s template adds", ""
+        fixed = place.kind == SYSTEM or (place.kind == MESSAGE and place.number == 0)
+        return f"the {told} in {place.words}", HOLD_CLOCK if fixed else ""
+    if _PATH.sub("/", before) == _PATH.sub("/", after):
+        what = "working folder" if _FOLDER.search(before) else "path of a file"
+        return f"the {what} in {place.words}", ""
+    return None
+
+
+def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> tuple[str, str]:
+    before, now = old.contents, new.contents
+    if place.kind == TOOLS:
+        return _of_tools(before, now)
+    if place.kind == SYSTEM:
+        if _GIT.search(new.text[max(0, at - 600) : at + _AROUND]):
+            return "the git status in the system prompt", ""
+        return "the system prompt was changed", ""
+    if place.kind == MESSAGE:
+        return _of_messages(before.messages, now.messages, place)
+    if changed := sorted(
+        name for name in {*before.options, *now.options} if _option(before, name) != _option(now, name)
+    ):
+        return f"other options of the request: {', '.join(changed)}", ""
+    if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
+        return "reasoning of earlier turns was dropped by the template", KEEP_REASONING
+    return "the template put the same messages in other words", ""
+
+
+def _option(one: Contents, name: str) -> object:
+    return one.options.get(name)
+
+
+def _of_tools(before: Contents, now: Contents) -> tuple[str, str]:
+    """What happened to the tool list."""
+    theirs, ours = dict(before.tools), dict(now.tools)
+    added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+    changes = [f"{_named(names)} {what}" for names, what in ((added, "added"), (gone, "removed")) if names]
+    if changes:
+        return f"tool list changed: {', '.join(changes)}", ""
+    other = [name for name in ours if ours[name] != theirs[name]]
+    if other:
+        return f"tool list changed: {_named(other)} described anew", ""
+    if [name for name, _ in before.tools] != [name for name, _ in now.tools]:
+        return "tools listed in another order", SORT_TOOLS
+    return "the tool list", ""
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(f"*{name}*" for name in names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> tuple[str, str]:
+    """What happened to the message that is another one."""
+    number = place.number
+    ours = now[number]
+    theirs = before[number] if number < len(before) else Message("", "")
+    if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
+        return "reasoning of earlier turns was left out by the program", ""
+    if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
+        return f"a {_REMINDER} that moves", ""
+    if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
+        return f"old results of tools were cleared, from {place.words} on", ""
+    if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not _SUMMARY.search(ours.text[:2_000]):
+        known = next((words for marks, words in _KNOWN_MESSAGES if marks.search(ours.text)), "")
+        return (known, "") if known else ("another conversation begins", "")
+    if len(now) < len(before) and ours in before[number + 1 :]:
+        return f"{several(before.index(ours, number + 1) - number, 'earlier message')} left out", ""
+    if _SUMMARY.search(ours.text[:2_000]) and not _SUMMARY.search(theirs.text[:2_000]):
+        return "earlier messages were summarised (compaction)", ""
+    for marks, words in _KNOWN_MESSAGES:
+        if marks.search(ours.text) or marks.search(theirs.text):
+            return words, ""
+    if theirs in now[number + 1 :]:
+        return f"something was put in before {place.words}", ""
+    if number >= len(before) - 1:
+        return f"the conversation went another way from {place.words} on", ""
+    return f"{place.words} was edited", ""
+
+
+def _line(text: str, at: int) -> str:
+    """The line around a character, as far as it is near."""
+    start, end = text.rfind("\n", max(0, at - 400), at) + 1, text.find("\n", at)
+    return text[start or max(0, at - 400) : min(len(text) if end < 0 else end, at + 400)]

@@ -1,0 +1,263 @@
+"""The rules that mend what breaks a program's prefix, each off until it is switched on.
+
+A rule says what is to stand in the body's text instead, and tells both texts. What it holds on to is in memory alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from kvchat.gateway.medicine.body import SYSTEM_ROLES
+from kvchat.gateway.medicine.clocks import masked, telling_now
+from kvchat.gateway.medicine.located import Edit, Located
+
+BILLING_HEADER, HOLD_CLOCK, SORT_TOOLS, KEEP_REASONING = "billing-header", "hold-clock", "sort-tools", "keep-reasoning"
+HELD_FOR = timedelta(hours=24)
+_MOST_HELD = 200
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+# What templates of today call it: Qwen and StepFun the first, GLM the second. Others do not look at either.
+_KEEPS_REASONING: dict[str, Any] = {"preserve_thinking": True, "clear_thinking": False}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a rule is called, and what it does."""
+
+    name: str  # as it is stored
+    title: str
+    words: str  # one sentence
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a rule has changed in a request: both texts, for the log in memory."""
+
+    rule: str
+    where: str
+    before: str
+    after: str
+    differs: bool  # from what stood there in the request before: without the rule the prompt would have parted here
+    needle: str = ""  # stands in the rendered prompt where that would have been; empty: at its beginning
+
+
+@dataclass
+class Held:
+    """What the rules remember of one program's requests before."""
+
+    clocks: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by the text's mask
+    told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # what stood where, as it came
+
+    def differs(self, rule: str, where: str, before: str) -> bool:
+        """Whether that stands there for the first time since something else did; it is remembered."""
+        last = self.told.pop((rule, where), None)
+        self.told[rule, where] = hash(before)
+        _trim(self.told)
+        return last is not None and last != hash(before)
+
+
+Changed = Iterator[tuple[Edit, Change]]
+
+
+def billing_header(body: Located, held: Held, now: datetime) -> Changed:
+    """Without the line, or the whole block where it has nothing else."""
+    system = body.members().get("system")
+    if system is None:
+        return
+    blocks = system.items()
+    for number, block in enumerate(blocks):
+        text = block.members().get("text")
+        if text is None or not (match := _BILLING.search(text.value)):
+            continue
+        change = _without_header(held, match.group())
+        rest = _BILLING.sub("", text.value)
+        if rest.strip() or len(blocks) == 1:
+            yield Edit(text.start, text.end, json.dumps(rest, ensure_ascii=False)), change
+        elif number + 1 < len(blocks):
+            yield Edit(block.start, blocks[number + 1].start, ""), change
+        else:
+            yield Edit(blocks[number - 1].end, block.end, ""), change
+        return
+    if system.source.startswith('"') and (match := _BILLING.search(system.value)):
+        rest = json.dumps(_BILLING.sub("", system.value), ensure_ascii=False)
+        yield Edit(system.start, system.end, rest), _without_header(held, match.group())
+
+
+def hold_clock(body: Located, held: Held, now: datetime) -> Changed:
+    """With the date and time that were told first, in the system prompt and the first message, for a day."""
+    for where, place in _fixed_texts(body):
+        text = place.value
+        clocks = telling_now(text, now)
+        if not clocks:
+            continue
+        key, said = hash((where, masked(text))), [match.group() for match in clocks]
+        since, first = held.clocks.get(key, (now, said))
+        if now - since >= HELD_FOR or len(first) != len(said):
+            since, first = now, said
+        held.clocks[key] = since, first
+        held.clocks.move_to_end(key)
+        _trim(held.clocks)
+        differs = held.differs(HOLD_CLOCK, str(key), repr(said))
+        pairs = [(match, kept) for match, kept in zip(clocks, first, strict=True) if match.group() != kept]
+        if not pairs:
+            continue
+        before, after = (_line(text, pairs[0][0], one) for one in (pairs[0][0].group(), pairs[0][1]))
+        change = Change(HOLD_CLOCK, where, before, after, differs, after.strip())
+        new = _replaced(text, [(*match.span(), kept) for match, kept in pairs])
+        yield Edit(place.start, place.end, json.dumps(new, ensure_ascii=False)), change
+
+
+def sort_tools(body: Located, held: Held, now: datetime) -> Changed:
+    """With the tools in the order of their names; what stands between them stays."""
+    tools = body.members().get("tools")
+    items = tools.items() if tools else []
+    names = [_tool_name(one) for one in items]
+    order = sorted(range(len(items)), key=lambda number: names[number])
+    before, after = ", ".join(names), ", ".join(names[number] for number in order)
+    differs = held.differs(SORT_TOOLS, after, before)
+    if order == list(range(len(items))):
+        return
+    between = [body.text[one.end : two.start] for one, two in pairwise(items)]
+    pieces = [piece for number, gap in zip(order, [*between, ""], strict=True) for piece in (items[number].source, gap)]
+    change = Change(SORT_TOOLS, "the tool list", before, after, differs, f'"{names[order[0]]}"')
+    yield Edit(items[0].start, items[-1].end, "".join(pieces)), change
+
+
+def keep_reasoning(body: Located, held: Held, now: datetime) -> Changed:
+    """With the options that have templates keep what the model thought in earlier turns."""
+    members = body.members()
+    if "messages" not in members and "input" not in members:
+        return
+    options = members.get("chat_template_kwargs")
+    given = options.members() if options else {}
+    missing = {name: value for name, value in _KEEPS_REASONING.items() if name not in given}
+    if not missing or (options is not None and not options.source.startswith("{")):
+        return
+    added = json.dumps(missing)
+    thought = _earlier_thought(members.get("messages"))
+    differs = bool(thought) and held.differs(KEEP_REASONING, "asked", _last_question(members.get("messages")))
+    before = options.source if options else "no options"
+    change = Change(KEEP_REASONING, "the template’s options", before, added, differs, thought[:60])
+    if options is None:
+        yield Edit(body.end - 1, body.end - 1, f',"chat_template_kwargs":{added}'), change
+    else:
+        yield Edit(options.end - 1, options.end - 1, f"{',' if given else ''}{added[1:-1]}"), change
+
+
+_DO: dict[str, Callable[[Located, Held, datetime], Changed]] = {
+    BILLING_HEADER: billing_header,
+    HOLD_CLOCK: hold_clock,
+    SORT_TOOLS: sort_tools,
+    KEEP_REASONING: keep_reasoning,
+}
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(
+            BILLING_HEADER,
+            "Leave the billing header out",
+            "Claude Code puts a number that is another one with each request before everything else; the model is "
+            "not told it.",
+        ),
+        Rule(
+            HOLD_CLOCK,
+            "Hold the date",
+            "The date and time that the program tells the model first stay for 24 hours, so the model may be a day "
+            "behind.",
+        ),
+        Rule(
+            SORT_TOOLS,
+            "Sort the tools",
+            "Tools are always told in the order of their names, however the program lists them.",
+        ),
+        Rule(
+            KEEP_REASONING,
+            "Keep the reasoning",
+            "Models that can keep what they thought in earlier turns keep it, instead of reading those turns again "
+            "without it.",
+        ),
+    )
+}
+
+
+def apply(name: str, body: Located, held: Held, now: datetime) -> list[tuple[Edit, Change]]:
+    """What a rule has to change in a body. Raises whatever comes of a body without the shape of a request."""
+    return list(_DO[name](body, held, now))
+
+
+def _without_header(held: Held, header: str) -> Change:
+    differs = held.differs(BILLING_HEADER, "", header)
+    return Change(BILLING_HEADER, "the system prompt", header.strip(), "", differs)
+
+
+def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
+    """The texts that a conversation begins with: the system's, and what a program says before the user's own words."""
+    members = body.members()
+    for name in ("system", "instructions"):
+        if name in members:
+            yield from (("the system prompt", text) for text in _texts(members[name]))
+    turns = members.get("messages", members.get("input"))
+    for turn in turns.items() if turns else []:
+        parts = turn.members()
+        role = parts["role"].value if "role" in parts else ""
+        if role in SYSTEM_ROLES and "content" in parts:
+            yield from (("the system prompt", text) for text in _texts(parts["content"]))
+        elif role == "user" and "content" in parts:
+            yield from (("the first message", text) for text in _texts(parts["content"]))
+            return
+
+
+def _texts(content: Located) -> Iterator[Located]:
+    if content.source.startswith('"'):
+        yield content
+    for block in content.items():
+        text = block.members().get("text")
+        if text is not None and text.source.startswith('"'):
+            yield text
+
+
+def _tool_name(tool: Located) -> str:
+    members = tool.members()
+    named = members["function"].members() if "function" in members else members
+    return str(named["name"].value) if "name" in named else tool.source
+
+
+def _turns(messages: Located | None) -> list[dict[str, Any]]:
+    return [one for one in messages.value if isinstance(one, dict)] if messages else []
+
+
+def _earlier_thought(messages: Located | None) -> str:
+    """The first reasoning of the turns before the last question; empty where the last word is no question."""
+    turns = _turns(messages)
+    if not turns or turns[-1].get("role") != "user":
+        return ""
+    thought = (str(turn.get("reasoning_content") or "") for turn in turns)
+    return next(filter(None, thought), "").strip()
+
+
+def _last_question(messages: Located | None) -> str:
+    return json.dumps(_turns(messages)[-1:], default=str)
+
+
+def _line(text: str, match: re.Match[str], said: str) -> str:
+    """The line around a clock, as if that said so."""
+    start, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+    rest = text[match.end() : len(text) if end < 0 else end]
+    return f"{text[max(start, match.start() - 120) : match.start()]}{said}{rest[:120]}"
+
+
+def _replaced(text: str, parts: list[tuple[int, int, str]]) -> str:
+    for start, end, new in reversed(parts):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _trim(held: OrderedDict[Any, Any]) -> None:
+    while len(held) > _MOST_HELD:
+        held.popitem(last=False)

@@ -1,0 +1,190 @@
+"""Requests in the shapes that agents and editors send, written from what their documentation and issues say of them.
+
+Sources: code.claude.com/docs (LLM gateway, settings), anthropics/claude-code#68900, ggml-org/llama.cpp#20623 and #21793
+(Claude Code); github.com/openai/codex docs/config.md and #1869 (Codex); docs.cline.bot and cline/cline's prompt docs
+(Cline); aider.chat/docs/repomap.html and /docs/usage (Aider); anomalyco/opencode#29672 and #47816 (OpenCode).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from zlib import crc32
+
+from kvchat.gateway.medicine import Prompt
+
+Body = dict[str, Any]
+RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say what you did." for number in range(60))
+
+
+def claude_code(
+    *turns: dict[str, Any],
+    cch: str = "fa690",
+    date: str = "2026-11-22",
+    folder: str = "/home/ada/engine",
+    tools: Any = None,
+) -> Body:
+    """`/v1/messages`: the billing header is a system block of its own, the day stands in a reminder."""
+    reminder = f"<system-reminder>\n# currentDate\nToday's date is {date}.\n</system-reminder>"
+    first = {
+        "role": "user",
+        "content": [{"type": "text", "text": reminder}, {"type": "text", "text": "Fix the parser."}],
+    }
+    return {
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 32_000,
+        "system": [
+            {
+                "type": "text",
+                "text": f"x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={cch};",
+            },
+            {"type": "text", "text": "You are Claude Code, Anthropic's official CLI for Claude."},
+            {
+                "type": "text",
+                "text": f"{RULES_OF_THE_HOUSE}\n<env>\nWorking directory: {folder}\nIs directory a git repo: Yes\n"
+                "Platform: linux\n</env>\ngitStatus: This is the git status at the start of the conversation.\n"
+                "Current branch: main",
+                "cache_control": {"type": "ephemeral"},
+            },
+        ],
+        "tools": tools or [_anthropic(name) for name in ("Bash", "Edit", "Read")],
+        "messages": [first, *turns],
+        "metadata": {"user_id": "user_1_account__session_2"},
+        "stream": True,
+    }
+
+
+def codex(*turns: dict[str, Any], date: str = "2026-11-22", folder: str = "/home/ada/engine") -> Body:
+    """`/v1/responses`: instructions apart, the surroundings in a first message of the user's."""
+    around = (
+        f"<environment_context>\n  <cwd>{folder}</cwd>\n  <shell>bash</shell>\n"
+        f"  <current_date>{date}</current_date>\n  <timezone>Europe/Berlin</timezone>\n</environment_context>"
+    )
+    return {
+        "model": "gpt-5-codex",
+        "instructions": "You are Codex, a coding agent in the Codex CLI.\n" + RULES_OF_THE_HOUSE,
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": around}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Make the tests pass."}]},
+            *turns,
+        ],
+        "tools": [
+            {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
+            {"type": "function", "name": "apply_patch", "strict": False, "parameters": {"type": "object"}},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199f0c2",
+    }
+
+
+def cline(*turns: dict[str, Any], time: str = "9:12:15 AM") -> Body:
+    """`/v1/chat/completions`: tools are told in the system prompt, each message ends with the surroundings."""
+    details = (
+        "<environment_details>\n# Visual Studio Code Visible Files\nsrc/parser.py\n\n"
+        f"# Current Time\n11/22/2026, {time} (Europe/Berlin, UTC+1:00)\n\n"
+        "# Current Working Directory (/home/ada/engine) Files\nsrc/\n</environment_details>"
+    )
+    content = [{"type": "text", "text": "<task>\nFix the parser.\n</task>"}, {"type": "text", "text": details}]
+    return {
+        "model": "local",
+        "messages": [
+            {
+                "role": "system",
+                "content": f"You are Cline, a highly skilled software engineer.\n\n{RULES_OF_THE_HOUSE}",
+            },
+            {"role": "user", "content": content},
+            *turns,
+        ],
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def aider(*turns: dict[str, Any], repository: str = "src/parser.py:\n│class Parser:") -> Body:
+    """`/v1/chat/completions`: examples, then a map of the repository and the files as if they had been said."""
+    said = "Here are summaries of some files present in my git repository.\nDo not propose changes to these files."
+    files = "I have *added these files to the chat* so you can go ahead and edit them.\n\nsrc/parser.py\n```\npass\n```"
+    return {
+        "model": "openai/local",
+        "messages": [
+            {"role": "system", "content": f"Act as an expert software developer.\n{RULES_OF_THE_HOUSE}"},
+            {"role": "user", "content": f"{said}\n\n{repository}"},
+            {"role": "assistant", "content": "Ok, I won't try and edit those files without asking first."},
+            {"role": "user", "content": files},
+            {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
+            *turns,
+        ],
+        "temperature": 0,
+        "stream": True,
+    }
+
+
+def opencode(
+    *turns: dict[str, Any], date: str = "Sun Nov 22 2026", folder: str = "/home/ada/engine", tools: Any = None
+) -> Body:
+    """`/v1/chat/completions`: the surroundings in the system prompt, ten tools."""
+    around = (
+        f"<env>\n  Working directory: {folder}\n  Is directory a git repo: yes\n  Platform: linux\n"
+        f"  Today's date: {date}\n</env>"
+    )
+    names = ("bash", "edit", "glob", "grep", "list", "read", "task", "todowrite", "webfetch", "write")
+    return {
+        "model": "local",
+        "max_tokens": 32_000,
+        "messages": [
+            {
+                "role": "system",
+                "content": f"You are opencode, an interactive CLI tool.\n{RULES_OF_THE_HOUSE}\n{around}",
+            },
+            *(turns or ({"role": "user", "content": "Explain how the parser recovers from errors."},)),
+        ],
+        "tools": tools or [function(name) for name in names],
+        "tool_choice": "auto",
+        "stream": True,
+    }
+
+
+def function(name: str, words: str = "") -> Body:
+    """A tool as the chat dialect tells it."""
+    parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": words or f"{name}: does it", "parameters": parameters},
+    }
+
+
+def user(text: str) -> Body:
+    """A message of the user's."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **others: Any) -> Body:
+    """A reply."""
+    return {"role": "assistant", "content": text, **others}
+
+
+def rendered(body: Body, *, keeps_reasoning: bool = False, day: str = "") -> Prompt:
+    """What a template like Qwen's makes of a body, in tokens of a word each."""
+    from kvchat.gateway.medicine.body import contents
+
+    said, options = contents(body), body.get("chat_template_kwargs", {})
+    tools = "".join(f"{told}\n" for _, told in said.tools)
+    system = "\n".join(said.system)
+    text = f"<|im_start|>system\n{day}{system}\n# Tools\n<tools>\n{tools}</tools><|im_end|>\n"
+    last = max((at for at, one in enumerate(said.messages) if one.role == "user"), default=0)
+    for at, message in enumerate(said.messages):
+        keeps = keeps_reasoning or at > last or options.get("preserve_thinking")
+        thought = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning and keeps else ""
+        text += f"<|im_start|>{message.role}\n{thought}{message.text}<|im_end|>\n"
+    text += "<|im_start|>assistant\n"
+    return Prompt([crc32(word.encode()) % 30_000 for word in re.findall(r"\w+|\W", text)], text, body)
+
+
+def _anthropic(name: str) -> Body:
+    return {"name": name, "description": f"{name}: does it", "input_schema": {"type": "object", "properties": {}}}

@@ -1,0 +1,140 @@
+"""The rules on requests of each program's shape: what they change, and that they change nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from kvchat.gateway.medicine import RULES, Medicine, Treated
+from tests.gateway import agents
+from tests.gateway.agents import Body, assistant, rendered, user
+
+DAY = datetime(2026, 11, 22, 9, 12)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = DAY
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def treat(medicine: Medicine, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None) -> Treated:
+    return medicine.treat("program", json.dumps(body, ensure_ascii=False, indent=spaces).encode(), body, rules)
+
+
+def test_a_rule_that_is_off_does_nothing() -> None:
+    medicine, body = Medicine(), agents.claude_code()
+    raw = json.dumps(body).encode()
+    treated = medicine.treat("claude-cli", raw, body, ())
+    assert treated.raw is raw
+    assert treated.body is body
+    assert not treated.changes
+
+
+def test_the_billing_header_is_left_out() -> None:
+    medicine = Medicine()
+    one, other = (treat(medicine, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
+    assert one.raw == other.raw
+    assert [block["text"][:15] for block in one.body["system"]] == ["You are Claude ", "Rule 0: do one "]
+    (change,) = other.changes
+    assert "cch=0aaa9" in change.before
+    assert not change.after
+    assert change.differs
+    assert json.loads(one.raw) == one.body
+
+
+def test_the_billing_header_is_left_out_of_a_text_that_has_more() -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;\n"
+    body = agents.claude_code() | {"system": header + "You are Claude Code."}
+    assert treat(Medicine(), body).body["system"] == "You are Claude Code."
+    alone = agents.claude_code() | {"system": [{"type": "text", "text": header}]}
+    assert treat(Medicine(), alone).body["system"] == [{"type": "text", "text": ""}]
+
+
+def test_the_first_date_is_held_for_a_day() -> None:
+    clock = Clock()
+    medicine = Medicine(clock)
+    first = treat(medicine, agents.opencode(), ["hold-clock"])
+    assert not first.changes
+    clock.now += timedelta(hours=20)
+    second = treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
+    assert second.raw == first.raw
+    (change,) = second.changes
+    assert (change.before.strip(), change.after.strip()) == (
+        "Today's date: Mon Nov 23 2026",
+        "Today's date: Sun Nov 22 2026",
+    )
+    assert change.differs
+    clock.now += timedelta(hours=5)
+    assert not treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"]).changes
+
+
+def test_the_clocks_of_other_programs_are_held_too() -> None:
+    for make, one, other in (
+        (agents.claude_code, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
+        (agents.codex, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
+        (agents.cline, {"time": "9:12:15 AM"}, {"time": "9:14:02 AM"}),
+    ):
+        medicine = Medicine(Clock())
+        first, second = treat(medicine, make(**one), ["hold-clock"]), treat(medicine, make(**other), ["hold-clock"])
+        assert first.raw == second.raw, make
+        assert len(second.changes) == 1
+
+
+def test_a_date_that_is_no_clock_is_left_alone() -> None:
+    medicine = Medicine(Clock())
+    for day in ("2026-12-24", "2027-01-31"):
+        body = {"messages": [{"role": "system", "content": f"The date of the release is {day}."}, user("When?")]}
+        assert not treat(medicine, body, ["hold-clock"]).changes
+    for day in ("2026-11-22", "2026-11-23"):  # what was said in the conversation stays what was said
+        body = {"messages": [user("Hello"), assistant("Hi"), user(f"Today's date is {day}.")]}
+        assert not treat(medicine, body, ["hold-clock"]).changes
+
+
+def test_tools_are_sorted_and_each_stays_as_it_was_written() -> None:
+    medicine, body = Medicine(), agents.opencode()
+    body["tools"].reverse()
+    raw = json.dumps(body, indent=1).encode()
+    treated = medicine.treat("opencode", raw, body, ["sort-tools"])
+    assert [tool["function"]["name"] for tool in treated.body["tools"]][:3] == ["bash", "edit", "glob"]
+    assert sorted(treated.raw) == sorted(raw)  # the same bytes in another order
+    assert treated.changes[0].before.startswith("write, webfetch")
+    assert treated.changes[0].after.startswith("bash, edit")
+    assert not medicine.treat("opencode", treated.raw, treated.body, ["sort-tools"]).changes
+
+
+def test_reasoning_is_kept_where_the_template_can() -> None:
+    turns = user("Fix it"), assistant("Done.", reasoning_content="It loses its place."), user("And the lexer?")
+    treated = treat(Medicine(), agents.opencode(*turns), ["keep-reasoning"])
+    assert treated.body["chat_template_kwargs"] == {"preserve_thinking": True, "clear_thinking": False}
+    assert "It loses its place." in rendered(dict(treated.body)).text
+    assert "It loses its place." not in rendered(agents.opencode(*turns)).text
+    given = agents.opencode(*turns) | {"chat_template_kwargs": {"enable_thinking": True, "preserve_thinking": False}}
+    kept = treat(Medicine(), given, ["keep-reasoning"]).body["chat_template_kwargs"]
+    assert kept == {"enable_thinking": True, "preserve_thinking": False, "clear_thinking": False}
+
+
+def test_what_a_rule_has_spared_is_counted_once_the_engine_says_so() -> None:
+    medicine = Medicine()
+    prompts = []
+    for cch in ("fa690", "0aaa9"):
+        treated = treat(medicine, agents.claude_code(cch=cch), RULES)
+        prompts.append((treated, rendered(dict(treated.body))))
+    (first, cold), (second, warm) = prompts
+    assert medicine.credits(first, cold, 0) == {}
+    assert medicine.credits(second, warm, len(warm) - 4) == {"billing-header": len(warm) - 4}
+    same = treat(medicine, agents.claude_code(cch="0aaa9"), RULES)
+    assert medicine.credits(same, warm, len(warm)) == {}
+
+
+def test_a_held_clock_spares_what_stands_behind_it() -> None:
+    medicine = Medicine(Clock())
+    treat(medicine, agents.opencode(), ["hold-clock"])
+    treated = treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
+    prompt = rendered(dict(treated.body))
+    spared = medicine.credits(treated, prompt, len(prompt))["hold-clock"]
+    behind = prompt.text[prompt.text.index("Today's date") :]
+    assert spared == len(prompt) - (len(prompt.text) - len(behind)) * len(prompt) // len(prompt.text)
