@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -129,6 +130,7 @@ class _Application:
         if not (hidden and self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
             self._window.show()
         await self._window.start()
+        gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
         await self._runtime.begin()
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.show_progress(0, 0)

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 PROGRAMS = ("Xvfb", "openbox", "xdotool", "dbus-daemon")
 _LAUNCHER = Path("/usr/libexec/at-spi-bus-launcher")
-_FRAMEBUFFER = "KVCHAT_TEST_FRAMEBUFFER"
+FRAMEBUFFER = "KVCHAT_TEST_FRAMEBUFFER"
 
 # No <servicedir>: nothing of the machine's own desktop is ever started through this bus.
 _BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -67,7 +67,7 @@ class View:
 
     def screenshot(self) -> Picture:
         """The whole screen."""
-        return from_framebuffer(Path(self.environment[_FRAMEBUFFER]))
+        return from_framebuffer(Path(self.environment[FRAMEBUFFER]))
 
     def tray(self, seconds: float = 120.0) -> TrayItem:
         """The one icon in the tray; waits for it."""
@@ -197,7 +197,7 @@ class Desktop(View):
             number = pipe.readline().strip()
         if not number:
             raise RuntimeError("Xvfb did not come up")
-        self.environment |= {"DISPLAY": f":{number}", _FRAMEBUFFER: str(folder / "Xvfb_screen0")}
+        self.environment |= {"DISPLAY": f":{number}", FRAMEBUFFER: str(folder / "Xvfb_screen0")}
 
     def _start_bus(self, stack: ExitStack, folder: Path) -> None:
         config = folder / "bus.conf"

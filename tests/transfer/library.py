@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyrage
 import pytest
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Receipt, Role
 from kvchat.session.proof import Source
+from kvchat.transfer import sealed
 
 RECEIPT = Receipt(120.5, 30.0, 80.0, 10.5, 100, 90, 12, 33.3, Source.DISK, saved_ms=900.0, model="abc")
 
@@ -48,12 +48,4 @@ def everything(database: Database) -> list[object]:
 
 def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passphrases that open at once: the real ones take a second, on purpose."""
-
-    def decrypt(sealed: bytes, passphrase: str) -> bytes:
-        given, _, key = sealed.partition(b"\n")
-        if given != passphrase.encode():
-            raise pyrage.DecryptError("another one")
-        return key
-
-    monkeypatch.setattr(pyrage.passphrase, "encrypt", lambda key, passphrase: passphrase.encode() + b"\n" + key)
-    monkeypatch.setattr(pyrage.passphrase, "decrypt", decrypt)
+    monkeypatch.setattr(sealed, "_COST", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -245,6 +246,27 @@ def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tm
     with pytest.raises(StoreRefused):
         exported(home, chat, target, passphrase)
     assert not [path for path in tmp_path.iterdir() if "kvchat" in path.name]
+
+
+@pytest.mark.slow
+def test_other_threads_go_on_while_a_passphrase_is_worked_on(tmp_path: Path) -> None:
+    """The window's, above all."""
+    came, over = 0, threading.Event()
+
+    def come_round() -> None:
+        nonlocal came
+        while not over.wait(0.001):
+            came += 1
+
+    thread = threading.Thread(target=come_round)
+    thread.start()
+    before = came
+    with (tmp_path / "sealed").open("wb") as out:
+        seal([b"words"], out, SECRET)
+    after = came
+    over.set()
+    thread.join()
+    assert after - before > 20
 
 
 def test_a_chat_of_which_nothing_is_kept(make: Made, tmp_path: Path) -> None:

@@ -1,0 +1,328 @@
+"""kvchat itself, watched, and used by a thread that has real keys and a real pointer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+from PySide6.QtCore import QObject, QPoint, Signal
+from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLineEdit, QWidget
+
+import kvchat.app as application
+from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadingAhead, ReplyFinished
+from kvchat.session.events import Saved
+from kvchat.ui.dialogs.passphrase import PassphraseDialog
+from kvchat.ui.sidebar.library_window import AddDialog
+from tests.blocks.watch import Watch
+from tests.e2e.desktop import FRAMEBUFFER
+from tests.e2e.home import notes
+from tests.e2e.picture import from_framebuffer
+from tests.e2e.waiting import wait_until
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+LONG = "The long one"  # the first words of the chat of 6,000 tokens
+_MOMENT_S = 0.4  # somebody looks
+
+
+class Hands(QObject):
+    """Uses the window from a thread of its own. What is asked of widgets is asked on theirs."""
+
+    _asked = Signal(object)
+
+    def __init__(self, app: Any, out: Path, pictures: Path | None) -> None:
+        super().__init__()
+        self._pictures = pictures
+        self.window, self.runtime, self._app, self._out = app._window, app._runtime, app, out
+        self.watch = Watch()
+        self.heard: list[Event] = []
+        self._asked.connect(lambda act: act())
+        self.runtime.events.subscribe(self.heard.append)
+        threading.Thread(target=self._run, name="hands", daemon=True).start()
+
+    def _run(self) -> None:
+        fault = ""
+        try:
+            for phase in (
+                self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.type, self.paste,
+                self.send, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
+                self.palette, self.search,
+            ):  # fmt: skip
+                self.watch.phase = phase.__name__.replace("_", " ")
+                phase()
+                time.sleep(_MOMENT_S)
+                if self._pictures:
+                    self.watch.phase = "picture"
+                    frame = Path(os.environ[FRAMEBUFFER])
+                    from_framebuffer(frame).save(self._pictures / f"{phase.__name__}.png")
+        except BaseException:
+            fault = traceback.format_exc()
+        self.watch.end()
+        found = {"blocks": [asdict(one) for one in self.watch.blocks], "beats": self.watch.beats, "fault": fault}
+        self._out.write_text(json.dumps(found), "utf-8")
+        self.look(self._app.quitting.set)
+
+    # What a user does.
+
+    def start(self) -> None:
+        """The window is there and the chat that was open last is loaded."""
+        wait_until(lambda: self.look(lambda: bool(self.window.sidebar.model.rows)), what="the chats")
+        wait_until(lambda: self.look(lambda: self.runtime.engine.status.state.value == "ready"), what="the engine")
+
+    def select(self) -> None:
+        """One chat after the other, each until it is loaded or has been looked at."""
+        for place in (*range(5), 0):
+            self.click(place)
+            time.sleep(1.5)
+        self.click_on(LONG)
+        time.sleep(2.0)
+
+    def hover(self) -> None:
+        """The pointer goes down the list and rests here and there."""
+        for place in (0, 1, 2, 3, 4):
+            x, y = self.row(place)
+            self.xdotool("mousemove", str(x), str(y))
+            time.sleep(0.1 if place % 2 else 0.5)
+
+    def keys(self) -> None:
+        """Down and up the list by keys."""
+        self.xdotool("key", "ctrl+1")
+        for key in ("Down",) * 4 + ("Up",) * 4 + ("ctrl+Down",) * 3 + ("End", "Home"):
+            self.xdotool("key", key)
+            time.sleep(0.25)
+
+    def five_at_once(self) -> None:
+        """Five chats in a second, and the last one stays."""
+        for place in range(5):
+            self.click(place)
+            time.sleep(0.15)
+        time.sleep(1.0)
+        self.click_on(LONG)
+        time.sleep(2.0)
+
+    def scroll(self) -> None:
+        """Up the long chat and down again."""
+        x, y = self.place_of(self.window.transcript)
+        self.xdotool("mousemove", str(x), str(y), "click", "--repeat", "30", "--delay", "20", "4")
+        self.xdotool("click", "--repeat", "30", "--delay", "20", "5")
+
+    def type(self) -> None:
+        """A question, letter by letter, with a pause in it: it is read ahead."""
+        self.xdotool("key", "ctrl+l")
+        self.xdotool("type", "--delay", "25", "--", "What of the third bridge, is it longer than the others?")
+        time.sleep(1.2)
+        self.xdotool("type", "--delay", "25", "--", " I ask because nobody has ever measured it, as far as I know.")
+        time.sleep(1.2)
+
+    def paste(self) -> None:
+        """2,000 tokens."""
+        count = self.count(ReadingAhead)
+        self.look(lambda: QApplication.clipboard().setText(notes(155, start=2000)))
+        self.xdotool("key", "ctrl+v")
+        self.until(lambda: self.count(ReadingAhead) > count, "reading ahead")
+        time.sleep(3.0)
+
+    def send(self) -> None:
+        """The reply to it, to where it is saved and absorbed."""
+        self.reply()
+
+    def elsewhere(self) -> None:
+        """A reply is begun, and another chat looked at and written in meanwhile."""
+        self.xdotool("key", "ctrl+l")
+        self.xdotool("type", "--delay", "5", "--", "And the fourth?")
+        finished = self.count(ReplyFinished)
+        self.xdotool("key", "Return")
+        time.sleep(0.3)
+        self.click(1)
+        self.xdotool("key", "ctrl+l")
+        self.xdotool("type", "--delay", "10", "--", "Something else meanwhile")
+        self.until(lambda: self.count(ReplyFinished) > finished, "the reply")
+        self.xdotool("key", "ctrl+a", "Delete")
+
+    def library(self) -> None:
+        """A folder is read, and a chat begun on it."""
+        folder = self.runtime.paths.data / "documents"
+        folder.mkdir()
+        for number in range(12):
+            (folder / f"{number} 桥梁.md").write_text(notes(40, start=100 * number), "utf-8")
+        x, y = self.place_of(self.window.sidebar.library_button)
+        self.xdotool("mousemove", str(x), str(y), "click", "1")
+        panel = self.shown(lambda: self.window.side_windows._library)
+        time.sleep(1.0)
+        read = self.count(LibraryChanged)
+        self.look(lambda: panel.consider([folder]))
+        self.dialog(AddDialog)
+        time.sleep(_MOMENT_S)
+        self.xdotool("key", "Return")
+        self.until(lambda: panel.begin.isEnabled() and self.count(LibraryChanged) > read, "the documents")
+        time.sleep(1.0)
+        self.look(panel.begin.click)
+        time.sleep(1.0)
+        self.xdotool("key", "ctrl+l")
+        self.xdotool("type", "--delay", "10", "--", "Which is the longest?")
+        self.reply()
+
+    def export(self) -> None:
+        """The long chat with its memory, sealed."""
+        self.click_on(LONG)
+        time.sleep(1.0)
+        self.look(self.window._export_memory)
+        self.dialog(PassphraseDialog)
+        self.xdotool("type", "--delay", "10", "--", "secret")
+        self.xdotool("key", "Return")
+        self.file(self.file_of_chat)
+        self.until(self.file_of_chat.exists, "the file")
+        time.sleep(1.0)
+
+    def take_in(self) -> None:
+        """Delete that chat, and have it back from the file, tried out."""
+        self.click_on(LONG)
+        self.look(self.window._delete)
+        time.sleep(_MOMENT_S)
+        self.look(self.window.transfer.take_in)
+        self.file(self.file_of_chat)
+        self.dialog(PassphraseDialog)
+        self.xdotool("type", "--delay", "10", "--", "secret")
+        self.xdotool("key", "Return")
+        time.sleep(4.0)
+
+    def saved(self) -> None:
+        """The page of what was saved, and back."""
+        self.panel(self.window.side_windows.open_saved)
+
+    def storage(self) -> None:
+        """The storage window, and the settings."""
+        self.panel(self.window.side_windows.open_storage)
+        self.panel(self.window.side_windows.open_settings)
+
+    def palette(self) -> None:
+        """A chat by a few letters."""
+        self.xdotool("key", "ctrl+k")
+        self.dialog(QDialog)
+        self.xdotool("type", "--delay", "60", "--", "long")
+        time.sleep(_MOMENT_S)
+        self.xdotool("key", "Down", "Up", "Return")
+
+    def search(self) -> None:
+        """A word in all chats."""
+        self.xdotool("key", "ctrl+shift+f")
+        self.xdotool("type", "--delay", "60", "--", "bridge")
+        time.sleep(1.5)
+        self.xdotool("key", "Escape")
+
+    # How it is done.
+
+    @property
+    def file_of_chat(self) -> Path:
+        """Where the chat with its memory goes."""
+        return Path(self.runtime.paths.data) / "long.kvchat"
+
+    def reply(self) -> None:
+        """Send what is written; until the reply is saved and absorbed."""
+        before = [self.count(kind) for kind in (ReplyFinished, Saved, Absorbed)]
+        self.xdotool("key", "Return")
+        for kind, count in zip((ReplyFinished, Saved, Absorbed), before, strict=True):
+            self.until(lambda kind=kind, count=count: self.count(kind) > count, kind.__name__)
+
+    def panel(self, open_it: Callable[[], QWidget]) -> None:
+        """Open a window, look at it, close it."""
+        panel = self.look(open_it)
+        time.sleep(1.5)
+        self.look(panel.close)
+        time.sleep(_MOMENT_S)
+
+    def file(self, path: Path) -> None:
+        """Name a file in the dialog that is open."""
+        dialog = self.dialog(QFileDialog)
+        field = self.look(lambda: dialog.findChild(QLineEdit, "fileNameEdit"))
+        time.sleep(_MOMENT_S)
+        self.look(lambda: field.setText(str(path)))
+        self.look(field.setFocus)
+        self.xdotool("key", "Return")
+
+    def dialog(self, kind: type[T]) -> T:
+        """The dialog of that kind, once it is on the screen with the keyboard."""
+
+        def look() -> object:
+            found = [one for one in QApplication.topLevelWidgets() if isinstance(one, kind) and one.isVisible()]
+            return found[0] if found and found[0].isActiveWindow() else None
+
+        return wait_until(lambda: self.look(look), what=kind.__name__)  # type: ignore[no-any-return]
+
+    def shown(self, which: Callable[[], Any]) -> Any:
+        """A window, once it is on the screen."""
+        wait_until(lambda: self.look(lambda: which() is not None and which().isVisible()), what="a window")
+        return which()
+
+    def row(self, place: int) -> tuple[int, int]:
+        """Where a row of the sidebar is on the screen."""
+
+        def where() -> tuple[int, int]:
+            view = self.window.sidebar.list
+            view.scrollTo(view.model().index(place, 0))
+            point = view.viewport().mapToGlobal(view.visualRect(view.model().index(place, 0)).center())
+            return point.x(), point.y()
+
+        return self.look(where)
+
+    def place_of(self, widget: QWidget) -> tuple[int, int]:
+        """The middle of a widget on the screen."""
+        point = self.look(lambda: widget.mapToGlobal(QPoint(widget.width() // 2, widget.height() // 2)))
+        return point.x(), point.y()
+
+    def click(self, place: int) -> None:
+        """A row of the sidebar."""
+        x, y = self.row(place)
+        self.xdotool("mousemove", str(x), str(y), "click", "1")
+
+    def click_on(self, title: str) -> None:
+        """The first chat whose title begins so."""
+        rows = self.look(lambda: [chat.title for chat in self.window.sidebar.model.rows])
+        self.click(next(place for place, one in enumerate(rows) if one.startswith(title)))
+
+    def count(self, kind: type) -> int:
+        """How many events of a kind there were."""
+        return sum(isinstance(event, kind) for event in self.heard)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Look until it is so."""
+        wait_until(condition, seconds=PATIENCE_S, what=what)
+
+    def look(self, at: Callable[[], T]) -> T:
+        """What that comes to on the window's thread."""
+        done, came = threading.Event(), []
+        self._asked.emit(lambda: (came.append(at()), done.set()))
+        if not done.wait(PATIENCE_S):
+            raise TimeoutError(f"{at}")
+        return came[0]  # type: ignore[no-any-return]
+
+    def xdotool(self, *arguments: str) -> None:
+        """Real keys, a real pointer."""
+        subprocess.run(["xdotool", *arguments], check=True, timeout=PATIENCE_S)
+
+
+def main(out: Path, pictures: Path | None = None) -> None:
+    """Run kvchat, watched, until the hands have done everything; with a picture of each thing they did."""
+    start = application._Application.start
+    hands = []
+
+    async def started(self: Any, **options: bool) -> None:
+        hands.append(Hands(self, out, pictures))
+        await start(self, **options)
+
+    with mock.patch.object(application._Application, "start", started):
+        sys.exit(application.run(starter=False, hidden=False))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""Watches from a thread of its own how long the event loop's thread does not come round, and what it does then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+BEAT_S, LOOK_AFTER_S, LOOK_S = 0.004, 0.012, 0.002
+NOTED_S = 0.008
+_FRAMES = 7  # of kvchat's own, the innermost, for each stack
+_SELF = f"{Path(__file__).parent}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A time in which the loop did not come round. Milliseconds."""
+
+    phase: str
+    wall: float
+    cpu: float  # the thread itself ran for so long
+    queued: float  # it could have run, and other processes had the cores
+    stack: str  # what it did most of that time
+
+    @property
+    def own(self) -> float:
+        """What it took, had a core been free: its own work, and waiting for the disk, a lock or another thread."""
+        return self.wall - self.queued
+
+
+class Watch(QObject):
+    """Make it on the loop's thread; `phase` is what the user does."""
+
+    _beat = Signal(object)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "start"
+        self.blocks: list[Block] = []
+        self.beats: Counter[str] = Counter()
+        self._main = threading.main_thread()
+        self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
+        self._main_task = self._task(self._main)
+        self._over = False
+        self._beat.connect(lambda came: came.set())
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._over = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        task = self._task(threading.current_thread())
+        while not self._over:
+            came, stacks, phase = threading.Event(), Counter[str](), self.phase
+            asleep, held = time.perf_counter(), _queued(task)
+            time.sleep(BEAT_S)
+            begun, cpu, queued = time.perf_counter(), time.clock_gettime(self._clock), _queued(self._main_task)
+            # It wakes late where others have the cores, and where a thread lets no other one run Python.
+            late = max(begun - asleep - BEAT_S - (_queued(task) - held), 0.0)
+            self._beat.emit(came)
+            while not came.wait(LOOK_S) and not self._over:
+                if time.perf_counter() - begun > LOOK_AFTER_S:
+                    stacks[self._stack()] += 1
+            wall, ran = time.perf_counter() - begun, time.clock_gettime(self._clock) - cpu
+            self.beats[phase] += 1
+            if late + wall > NOTED_S:
+                if late > wall:
+                    stacks["no thread but one could run Python"] += 1
+                most = "\n".join(f"{count} x {stack}" for stack, count in stacks.most_common(2))
+                figures = (late + wall, ran, _queued(self._main_task) - queued)
+                self.blocks.append(Block(phase, *(1000 * figure for figure in figures), most))
+
+    def _task(self, thread: threading.Thread) -> Path:
+        """What the system tells of a thread."""
+        return Path(f"/proc/self/task/{thread.native_id}")
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._main.ident or 0)
+        summary = traceback.extract_stack(frame)
+        own = [one for one in summary if "/kvchat/" in one.filename or _SELF in one.filename]
+        last = [] if not summary or summary[-1] in own else [summary[-1]]
+        lines = [f"{Path(one.filename).stem}:{one.lineno} {one.name}" for one in [*own[-_FRAMES:], *last]]
+        return " > ".join([*lines, (self._main_task / "syscall").read_text().split()[0]])
+
+
+def _queued(task: Path) -> float:
+    """Seconds that a thread could have run, and had no core."""
+    return int((task / "schedstat").read_text().split()[1]) / 1e9
