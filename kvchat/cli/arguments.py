@@ -236,7 +236,9 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
     _value(prune, "--to", "BYTES", left, dest="target_bytes", type=byte_count, required=True)
     _flag(prune, "--dry-run", "only tell what would be deleted")
     verify = actions.add_parser("verify", help="hash every block again and set bad ones aside")
-    _add_json(prune, verify, default=argparse.SUPPRESS)  # see --starter
+    forget = actions.add_parser("forget", help="delete the save points of another program")
+    forget.add_argument("program", metavar="PROGRAM", help="its name, as the list has it")
+    _add_json(prune, verify, forget, default=argparse.SUPPRESS)  # see --starter
 
 
 def _add_engines(parser: argparse.ArgumentParser) -> None:

@@ -69,10 +69,11 @@ class EnginesOptions:
 class StoreOptions:
     """What `kvchat store` is to do with the save points."""
 
-    action: Literal["show", "prune", "verify"] = "show"
+    action: Literal["show", "prune", "verify", "forget"] = "show"
     target_bytes: int = 0  # of a prune
     dry_run: bool = False  # only tell what a prune would remove
     as_json: bool = False
+    program: str = ""  # whose save points `forget` deletes
 
 
 @dataclass(frozen=True)

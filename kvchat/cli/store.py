@@ -15,7 +15,15 @@ from kvchat.cli.options import StoreOptions
 from kvchat.cli.terminal import columns, show_progress
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, VerifyReport
+from kvchat.kvstore.savepoint import (
+    PROGRAM,
+    ConversationUsage,
+    PrunedConversation,
+    PrunePlan,
+    StoreUsage,
+    VerifyReport,
+    program_of,
+)
 from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, open_store
 from kvchat.system.paths import Paths, resolve_paths
@@ -47,6 +55,8 @@ def run(options: StoreOptions) -> int:
                 return _prune(store, titles, options)
             case "verify":
                 return _verify(store, titles, options.as_json)
+            case "forget":
+                return _forget(store, options)
 
 
 def _told_of(paths: Paths) -> tuple[Titles, Saved]:
@@ -86,10 +96,26 @@ def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
     return 0 if report.clean else 1
 
 
+def _forget(store: BlockStore, options: StoreOptions) -> int:
+    """Delete what is kept for a program. Raises KvchatError where nothing is."""
+    programs = [program_of(one.conversation_id) for one in store.usage().conversations]
+    if options.program not in filter(None, programs):
+        there = ", ".join(sorted(filter(None, programs))) or "There are none"
+        raise KvchatError(f"Nothing is kept for a program called “{options.program}”", f"{there}.", "")
+    freed = store.delete_conversation(PROGRAM + options.program)
+    print(
+        json.dumps({"program": options.program, "bytes_freed": freed}) if options.as_json else f"Freed {size(freed)}."
+    )
+    return 0
+
+
 def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     """The store for a reader: sums, then each conversation, the largest first."""
+    programs = [one for one in usage.conversations if program_of(one.conversation_id)]
+    chats = several(len(usage.conversations) - len(programs), "chat")
+    others = f" and {several(len(programs), 'program')}" if programs else ""
     rows = [
-        ("Save points", f"{usage.save_points:,}, in {several(len(usage.conversations), 'chat')}"),
+        ("Save points", f"{usage.save_points:,}, in {chats}{others}"),
         ("On disk", f"{size(usage.physical_bytes)} of {size(usage.quota_bytes)} allowed"),
         ("As whole files", f"{size(usage.logical_bytes)}; sharing saves {size(shared_savings(usage))}"),
         ("Rows, each once", size(usage.unique_rows_bytes)),
@@ -98,6 +124,9 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     ]
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
         rows.insert(2, ("", holds))
+    if programs:
+        held = size(sum(one.exclusive_bytes for one in programs))
+        rows.append(("Other programs", f"{held} their own, of {size(usage.programs_quota_bytes)} allowed"))
     if usage.set_aside_bytes:
         rows.append(("Set aside as bad", size(usage.set_aside_bytes)))
     lines = [f"{name:<18}{value}" for name, value in rows]
@@ -212,8 +241,10 @@ def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict
 
 
 def _title(conversation_id: str, titles: Titles) -> str:
-    """A title in one short line; where the conversation is not known, its id."""
-    title = one_line(calm(titles.get(conversation_id, conversation_id)))
+    """A title in one short line, or a program's name; where the conversation is not known, its id."""
+    program = program_of(conversation_id)
+    title = f"Program: {program}" if program else titles.get(conversation_id, conversation_id)
+    title = one_line(calm(title))
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
 
 

@@ -42,7 +42,9 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   with other batch splits differ in rounding. That is why a new chat with a known system prompt restores it instead
   of recomputing it. A deleted conversation's save points that another one begins with become that one's.
 - **Eviction** (`eviction.py`, pure): by seconds of prefill saved per GB, given recency, shared blocks counted once;
-  old turns go before a conversation's last, unless its end alone is enough.
+  old turns go before a conversation's last, unless its end alone is enough. What is kept for other programs
+  (`program/<name>`) keeps to half of the quota and goes after two weeks without use, and before anything of a chat's;
+  of its many threads the ends stay longest, and what several begin with.
 - **Sizes** are what the disk allots, and quota and prune target mean everything in the store's folder: blocks,
   index, what is staged or set aside. Triggers in the index keep the sums per conversation, so that the disk panel
   opens at once among 100,000 blocks; `verify` measures and counts anew.

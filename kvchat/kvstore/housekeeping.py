@@ -22,6 +22,7 @@ from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, 
 PRUNED = "its memory was deleted to stay within the limit on the disk"
 PRUNED_BY_USER = "its memory was deleted to make room"
 EXPIRED = "its memory was deleted because it had not been used for long"
+PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; what they all begin with is used daily
 NOT_FINISHED = "kvchat ended before its memory was stored"
 
 
@@ -68,6 +69,7 @@ class Housekeeping:
             conversations=conversations,
             set_aside_bytes=parts.bad_files.size(),
             quota_bytes=parts.bounds.quota,
+            programs_quota_bytes=parts.bounds.programs,
             free_bytes=parts.free_bytes(),
             free_floor_bytes=parts.bounds.free_floor,
             save_points=totals.save_points,
@@ -106,20 +108,30 @@ class Housekeeping:
         now = self._parts.clock().timestamp()
         return eviction.plan_prune(found, needs, self._parts.occupied(), target_bytes, now)
 
+    def _plan_programs(self, protected: str | None) -> PrunePlan:
+        """What would go to keep other programs within their bounds."""
+        with self._parts.index.read() as db:
+            found, needs = index_usage.candidates(db, int(protected) if protected else None)
+        return eviction.plan_programs(found, needs, self._parts.bounds.programs, self._parts.clock().timestamp())
+
     @in_words()
     def prune(self, plan: PrunePlan, reason: str = PRUNED_BY_USER) -> int:
         """Carry a plan out, as far as its save points are still there; returns the bytes freed."""
         return self._give_up([int(one) for one in plan.save_point_ids], reason)
 
     def _enforce(self, protected: str | None = None) -> int:
-        """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable."""
+        """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable.
+
+        Other programs have bounds of their own within them.
+        """
         parts, bounds = self._parts, self._parts.bounds
-        freed = 0
+        freed = self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
         if bounds.max_age_days is not None:
-            limit = parts.clock() - timedelta(days=bounds.max_age_days)
-            with parts.index.read() as db:
-                old = index_points.unused_since(db, limit.timestamp(), int(protected) if protected else None)
-            freed += self._give_up(old, EXPIRED)
+            freed += self._expire(bounds.max_age_days, protected)
+        with parts.index.read() as db:
+            held = index_usage.held_by_programs(db)
+        if held > bounds.programs:
+            freed += self.prune(self._plan_programs(protected), PRUNED)
         parts.bad_files.trim(bounds.quota)
         if parts.occupied() > bounds.quota:
             parts.staging.trim(parts.unabsorbed(), disk_too=True)
@@ -128,6 +140,13 @@ class Housekeeping:
         if parts.occupied() > bounds.quota:
             freed += self.prune(self.plan_prune(bounds.quota, protected), PRUNED)
         return freed
+
+    def _expire(self, days: float, protected: str | None, *, programs: bool = False) -> int:
+        """Give up what was not used for so long; returns the bytes freed."""
+        limit, spared = self._parts.clock() - timedelta(days=days), int(protected) if protected else None
+        with self._parts.index.read() as db:
+            old = index_points.unused_since(db, limit.timestamp(), spared, programs=programs)
+        return self._give_up(old, EXPIRED)
 
     @in_words()
     def set_bounds(self, bounds: Bounds) -> None:

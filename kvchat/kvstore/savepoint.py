@@ -11,6 +11,12 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 
 Tokens = tuple[int, ...]
+PROGRAM = "program/"  # begins what save points of other programs are kept under, instead of a conversation's id
+
+
+def program_of(conversation_id: str) -> str:
+    """The name of the program whose save points are kept under that; empty where it is a conversation."""
+    return conversation_id[len(PROGRAM) :] if conversation_id.startswith(PROGRAM) else ""
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,7 @@ class StoreUsage:
     warm_bytes: int = 0  # slot files kept in memory
     chat_bytes: int = 0  # of a long chat with the model in use; 0 where that cannot be said
     staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
+    programs_quota_bytes: int = 0  # of the quota, what other programs may keep
     problem: str = ""  # why nothing is kept, and what to do, where that is so; nothing else is known then
 
 
@@ -242,6 +249,15 @@ class Bounds:
     quota: int  # bytes on disk
     free_floor: int  # bytes of the disk that must stay free
     max_age_days: float | None = None  # since the last use
+
+    @property
+    def programs(self) -> int:
+        """Bytes on disk that other programs may keep, beyond what chats keep as well: half of all."""
+        return self.quota // 2
+
+    def of(self, conversation_id: str | None) -> int:
+        """What one save point may take at most."""
+        return self.programs if program_of(conversation_id or "") else self.quota
 
 
 CancelCheck = Callable[[], bool]  # asked again and again, from any thread, by slow work: once true, it ends early

@@ -71,7 +71,7 @@ class Saving:
         if parts.free_bytes() - to_write < bounds.free_floor:
             parts.staging.trim(staged, disk_too=True)
         try:
-            check_room(size, to_write, parts.free_bytes(), bounds.quota, bounds.free_floor)
+            check_room(size, to_write, parts.free_bytes(), bounds.of(conversation_id), bounds.free_floor)
         except StoreRefused:
             if place is not None:
                 parts.staging.forget(place)
@@ -101,7 +101,7 @@ class Saving:
         parts, waiting = self._parts, slot_file
         try:
             size = check_saved(slot_file, expected, expected_size)
-            check_room(size, 0, parts.free_bytes(), parts.bounds.quota, parts.bounds.free_floor)
+            check_room(size, 0, parts.free_bytes(), parts.bounds.of(conversation_id), parts.bounds.free_floor)
             new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
             waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
             with in_words(saving=True), parts.index.write() as db:
@@ -235,7 +235,7 @@ class Saving:
     def _check_disk(self, point: SavePoint, shared: int) -> None:
         new = point.size * (point.n_tokens - shared) // point.n_tokens
         bounds = self._parts.bounds
-        check_room(new, new, self._parts.free_bytes(), bounds.quota, bounds.free_floor)
+        check_room(new, new, self._parts.free_bytes(), bounds.of(point.conversation_id), bounds.free_floor)
 
     def _unabsorbed(self) -> frozenset[str]:
         with in_words(saving=True):

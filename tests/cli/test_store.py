@@ -16,6 +16,7 @@ from kvchat.chat.record.database import Database
 from kvchat.cli.arguments import build_parser, store_options
 from kvchat.cli.options import StoreOptions
 from kvchat.cli.store import plan_lines, run
+from kvchat.errors import KvchatError
 from kvchat.kvstore.files.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.system.paths import resolve_paths
@@ -104,6 +105,24 @@ def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.Captur
     assert "2 save points" in thesis
     assert "pinned" in thesis
     assert "A letter" in text
+
+
+def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = filled.open()
+    for start in (7000, 8000):
+        bench.save("program/claude-cli", tuple(range(start, start + 300)))
+    bench.store.close()
+    run(StoreOptions())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("5, in 2 chats and 1 program")
+    assert any(line.startswith("Other programs") and line.endswith("allowed") for line in lines)
+    assert any("Program: claude-cli" in line and "2 save points" in line for line in lines)
+    with pytest.raises(KvchatError, match="zed"):
+        run(StoreOptions("forget", program="zed"))
+    code, freed = told(capsys, action="forget", program="claude-cli")
+    assert (code, freed["program"]) == (0, "claude-cli")
+    assert freed["bytes_freed"] > 0
+    assert sum(filled.left().values()) == 3
 
 
 def test_a_dry_run_tells_and_removes_nothing(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,6 +227,7 @@ def parse(*arguments: str) -> StoreOptions:
 
 def test_the_command_line() -> None:
     assert parse() == StoreOptions()
+    assert parse("forget", "zed") == StoreOptions("forget", program="zed")
     assert parse("--json") == StoreOptions(as_json=True)
     assert parse("verify", "--json") == parse("--json", "verify") == StoreOptions("verify", as_json=True)
     assert parse("prune", "--to", "2GB", "--dry-run") == StoreOptions("prune", 2 * 10**9, dry_run=True)

@@ -18,6 +18,7 @@ from kvchat.chat.recovery.automatic_backups import scrub
 from kvchat.chat.search.search import Finder
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import program_of
 from kvchat.kvstore.store import SavePointStore
 
 AGAIN_S = 300.0  # after so long what could not be deleted is tried again
@@ -106,6 +107,8 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
     # Read after that: what another process began and saved in between is known then.
     gone = _deleted(database)
     for conversation_id, messages in new.messages.items():
+        if program_of(conversation_id):
+            continue  # what other programs asked for is in no database
         if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
             continue  # of what was read for it anew only what was finished is used; the rest goes with it
         if not database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):

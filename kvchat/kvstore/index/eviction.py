@@ -2,7 +2,8 @@
 
 A save point is worth the prefill it spares, per byte that it keeps on disk, and half as much for every week since it
 was used. What others keep as well is neither lost nor freed. Older turns go before a conversation's last, all that
-was saved for it.
+was saved for it. Other programs have many threads under one name: of theirs, what stands for a last turn is where a
+thread ends, or where several begin. All of it goes before anything of a chat's.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ class Candidate(NamedTuple):
     last_used_at: float
     kept: bool  # pinned, or in use: never given up
     message_id: str | None = None  # in which it ends: with sliding windows two end in one, and are of use together
+    goes_on: int | None = None  # of a program's: in how many ways others go on from it; None: it is a conversation's
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is where a program's thread ends, or what several begin with."""
+        return self.goes_on is not None and self.goes_on != 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +85,14 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
         tuple(pruned),
         used - total,
     )
+
+
+def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, now: float) -> PrunePlan:
+    """What to give up so that other programs keep at most `target` bytes that no chat keeps as well."""
+    programs = [place for place, one in enumerate(candidates) if one.goes_on is not None]
+    used = int(sum(_freed(programs, needs)))
+    alone = [one if one.goes_on is not None else one._replace(kept=True) for one in candidates]
+    return plan_prune(alone, needs, used, target, now)
 
 
 def _held(needs: Needs) -> list[float]:
@@ -125,13 +140,18 @@ def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -
         before = last.setdefault((one.conversation_id, one.line), place)
         if (everything[before].created_at, before) < (one.created_at, place):
             last[one.conversation_id, one.line] = place
-    keyed: list[tuple[float, bool, float, int]] = []
+    ends = {(one.conversation_id, one.message_id) for one in everything if one.is_end and one.message_id is not None}
+    keyed: list[tuple[bool, float, bool, float, int]] = []
     for place, one in enumerate(everything):
         newest = last[one.conversation_id, one.line]
-        is_last = place == newest or None is not one.message_id == everything[newest].message_id
-        worth = value[newest] if is_last else min(value[newest], OLDER_TURN_SHARE * value[place])
+        if one.goes_on is not None:
+            is_last = one.is_end or (one.conversation_id, one.message_id) in ends
+            worth = value[place] * (max(one.goes_on, 1) if is_last else OLDER_TURN_SHARE)
+        else:
+            is_last = place == newest or None is not one.message_id == everything[newest].message_id
+            worth = value[newest] if is_last else min(value[newest], OLDER_TURN_SHARE * value[place])
         if not one.kept:
-            keyed.append((worth, is_last, one.created_at, place))
+            keyed.append((one.goes_on is None, worth, is_last, one.created_at, place))
     return [place for *_, place in sorted(keyed)]
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, fingerprint_of, moment
-from kvchat.kvstore.savepoint import Fingerprint, SavePoint, Tokens
+from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint, Tokens
 
 _LATE = 16  # save points: some turns of some chats
 
@@ -238,13 +238,16 @@ def largest_of_late(db: sqlite3.Connection) -> int:
     return int(db.execute(f"SELECT coalesce(max(file_size), 0) FROM ({late})", (_LATE,)).fetchone()[0])
 
 
-def unused_since(db: sqlite3.Connection, moment: float, protected: int | None) -> list[int]:
-    """The absorbed save points last used before that, but for `protected` and those of pinned conversations."""
+def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
+    """The absorbed save points last used before that, but for `protected` and those of pinned conversations.
+
+    `programs`: only those of other programs.
+    """
     query = (
         "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE owner IS NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
+        " WHERE owner IS NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
     )
-    return [int(row[0]) for row in db.execute(query, (moment, protected))]
+    return [int(row[0]) for row in db.execute(query, (moment, protected, f"{PROGRAM}*" if programs else "*"))]
 
 
 def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:

@@ -5,9 +5,12 @@ A node is a segment of up to 256 tokens, named by the hash of all tokens up to i
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from blake3 import blake3
@@ -167,6 +170,25 @@ def first_below(
                 return found
             ways.append((node_id, (row[0] for row in db.execute(query, (node_id, node_id)))))
     return None
+
+
+def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
+    """In how many ways token lists go on from the end of each of these nodes: 0 where one ends, 2 where they part."""
+    query = (
+        "SELECT parent_id, fingerprint_id, packed, id FROM nodes WHERE parent_id IN (SELECT value FROM json_each(?1))"
+        " OR parent_id IN (SELECT parent_id FROM nodes WHERE id IN (SELECT value FROM json_each(?1))) ORDER BY 1, 2, 3"
+    )
+    ways = Counter[int]()
+    for (parent_id, _), group in groupby(db.execute(query, (json.dumps(list(nodes)),)), lambda row: row[:2]):
+        begun: list[tuple[bytes, int]] = []  # each begins the next; one that goes on from it stands beside it
+        for _, _, packed, node_id in group:
+            if not isinstance(packed, bytes):
+                raise CorruptIndex
+            while begun and not packed.startswith(begun[-1][0]):
+                begun.pop()
+            ways[begun[-1][1] if begun else parent_id] += 1
+            begun.append((packed, node_id))
+    return {node: ways[node] for node in nodes}
 
 
 def at(db: sqlite3.Connection, node_id: int, owner: str) -> list[int]:

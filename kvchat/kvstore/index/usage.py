@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, moment
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index.schema import RECOUNT
-from kvchat.kvstore.savepoint import ConversationUsage, Loss
+from kvchat.kvstore.savepoint import PROGRAM, ConversationUsage, Loss
 from kvchat.system.migrations import statements
 
 
@@ -87,10 +88,10 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     """Every absorbed save point as eviction sees it, and which blocks they need."""
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
-        " link_id"
+        " link_id, CASE WHEN name GLOB ? THEN node_id END"
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL"
         " AND link_id IS NOT NULL ORDER BY s.id",
-        (protected,),
+        (protected, f"{PROGRAM}*"),
     ).fetchall()
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
@@ -103,7 +104,14 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     )
     if (needs.parents >= np.arange(len(links))).any():
         raise CorruptIndex
-    return [Candidate(*row[:8]) for row in rows], needs
+    ways = token_tree.ways_on(db, [row[9] for row in rows if row[9] is not None])
+    return [Candidate(*row[:8])._replace(goes_on=ways.get(row[9])) for row in rows], needs
+
+
+def held_by_programs(db: sqlite3.Connection) -> int:
+    """At most so many bytes are kept for other programs: what several of them, or chats, keep counts for each."""
+    query = "SELECT coalesce(sum(held_bytes), 0) FROM conversations WHERE name GLOB ?"
+    return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0])
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
-from kvchat.kvstore.savepoint import PrunePlan, StoreUsage
+from kvchat.kvstore.savepoint import PrunePlan, StoreUsage, program_of
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
@@ -96,7 +96,7 @@ class StoragePanel(Panel):
             entries = [entry for entry in entries if entry.conversation_id in losses]
         rows = [
             UsageRow(
-                self._titles.get(entry.conversation_id, GONE),
+                self._title(entry.conversation_id),
                 entry,
                 losses.get(entry.conversation_id),
                 largest,
@@ -105,6 +105,10 @@ class StoragePanel(Panel):
             for entry in entries
         ]
         self.list.usage.set_rows(rows)
+
+    def _title(self, conversation_id: str) -> str:
+        program = program_of(conversation_id)
+        return f"{program} (program)" if program else self._titles.get(conversation_id, GONE)
 
     def _connect(self) -> None:
         self.list.delete_wanted.connect(lambda id: self.run(self._delete(id)))
@@ -185,6 +189,7 @@ class StoragePanel(Panel):
         titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
         deleted = await self._runtime.chat.recently_deleted.entries()
         titles |= {entry.id: f"{entry.title} (recently deleted)" for entry in deleted if entry.is_chat}
+        titles |= {owner: f"{name} (library)" for owner, name in (await self._runtime.chat.library.names()).items()}
         self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
 from kvchat.words.wording import roughly, several, since, size
@@ -37,6 +37,8 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     words = f"Above the {limit}, {above}"
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
         words = f"The {limit} {holds}. Above it, {above}"
+    if any(program_of(one.conversation_id) for one in usage.conversations):
+        words += f" Other programs go before chats; they keep {size(usage.programs_quota_bytes)} at most."
     if max_age_days is not None:
         words += f" What was not used for {several(max_age_days, 'day')} goes as well."
     return words
@@ -56,6 +58,8 @@ def break_even_in_words(pays: BreakEven | None) -> str:
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
     """When a conversation was last used, and what its save points are good for."""
     words = f"used {since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo))}"
+    if program_of(usage.conversation_id):
+        words = f"{several(usage.save_points, 'prompt')} kept · {words}"
     if seconds_saved >= 1:
         return f"{words} · has saved {roughly(seconds_saved)}"
     if usage.prefill_seconds:
@@ -74,6 +78,8 @@ def split_of(usage: ConversationUsage) -> str:
 
 def loss_of(loss: PrunedConversation) -> str:
     """What a prune would take from one conversation."""
+    if loss.save_points_left and program_of(loss.conversation_id):
+        return f"would lose {several(loss.save_points, 'prompt')}: {size(loss.bytes_freed)}"
     if loss.save_points_left:
         return f"would lose {several(loss.save_points, 'old turn')}: {size(loss.bytes_freed)}"
     return f"would have to be read again: {roughly(loss.prefill_seconds)}"
@@ -85,9 +91,11 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
         return f"Nothing would go.{missed}"
-    thinned = [one for one in plan.conversations if one.save_points_left]
-    cold = len(plan.conversations) - len(thinned)
-    parts = []
+    chats = [one for one in plan.conversations if not program_of(one.conversation_id)]
+    thinned = [one for one in chats if one.save_points_left]
+    cold, parts = len(chats) - len(thinned), list[str]()
+    if prompts := sum(one.save_points for one in plan.conversations) - sum(one.save_points for one in chats):
+        parts.append(f"{several(prompts, 'prompt')} of other programs")
     if thinned:
         turns = several(sum(one.save_points for one in thinned), "old turn")
         parts.append(f"{turns} of {several(len(thinned), 'chat')}")
@@ -102,7 +110,8 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     """What goes when save points not used for so many days are deleted, as far as the usage tells."""
     limit = now - timedelta(days=days)
-    cold = [one for one in usage.conversations if one.save_points and not one.pinned and one.last_used_at < limit]
+    chats = [one for one in usage.conversations if not program_of(one.conversation_id)]
+    cold = [one for one in chats if one.save_points and not one.pinned and one.last_used_at < limit]
     if not cold:
         return "No chat must be read again by it now; old turns may go. Messages stay."
     becomes = several(len(cold), "chat must be read again", "chats must be read again")

@@ -83,6 +83,16 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     assert spoken == "Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reading it again: about 40 s"
 
 
+async def test_a_program_is_named_and_can_be_deleted(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    furnished.keep(ConversationUsage("program/claude-cli", 10**9, 12, datetime.now(UTC), 10**9))
+    panel = await opened(window, 4)
+    row = rows_of(panel)["program/claude-cli"]
+    assert row.title == "claude-cli (program)"
+    assert row.details.startswith("12 prompts kept")
+    await chosen(panel, qtbot, "program/claude-cli", "Delete its memory")
+    await until(lambda: "program/claude-cli" not in rows_of(panel))
+
+
 async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, window: MainWindow) -> None:
     for saved_ms in (36_000.0, 42_000.0, None):
         furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))

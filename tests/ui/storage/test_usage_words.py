@@ -29,6 +29,19 @@ def test_use() -> None:
     assert use_of(replace(USAGE, prefill_seconds=0), NOW) == "used 5 min ago"
 
 
+def test_other_programs_are_told_in_words_of_their_own() -> None:
+    program = replace(USAGE, conversation_id="program/zed")
+    assert use_of(program, NOW) == "3 prompts kept · used 5 min ago · reading it again: about 34 s"
+    store = replace(STORE, conversations=(program,), programs_quota_bytes=5 * 10**8)
+    assert "Other programs go before chats; they keep 500 MB at most." in limits_in_words(store, None)
+    assert "programs" not in limits_in_words(STORE, None)
+    assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat must be read again")
+    lost = PrunedConversation("program/zed", 2, 5_000_000, 4.0, 1)
+    assert loss_of(lost) == "would lose 2 prompts: 5 MB"
+    plan = PrunePlan(("1", "2"), 5_000_000, 4.0, (lost,), 10)
+    assert plan_in_words(plan, 10).startswith("Frees 5 MB: 2 prompts of other programs; reading it all again")
+
+
 def test_split() -> None:
     assert split_of(USAGE) == "80 MB own, 20 MB shared"
     assert split_of(replace(USAGE, shared_bytes=0)) == "all its own"
