@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvchat.gateway.medicine.body import Contents, Message
 from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
@@ -15,6 +16,7 @@ _AROUND = 160  # characters of each text that are told
 _SNIPPET = 80  # characters by which a part of the body is found in the prompt
 _LEAST_SNIPPET = 12  # fewer may stand anywhere
 _MOST_NAMES = 3
+_TOOLS_CHANGED = "tool list changed"
 _BILLING = "x-anthropic-billing-header"
 _THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
 _FOLDER = re.compile(r"working (?:directory|folder)|workspace|\bcwd\b|root folder|project (?:root|path)", re.IGNORECASE)
@@ -24,12 +26,13 @@ _CLEARED = re.compile(r"\[[^\]]{0,60}\b(?:cleared|removed|omitted|truncated|comp
 _SUMMARY = re.compile(
     r"continued from a previous conversation|\bsummar(?:y|ise|ize)|compacted|condensed", re.IGNORECASE
 )
-_REMINDER = "<system-reminder>"
+_REMINDER, _WERE_CLEARED = "<system-reminder>", "old results of tools were cleared"
 _KNOWN_MESSAGES = (
     (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), "the map of the repository"),
     (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), "the files in the chat"),
     (re.compile(r"<environment_context>|<environment_details>|<env>"), "what the program tells of its surroundings"),
 )
+_OTHER_WAY = "the conversation went another way"
 SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
 
 
@@ -41,6 +44,19 @@ class Place:
     number: int = 0  # of a message, from 0
     words: str = "the prompt"
 
+    @property
+    def kind_words(self) -> str:
+        """Without its number."""
+        return "a message" if self.kind == MESSAGE else self.words
+
+
+class Cause(NamedTuple):
+    """Why, in words; what would mend it, and the same without names and numbers, where the words have some."""
+
+    words: str
+    rule: str = ""
+    about: str = ""
+
 
 _SYSTEM, _TOOLS = Place(SYSTEM, 0, "the system prompt"), Place(TOOLS, 0, "the tool list")
 
@@ -50,8 +66,8 @@ def parting(old: Prompt, new: Prompt) -> Parting:
     at = shared_text(old.text, new.text)
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
-    cause, rule = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
-    return Parting(old.shares(new), len(new), cause, rule, before, after)
+    cause = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
+    return Parting(old.shares(new), len(new), cause.words, cause.rule, cause.about or cause.words, before, after)
 
 
 def _place(before: Contents, new: Prompt, at: int) -> Place:
@@ -93,10 +109,10 @@ def _first_difference(before: Contents, now: Contents, number: int) -> Place:
     return Place(TEMPLATE, 0, "the template")
 
 
-def _of_the_line(before: str, after: str, place: Place) -> tuple[str, str] | None:
+def _of_the_line(before: str, after: str, place: Place) -> Cause | None:
     """What is known by the lines that differ; None where they say nothing of it."""
     if _BILLING in before or _BILLING in after:
-        return "the billing header", BILLING_HEADER
+        return Cause("the billing header", BILLING_HEADER)
     if before == after:
         return None
     if masked(before) == masked(after):
@@ -105,51 +121,51 @@ def _of_the_line(before: str, after: str, place: Place) -> tuple[str, str] | Non
         )
         told = "date" if has_date(said) else "time"
         if place.kind == TEMPLATE:
-            return f"the {told} that the model’s template adds", ""
+            return Cause(f"the {told} that the model’s template adds")
         fixed = place.kind == SYSTEM or (place.kind == MESSAGE and place.number == 0)
-        return f"the {told} in {place.words}", HOLD_CLOCK if fixed else ""
+        return Cause(f"the {told} in {place.words}", HOLD_CLOCK if fixed else "", f"the {told} in {place.kind_words}")
     if _PATH.sub("/", before) == _PATH.sub("/", after):
         what = "working folder" if _FOLDER.search(before) else "path of a file"
-        return f"the {what} in {place.words}", ""
+        return Cause(f"the {what} in {place.words}", "", f"the {what} in {place.kind_words}")
     return None
 
 
-def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> tuple[str, str]:
+def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Cause:
     before, now = old.contents, new.contents
     if place.kind == TOOLS:
         return _of_tools(before, now)
     if place.kind == SYSTEM:
         if _GIT.search(new.text[max(0, at - 600) : at + _AROUND]):
-            return "the git status in the system prompt", ""
-        return "the system prompt was changed", ""
+            return Cause("the git status in the system prompt")
+        return Cause("the system prompt was changed")
     if place.kind == MESSAGE:
         return _of_messages(before.messages, now.messages, place)
     if changed := sorted(
         name for name in {*before.options, *now.options} if _option(before, name) != _option(now, name)
     ):
-        return f"other options of the request: {', '.join(changed)}", ""
+        return Cause(f"other options of the request: {', '.join(changed)}", "", "other options of the request")
     if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
-        return "reasoning of earlier turns was dropped by the template", KEEP_REASONING
-    return "the template put the same messages in other words", ""
+        return Cause("reasoning of earlier turns was dropped by the template", KEEP_REASONING)
+    return Cause("the template put the same messages in other words")
 
 
 def _option(one: Contents, name: str) -> object:
     return one.options.get(name)
 
 
-def _of_tools(before: Contents, now: Contents) -> tuple[str, str]:
+def _of_tools(before: Contents, now: Contents) -> Cause:
     """What happened to the tool list."""
     theirs, ours = dict(before.tools), dict(now.tools)
     added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     changes = [f"{_named(names)} {what}" for names, what in ((added, "added"), (gone, "removed")) if names]
     if changes:
-        return f"tool list changed: {', '.join(changes)}", ""
+        return Cause(f"tool list changed: {', '.join(changes)}", "", _TOOLS_CHANGED)
     other = [name for name in ours if ours[name] != theirs[name]]
     if other:
-        return f"tool list changed: {_named(other)} described anew", ""
+        return Cause(f"tool list changed: {_named(other)} described anew", "", _TOOLS_CHANGED)
     if [name for name, _ in before.tools] != [name for name, _ in now.tools]:
-        return "tools listed in another order", SORT_TOOLS
-    return "the tool list", ""
+        return Cause("tools listed in another order", SORT_TOOLS)
+    return Cause(_TOOLS_CHANGED)
 
 
 def _named(names: list[str]) -> str:
@@ -157,32 +173,33 @@ def _named(names: list[str]) -> str:
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
-def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> tuple[str, str]:
+def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Cause:
     """What happened to the message that is another one."""
     number = place.number
     ours = now[number]
     theirs = before[number] if number < len(before) else Message("", "")
     if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
-        return "reasoning of earlier turns was left out by the program", ""
+        return Cause("reasoning of earlier turns was left out by the program")
     if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
-        return f"a {_REMINDER} that moves", ""
+        return Cause(f"a {_REMINDER} that moves")
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
-        return f"old results of tools were cleared, from {place.words} on", ""
+        return Cause(f"{_WERE_CLEARED}, from {place.words} on", "", _WERE_CLEARED)
     if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not _SUMMARY.search(ours.text[:2_000]):
         known = next((words for marks, words in _KNOWN_MESSAGES if marks.search(ours.text)), "")
-        return (known, "") if known else ("another conversation begins", "")
+        return Cause(known or "another conversation begins")
     if len(now) < len(before) and ours in before[number + 1 :]:
-        return f"{several(before.index(ours, number + 1) - number, 'earlier message')} left out", ""
+        left_out = several(before.index(ours, number + 1) - number, "earlier message")
+        return Cause(f"{left_out} left out", "", "earlier messages left out")
     if _SUMMARY.search(ours.text[:2_000]) and not _SUMMARY.search(theirs.text[:2_000]):
-        return "earlier messages were summarised (compaction)", ""
+        return Cause("earlier messages were summarised (compaction)")
     for marks, words in _KNOWN_MESSAGES:
         if marks.search(ours.text) or marks.search(theirs.text):
-            return words, ""
+            return Cause(words)
     if theirs in now[number + 1 :]:
-        return f"something was put in before {place.words}", ""
+        return Cause(f"something was put in before {place.words}", "", "something was put in before a message")
     if number >= len(before) - 1:
-        return f"the conversation went another way from {place.words} on", ""
-    return f"{place.words} was edited", ""
+        return Cause(f"{_OTHER_WAY} from {place.words} on", "", _OTHER_WAY)
+    return Cause(f"{place.words} was edited", "", "an earlier message was edited")
 
 
 def _line(text: str, at: int) -> str:

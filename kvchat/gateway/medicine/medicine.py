@@ -13,6 +13,8 @@ from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.recent import RecentPrompts
 from kvchat.gateway.medicine.rules import RULES, Change, Held, apply
 
+_UNKNOWN = "the prompt is another one"
+
 
 @dataclass(frozen=True)
 class Treated:
@@ -63,7 +65,7 @@ class Medicine:
         try:
             return causes.parting(before, prompt)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Parting(before.shares(prompt), len(prompt), "the prompt is another one", "")
+            return Parting(before.shares(prompt), len(prompt), _UNKNOWN, about=_UNKNOWN)
 
     def credits(self, treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
         """About how many tokens each rule has spared a request, of which the engine had `cached`.

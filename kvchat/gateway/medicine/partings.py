@@ -81,7 +81,8 @@ class Parting:
     at: int  # tokens both have
     of: int  # tokens of the prompt
     cause: str  # in words that go on from "because of"
-    rule: str  # the name of the rule that would mend it; empty: none would
+    rule: str = ""  # the name of the rule that would mend it; empty: none would
+    about: str = ""  # the cause without names and numbers: what may be added up and kept
     before: str = ""  # around the place, in the prompt before
     after: str = ""  # and in this one
 

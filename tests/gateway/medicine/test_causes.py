@@ -68,6 +68,9 @@ def test_tools_are_told_by_what_happened_to_them() -> None:
     anew["tools"][4]["function"]["description"] = "Lists what is there"
     other["tools"].reverse()
     assert why(before, added) == ("tool list changed: *browser* added", "")
+    found = parting(rendered(before), rendered(added))
+    assert found is not None
+    assert found.about == "tool list changed"
     assert why(before, gone) == ("tool list changed: *grep* removed", "")
     assert why(before, anew) == ("tool list changed: *list* described anew", "")
     assert why(before, other) == ("tools listed in another order", "sort-tools")
