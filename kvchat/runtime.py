@@ -17,7 +17,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.recovery.automatic_backups import DailyBackups
 from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
-from kvchat.chat.turn.statistics import Statistics, read_statistics
+from kvchat.chat.turn.statistics import Statistics, note_disk, read_statistics
 from kvchat.diagnostics import Facts, report
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
@@ -53,13 +53,10 @@ class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
     def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: SavePointStore):
-        self.paths = paths
-        self.settings = settings
+        self.paths, self.settings = paths, settings
         self._chosen_model = settings.model_path  # the user's, to begin with next time; a conversation may use another
         self.events = EventBus()
-        self._worker = worker
-        self._database = database
-        self._store = store
+        self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
         self.engine = self._make_hosts()
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
@@ -77,7 +74,9 @@ class Runtime:
             lambda: self.settings.keep_deleted_s,
             self._why_not_read,
         )
-        self.save_points = StoreService(paths, store, lambda: self.settings)
+        self.save_points = StoreService(
+            paths, store, lambda: self.settings, lambda *disk: worker.run(note_disk, database, *disk)
+        )
         self.engines = EngineSetup(paths, lambda: self.settings)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.engine)

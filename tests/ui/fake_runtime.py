@@ -26,7 +26,7 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, check
 from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.service import Estimate, Library, Reading, Standing
+from kvchat.chat.prepared.service import Estimate, Ground, Library, Reading, Standing
 from kvchat.chat.prepared.sources import Changes
 from kvchat.chat.prepared.sources import Source as DocumentSource
 from kvchat.chat.record.drafts import Drafts
@@ -37,7 +37,7 @@ from kvchat.chat.search.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.prediction import Forecast
-from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
+from kvchat.chat.turn.statistics import KINDS, Disk, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.probe import EngineEntry
@@ -98,7 +98,8 @@ def counted(reasons: Iterable[str] = (), first_day: date = TODAY) -> Statistics:
     """Ten replies of each kind on `first_day`; those read again for each of these reasons."""
     each = [(kind, "") for kind in KINDS if kind != READ_AGAIN] + [(READ_AGAIN, reason) for reason in reasons]
     replies = (Replies(first_day, kind, reason, 10, 0 if reason else 90.0, 60.0, 5.0) for kind, reason in each)
-    return Statistics(tuple(replies), TODAY)
+    disk = (Disk(TODAY - timedelta(days=5), GB, 20 * GB), Disk(TODAY, 3 * GB, 20 * GB))
+    return Statistics(tuple(replies), TODAY, disk)
 
 
 class FakeContext(ContextService):
@@ -267,6 +268,7 @@ class FakeDocuments(Library):
         self._chat = chat
         self.standing: dict[str, Standing] = {}
         self.reading: dict[str, Reading] = {}
+        self.grounds: dict[str, Ground] = {}  # by conversation
         self.go_on = asyncio.Event()
 
     def put(self, name: str, *, tokens: int = 0, **known: object) -> Standing:
@@ -281,8 +283,14 @@ class FakeDocuments(Library):
     async def names(self) -> dict[str, str]:
         return {one.prepared.owner: one.prepared.name for one in self.standing.values()}
 
-    async def standings(self, now: object, usage: Sequence[ConversationUsage]) -> list[Standing]:
-        return sorted(self.standing.values(), key=lambda one: one.prepared.name)
+    async def standings(
+        self, now: object, usage: Sequence[ConversationUsage], only: Prepared | None = None
+    ) -> list[Standing]:
+        known = sorted(self.standing.values(), key=lambda one: one.prepared.name)
+        return [one for one in known if only is None or one.prepared.id == only.id]
+
+    async def ground_of(self, conversation_id: str) -> Ground | None:
+        return self.grounds.get(conversation_id)
 
     async def estimate(self, paths: Sequence[Path], model: str) -> Estimate:
         return Estimate(len(paths), 280_000, 36.0)

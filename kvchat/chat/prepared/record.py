@@ -99,7 +99,20 @@ def begin_chat(database: Database, prepared: Prepared) -> Conversation:
         raise CannotPrepare(f"“{prepared.name}” is no longer in the library", "", "Prepare it again.")
     texts = json.loads(text_of(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
-    return database.create_conversation(prepared.name, INSTRUCTION, documents)
+    made = database.create_conversation(prepared.name, INSTRUCTION, documents)
+    database.write("UPDATE conversations SET prepared = ? WHERE id = ?", (prepared.id, made.id))
+    return made
+
+
+def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:
+    """The id of the set that a chat began on, if it did so here, and its documents: their names and hashes."""
+    query = (
+        "SELECT DISTINCT position, name, hash FROM attachments JOIN messages ON messages.id = message_id"
+        " WHERE conversation_id = ? AND role = 'system' ORDER BY position"
+    )
+    documents = [(text_of(row["name"]), text_of(row["hash"])) for row in database.rows(query, (conversation_id,))]
+    known = database.rows("SELECT prepared FROM conversations WHERE id = ?", (conversation_id,)) if documents else []
+    return next((text_of(row["prepared"]) for row in known if row["prepared"]), None), documents
 
 
 def system_message(documents: Sequence[Attachment]) -> Message:

@@ -50,6 +50,15 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Ground:
+    """What a chat stands on."""
+
+    documents: tuple[str, ...]  # their names
+    prepared: Prepared | None  # the set it began on; None: the library has it no more, or never had
+    as_read: bool  # whether a chat that began on it now would have the same documents
+
+
+@dataclass(frozen=True)
 class Reading:
     """A set that is being read, or waits until nothing else is done."""
 
@@ -161,10 +170,27 @@ class Library:
         rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
         return {record.owner_of(row["id"]): str(row["name"]) for row in rows}
 
+    async def ground_of(self, conversation_id: str) -> Ground | None:
+        """The documents that a chat stands on; None without any. One from elsewhere may have the same ones."""
+        begun, documents = await self._parts.worker.run(record.begun_on, self._parts.database, conversation_id)
+        if not documents:
+            return None
+        names, hashes = zip(*documents, strict=True)
+        known = await self.all()
+        same = [one for one in known if tuple(source.hash for source in one.sources) == hashes]
+        on = next((one for one in known if one.id == begun), None) or next(iter(same), None)
+        return Ground(names, on, on in same)
+
     async def standings(
-        self, now: tuple[Fingerprint, int] | None, usage: Sequence[ConversationUsage]
+        self,
+        now: tuple[Fingerprint, int] | None,
+        usage: Sequence[ConversationUsage],
+        only: Prepared | None = None,
     ) -> list[Standing]:
-        """How each of them stands, by name. `now`: what states mean with the engine in use, and its longest context."""
+        """How each of them stands, by name, or `only` that one.
+
+        `now`: what states mean with the engine in use, and its longest context.
+        """
         fingerprint, limit = now or (None, None)
         kept = {one.conversation_id: one for one in usage}
         return [
@@ -175,7 +201,7 @@ class Library:
                 why_not_ready(one, kept.get(one.owner), fingerprint, limit),
                 await self._seconds(one, fingerprint),
             )
-            for one in await self.all()
+            for one in ([only] if only else await self.all())
         ]
 
     def seconds_left(self, one: Prepared) -> float | None:

@@ -199,6 +199,15 @@ MIGRATIONS: tuple[str, ...] = (
         created_at REAL NOT NULL
     )
     """,
+    # 19: which of them a chat began on; and what the memory of chats took on the disk, day by day
+    """
+    ALTER TABLE conversations ADD COLUMN prepared TEXT;
+    CREATE TABLE disk_by_day (
+        day TEXT PRIMARY KEY,  -- 2026-11-22, by the clock here
+        used INTEGER NOT NULL,  -- bytes, as last known that day
+        quota INTEGER NOT NULL
+    )
+    """,
 )
 
 

@@ -1,4 +1,7 @@
-"""What replies cost day by day, added up from their receipts: for the page of plots, and as a table to take along."""
+"""What replies cost day by day, added up from their receipts, and what their memory took on the disk.
+
+For the page of plots, and as a table to take along.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ _KINDS = {
     Source.COLD: READ_AGAIN,
 }
 KINDS = tuple(_KINDS.values())  # where replies went on from, the quickest first
-_COLUMNS = "day", "went on from", "why it was read", "replies", "time saved (s)", "time to first word (s, sum)"
+_OF_REPLIES = "went on from", "why it was read", "replies", "time saved (s)", "time to first word (s, sum)"
+_OF_DISK = "memory on disk (bytes)", "its limit (bytes)"
 _QUERY = """
     SELECT date(created_at, 'unixepoch', 'localtime') AS day, receipt ->> '$.source' AS source,
         CASE WHEN receipt ->> '$.hollow' THEN ? ELSE receipt ->> '$.miss_reason' END AS reason,
@@ -37,6 +41,10 @@ _QUERY = """
         total(receipt ->> '$.ttft_ms') / 1000
     FROM messages WHERE receipt IS NOT NULL AND created_at >= ? AND json_valid(receipt)
     GROUP BY 1, 2, 3 HAVING day <= ? ORDER BY 1
+"""
+_DISK_QUERY = """
+    SELECT day, used, quota FROM disk_by_day
+    WHERE day >= coalesce((SELECT max(day) FROM disk_by_day WHERE day < ?), '') AND day <= ? ORDER BY day
 """
 
 
@@ -54,16 +62,26 @@ class Replies:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """What the memory of chats took on the disk at the end of a day, as far as it was known then. Bytes."""
+
+    day: date
+    used: int
+    quota: int
+
+
+@dataclass(frozen=True)
 class Statistics:
-    """The replies of the last MOST_DAYS days, by day and kind."""
+    """The replies of the last MOST_DAYS days, by day and kind; the disk on those days that are known."""
 
     replies: tuple[Replies, ...]
     today: date
+    disk: tuple[Disk, ...] = ()  # the oldest first; one may lie before those days
 
     @cached_property
     def days(self) -> tuple[date, ...]:
         """The days to be shown, up to today."""
-        first = min((one.day for one in self.replies), default=self.today)
+        first = min((*(one.day for one in self.replies), *(one.day for one in self.disk)), default=self.today)
         back = min(max((self.today - first).days, LEAST_DAYS - 1), MOST_DAYS - 1)
         return tuple(self.today - timedelta(days=ago) for ago in range(back, -1, -1))
 
@@ -84,6 +102,11 @@ class Statistics:
         return saved
 
     @cached_property
+    def disk_by_day(self) -> dict[date, Disk]:
+        """What was last known on each day to be shown; none before the first that is known."""
+        return {day: known[-1] for day in self.days if (known := [one for one in self.disk if one.day <= day])}
+
+    @cached_property
     def reasons(self) -> list[tuple[str, int]]:
         """Why something had to be read again, and how often, the most frequent first."""
         reasons: Counter[str] = Counter()
@@ -102,15 +125,32 @@ class Statistics:
         return sum(one.not_read_s for one in self.replies) * watts / 3600
 
     def as_csv(self, watts: float | None = None) -> str:
-        """A line for each day, kind and reason. `watts`: what the graphics card takes at most while it reads."""
+        """A line for each day, kind and reason; the disk stands in a line of its own.
+
+        `watts`: what the graphics card takes at most while it reads.
+        """
         out = io.StringIO(newline="")
         table = csv.writer(out)
-        table.writerow([*_COLUMNS, "energy saved, at most (Wh)"] if watts else _COLUMNS)
-        for one in self.replies:
-            cells = [one.day.isoformat(), one.kind, one.reason, one.count]
-            used = [f"{one.not_read_s * watts / 3600:.4f}"] if watts else []
-            table.writerow([*cells, f"{one.saved_s:.3f}", f"{one.first_token_s:.3f}", *used])
+        energy = ("energy saved, at most (Wh)",) if watts else ()
+        table.writerow(("day", *_OF_REPLIES, *energy, *_OF_DISK))
+        for day in self.days:
+            for one in self.replies:
+                if one.day == day:
+                    cells = one.kind, one.reason, one.count, f"{one.saved_s:.3f}", f"{one.first_token_s:.3f}"
+                    used = (f"{one.not_read_s * watts / 3600:.4f}",) if watts else ()
+                    table.writerow((day.isoformat(), *cells, *used, "", ""))
+            if disk := self.disk_by_day.get(day):
+                table.writerow((day.isoformat(), *("",) * len(_OF_REPLIES + energy), disk.used, disk.quota))
         return out.getvalue()
+
+
+def note_disk(database: Database, used: int, quota: int, today: date | None = None) -> None:
+    """Keep what the memory of chats takes on the disk now, and may take, as what is known of today. Bytes."""
+    statement = (
+        "INSERT INTO disk_by_day VALUES (?, ?, ?) ON CONFLICT (day) DO UPDATE"
+        " SET used = excluded.used, quota = excluded.quota"
+    )
+    database.write(statement, ((today or date.today()).isoformat(), used, quota))
 
 
 def read_statistics(file: Path, today: date | None = None) -> Statistics:
@@ -119,6 +159,7 @@ def read_statistics(file: Path, today: date | None = None) -> Statistics:
     since = datetime.combine(today - timedelta(days=MOST_DAYS - 1), time.min).timestamp()
     with closing(Database(file)) as database:
         rows = database.rows(_QUERY, (UNUSED, since, today.isoformat()))
+        of_disk = database.rows(_DISK_QUERY, (date.fromtimestamp(since).isoformat(), today.isoformat()))
     sums: defaultdict[tuple[date, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     for day, source, reason, *figures in rows:
         if (kind := _kind_of(source, reason)) and all(map(math.isfinite, figures)):
@@ -126,7 +167,8 @@ def read_statistics(file: Path, today: date | None = None) -> Statistics:
             key = date.fromisoformat(day), kind, why
             sums[key] = [a + b for a, b in zip(sums[key], figures, strict=True)]
     replies = (Replies(*key, int(count), *seconds) for key, (count, *seconds) in sums.items())
-    return Statistics(tuple(replies), today)
+    disk = (Disk(date.fromisoformat(row["day"]), int(row["used"]), int(row["quota"])) for row in of_disk)
+    return Statistics(tuple(replies), today, tuple(disk))
 
 
 def _kind_of(source: object, reason: object) -> str | None:

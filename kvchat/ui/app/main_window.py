@@ -21,7 +21,7 @@ from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard
-from kvchat.ui.chat.chat_page import ChatPage
+from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.find_bar import FindBar
@@ -31,6 +31,7 @@ from kvchat.ui.controllers.attachments import AttachmentController
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.context import ContextController
 from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.ground import GroundController
 from kvchat.ui.controllers.messages import MessageController
 from kvchat.ui.controllers.model import ModelController
 from kvchat.ui.controllers.organiser import OrganiserController
@@ -63,7 +64,7 @@ class MainWindow(QMainWindow):
         self.notices = Notices(look)
         self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
         self.sidebar, self.header, self.transcript = Sidebar(look), Header(look), Transcript(look)
-        self.find_bar = FindBar(look, self.transcript)
+        self.find_bar, self.documents = FindBar(look, self.transcript), DocumentsLine(look)
         self.engine_card, self.context_card = EngineCard(), ContextCard()
         self.composer, self.context_meter, self.strip = Composer(look), ContextMeter(look), StatusStrip(look)
         self.first_start = FirstStart()
@@ -78,13 +79,14 @@ class MainWindow(QMainWindow):
 
     def _make_controllers(self) -> None:
         runtime, look = self._runtime, self._look
-        around = self.sidebar, self.header, self.find_bar, self.transcript, self.engine_card, self.context_card
-        below = self.composer, self.context_meter, self.strip, self.first_start
+        around = self.sidebar, self.header, self.documents, self.find_bar, self.transcript, self.engine_card
+        below = self.context_card, self.composer, self.context_meter, self.strip, self.first_start
         views = Views(look, self.runner, self.notices, *around, *below)
         self.chat = ChatController(runtime, views, self)
         self.messages = MessageController(runtime, views, self.chat)
         self.attachments = AttachmentController(runtime, views, self.chat, self._chat_page)
         self.context = ContextController(runtime, views, self.chat)
+        self.ground = GroundController(runtime, views, self.chat, self)
         self.search = SearchController(runtime, views, self.chat)
         self.organiser = OrganiserController(runtime, views, self.chat)
         self.models = ModelController(runtime, views, self.chat, self)
@@ -157,7 +159,8 @@ class MainWindow(QMainWindow):
     def _build(self) -> None:
         above = (self.engine_card, self.context_card)
         self._chat_page = ChatPage(
-            self.header, self.notices, self.find_bar, self.transcript, above, self.composer, self.context_meter
+            *(self.header, self.documents, self.notices, self.find_bar, self.transcript, above),
+            *(self.composer, self.context_meter),
         )
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
@@ -181,6 +184,7 @@ class MainWindow(QMainWindow):
             chosen.connect(lambda _: self.place.show_page())
         sidebar.list.typed.connect(self.composer.take)
         sidebar.library_button.clicked.connect(self.side_windows.open_library)
+        self.ground.library_requested.connect(self.side_windows.open_library)
         sidebar.usage_button.clicked.connect(self.side_windows.open_storage)
         for toggle in (header.sidebar, sidebar.hide_button):
             toggle.clicked.connect(self.place.toggle_sidebar)

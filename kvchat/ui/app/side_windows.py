@@ -106,12 +106,14 @@ class SideWindows(QObject):
         self._deleted.come()
         return self._deleted
 
-    def open_library(self) -> LibraryWindow:
-        """What was read once for chats to begin on."""
+    def open_library(self, prepared_id: str = "") -> LibraryWindow:
+        """What was read once for chats to begin on, at one entry if it is given."""
         if self._library is None:
             self._library = LibraryWindow(self._runtime, self._look, self._runner, self._parent)
             self._library.begun.connect(self.begun)
         self._library.bring_forward()
+        if prepared_id:
+            self._library.choose(prepared_id)
         return self._library
 
     def _show_usage(self) -> None:

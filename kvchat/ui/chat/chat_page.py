@@ -8,6 +8,8 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
 
 from kvchat.ui.base.building import STRETCH, column, label, row
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.find_bar import FindBar
@@ -17,9 +19,30 @@ from kvchat.ui.rendering.page_style import COLUMN_WIDTH
 from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.elided import ElidedButton
 
 _LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
 _GAP, _SCROLL_BAR = 10, 10  # pixels
+
+
+class DocumentsLine(ElidedButton):
+    """What a chat stands on; it leads to the library."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__("quiet")
+        self._look = look
+        self.hide()
+        look.changed.connect(self._restyle)
+        self._restyle()
+
+    def show_words(self, words: str, state: str) -> None:
+        """`state`: what is to be known of it; empty if all is well."""
+        self.set_text(" · ".join(filter(None, (words, state))), "", "Show it in the library")
+        self.setAccessibleName(f"Documents: {', '.join(filter(None, (words, state)))}")
+        restyle(self, "tone", "warn" if state else "")
+
+    def _restyle(self) -> None:
+        self.setIcon(icon("document", self._look.theme.muted))
 
 
 class ChatPage(QWidget):
@@ -28,6 +51,7 @@ class ChatPage(QWidget):
     def __init__(
         self,
         header: Header,
+        documents: DocumentsLine,
         notices: Notices,
         find_bar: FindBar,
         transcript: Transcript,
@@ -49,7 +73,16 @@ class ChatPage(QWidget):
             widget.installEventFilter(self)
         above = [_centred(card, 10) for card in cards]
         below = *above, _centred(composer, 0), _centred(meter, 6)
-        column(header, _centred(find_bar, 4), (self._middle, 1), *below, on=self, spacing=0, margins=0)
+        column(
+            header,
+            _centred(documents, 2),
+            _centred(find_bar, 4),
+            (self._middle, 1),
+            *below,
+            on=self,
+            spacing=0,
+            margins=0,
+        )
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The notices stay at the end of the page."""

@@ -14,6 +14,7 @@ from kvchat.session.session import PromptTooLong
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard
+from kvchat.ui.chat.chat_page import DocumentsLine
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.find_bar import FindBar
@@ -86,6 +87,7 @@ class Views:
     notices: Notices
     sidebar: Sidebar
     header: Header
+    documents: DocumentsLine
     find_bar: FindBar
     transcript: Transcript
     engine_card: EngineCard

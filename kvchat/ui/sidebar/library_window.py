@@ -70,6 +70,12 @@ class LibraryWindow(Panel):
         self.list.setFocus()
         self._load()
 
+    def choose(self, prepared_id: str) -> None:
+        """Go to that entry, as soon as it is known."""
+        self._added = prepared_id
+        if self._standings:
+            self._show()
+
     def consider(self, paths: Sequence[Path]) -> None:
         """Say what reading these takes, and ask whether to."""
         if paths:

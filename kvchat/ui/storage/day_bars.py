@@ -14,6 +14,7 @@ from kvchat.ui.base.theme import Look, page_font
 
 _HEIGHT, _WIDEST = 116, 26  # pixels at 100 % text: of the plot, of a bar
 _STEPS = (2, 4, 6, 8, 10)  # times a power of ten: where the scale may end, so that its middle is a round number
+_NEAR = 5  # times a value is a limit that is drawn above it
 Colour = Callable[[], QColor]  # in the theme that is in force
 
 
@@ -28,6 +29,7 @@ class DayBars(QWidget):
         self._look, self._in_words = look, in_words
         self._days: Sequence[date] = ()
         self._series: Sequence[tuple[Colour, Sequence[float]]] = ()
+        self._limits: Sequence[float] = ()
         self._top, self.day = 2.0, -1
         self.setAccessibleName(name)
         self.setMouseTracking(True)
@@ -36,11 +38,20 @@ class DayBars(QWidget):
         look.changed.connect(self._resize)
 
     def show_days(
-        self, days: Sequence[date], series: Sequence[tuple[Colour, Sequence[float]]], unit: float = 1
+        self,
+        days: Sequence[date],
+        series: Sequence[tuple[Colour, Sequence[float]]],
+        unit: float = 1,
+        limits: Sequence[float] = (),
     ) -> None:
-        """Draw each series' value of each day, the first at the bottom. The scale ends at a round number of units."""
-        self._days, self._series = days, series
+        """Draw each series' value of each day, the first at the bottom. The scale ends at a round number of units.
+
+        `limits`, one for each day, are drawn as a line where the values come anywhere near them.
+        """
+        self._days, self._series, self._limits = days, series, limits
         most = max(map(sum, zip(*(values for _, values in series), strict=True))) / unit
+        if (limit := max(limits, default=0.0) / unit) <= most * _NEAR:
+            most = max(most, limit)
         power = 10 ** max(0, math.ceil(math.log10(max(most, 1))) - 1)
         self._top = next(step * power for step in _STEPS if most <= step * power) * unit
         self.update()
@@ -85,6 +96,9 @@ class DayBars(QWidget):
                 gap = 1 if high > 3 else 0  # neighbours are told apart by more than their colours
                 painter.fillRect(QRectF(slot.center().x() - wide / 2, y - high, wide, high - gap), colour())
             y -= high
+        if self._limits and 0 < self._limits[day] <= self._top:
+            at = box.bottom() - box.height() * self._limits[day] / self._top
+            painter.fillRect(QRectF(slot.left(), at - 1, slot.width(), 2), QColor(self._look.theme.warn))
 
     def _paint_days(self, painter: QPainter, box: QRectF) -> None:
         """Dates at even distances, back from today."""

@@ -25,7 +25,17 @@ from kvchat.ui.storage.day_bars import DayBars
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.round_bar import mix
-from kvchat.words.wording import MEMORY_OF_CHATS, TIME_SAVED, brief, energy, rough_duration, roughly, several, size_of
+from kvchat.words.wording import (
+    MEMORY_OF_CHATS,
+    TIME_SAVED,
+    brief,
+    energy,
+    rough_duration,
+    roughly,
+    several,
+    size,
+    size_of,
+)
 
 EMPTY = "No replies yet. From the first one on, this page adds up what your chats did not have to read again."
 MOST_REASONS = 6  # in rows of their own
@@ -49,6 +59,7 @@ class SavedPanel(Panel):
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
         self.replies = DayBars(look, "Replies a day", lambda count: f"{count:,.0f}")
         self.saved = DayBars(look, "Time saved a day", lambda seconds: rough_duration(seconds) if seconds else "0")
+        self.stored = DayBars(look, "Memory on disk", lambda count: size(count) if count else "0")
         self.day = label(kind="small", wraps=True)
         self._swatches: dict[str, QFrame] = {}
         self.kinds, self.reasons = QGridLayout(), QGridLayout()
@@ -58,7 +69,8 @@ class SavedPanel(Panel):
         self._build()
         self.follow(runtime.events.subscribe, self._hear)
         look.changed.connect(self._restyle)
-        for plot in (self.replies, self.saved):
+        self._plots = self.replies, self.saved, self.stored
+        for plot in self._plots:
             plot.pointed.connect(self._point)
 
     def refresh(self) -> None:
@@ -82,10 +94,19 @@ class SavedPanel(Panel):
         most = max(saved)
         unit = 1 if most <= 60 else 60 if most <= 3600 else 3600
         self.saved.show_days(days, [(partial(self._colour, KINDS[0]), saved)], unit)
+        self._show_disk(statistics)
         self._say_total()
         self._point(-1)
         self._fill_kinds()
         self._fill_reasons()
+
+    def _show_disk(self, statistics: Statistics) -> None:
+        """What the memory of chats took day by day, with the limit as a line where it comes near that."""
+        days, known = statistics.days, statistics.disk_by_day
+        used = [float(known[day].used) if day in known else 0.0 for day in days]
+        limits = [float(known[day].quota) if day in known else 0.0 for day in days]
+        unit = next((one for one in (1e9, 1e6) if max(used) >= one), 1e3)
+        self.stored.show_days(days, [(partial(self._colour, KINDS[0]), used)], unit, limits)
 
     def show_usage(self, usage: StoreUsage) -> None:
         """Show the disk against the limit."""
@@ -130,7 +151,7 @@ class SavedPanel(Panel):
         if self.shown is not None and 0 <= day < len(self.shown.days):
             words = _of_day(self.shown, day)
         self.day.setText(words)
-        for plot in (self.replies, self.saved):
+        for plot in self._plots:
             plot.point(day)
             plot.setAccessibleDescription(words)
 
@@ -191,7 +212,7 @@ class SavedPanel(Panel):
         parts = (self.total, self.estimate, 10, label("What replies went on from", "strong"), self.replies, self.kinds)
         time = (10, label("Time saved a day", "strong"), self.saved, self.day)
         why = (10, label("Why chats were read again", "strong"), self.reasons)
-        disk = (10, label(MEMORY_OF_CHATS, "strong"), self.disk, self.share, STRETCH)
+        disk = (10, label(MEMORY_OF_CHATS, "strong"), self.stored, self.disk, self.share, STRETCH)
         column(*parts, *time, *why, *disk, on=self._page.ground, spacing=8, margins=(22, 18, 22, 18))
         self.save = button("Save as CSV…", self.ask_where)
         self._leave = button("Close", self.close, "primary", name="Close time saved")
@@ -203,12 +224,14 @@ def _of_day(statistics: Statistics, number: int) -> str:
     """A day in a sentence: "22 November: 34 replies, 20 still loaded, 14 read again; about 3 min saved"."""
     at = statistics.days[number]
     counts = [(kind, statistics.counts[at, kind]) for kind in KINDS if statistics.counts[at, kind]]
+    disk = statistics.disk_by_day.get(at)
+    stored = f"; {size_of(disk.used, disk.quota)} on the disk" if disk else ""
     if not counts:
-        return f"{at.day} {at:%B}: no replies"
+        return f"{at.day} {at:%B}: no replies{stored}"
     each = ", ".join(f"{count:,} {kind}" for kind, count in counts)
     saved = statistics.saved_s.get(at, 0.0)
     total = several(sum(count for _, count in counts), "reply", "replies")
-    return f"{at.day} {at:%B}: {total}, {each}{f'; {roughly(saved)} saved' if saved else ''}"
+    return f"{at.day} {at:%B}: {total}, {each}{f'; {roughly(saved)} saved' if saved else ''}{stored}"
 
 
 def _clear(grid: QGridLayout) -> None:

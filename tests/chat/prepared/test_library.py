@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.prepared import reading
-from kvchat.chat.prepared.service import why_not_ready
+from kvchat.chat.prepared.service import Ground, why_not_ready
 from kvchat.chat.prepared.sources import CannotPrepare, Changes
 from kvchat.chat.record.messages import Role
 from kvchat.session.proof import Source
@@ -135,6 +135,28 @@ async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folde
     assert not await library.all()
     assert {point.conversation_id for point in stage.save_points()} == {chat.id}
     assert (await stage.answered(chat.id, "And then?")).cached_tokens > one.tokens
+
+
+async def test_what_a_chat_stands_on_is_known_also_when_that_is_read_again_or_removed(
+    stage: Stage, folder: Path
+) -> None:
+    library = stage.runtime.chat.library
+    one = await library.read(await library.add([folder], "Manual"))
+    chat, other = (await library.begin(one)).id, await stage.chat("Be brief.")
+    assert await library.ground_of(other) is None
+    names = ("manual/a.md", "manual/b.md")
+    assert await library.ground_of(chat) == Ground(names, one, as_read=True)
+    await stage.runtime.chat.options.change_system_prompt(chat, "Be brief.")
+    assert await library.ground_of(chat) == Ground(names, one, as_read=True)
+    (folder / "b.md").write_text("The lake. " + STORY)
+    now = await library.read(one)
+    assert await library.ground_of(chat) == Ground(names, now, as_read=False)
+    assert [standing.changes for standing in await library.standings(None, (), now)] == [Changes()]
+    await library.remove(now)
+    assert await library.ground_of(chat) == Ground(names, None, as_read=False)
+    (folder / "b.md").write_text("The garden. " + STORY)
+    again = await library.add([folder], "The same")
+    assert await library.ground_of(chat) == Ground(names, again, as_read=True)
 
 
 async def test_a_set_that_is_cancelled_before_it_was_read_goes(stage: Stage, folder: Path) -> None:

@@ -16,7 +16,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role
 from kvchat.chat.record.rows import receipt_json
 from kvchat.chat.turn.receipts import UNUSED
-from kvchat.chat.turn.statistics import KINDS, LEAST_DAYS, MOST_DAYS, read_statistics
+from kvchat.chat.turn.statistics import KINDS, LEAST_DAYS, MOST_DAYS, note_disk, read_statistics
 from kvchat.session.proof import NOTHING_TO_MISS, Source
 
 TODAY = date(2026, 11, 20)
@@ -118,9 +118,28 @@ def test_the_table_has_units_and_as_many_lines_as_days_kinds_and_reasons(databas
     written(database, a_miss('its "memory", deleted'))
     found = read_statistics(database.file, TODAY)
     header, *lines = csv.reader(io.StringIO(found.as_csv(300.0), newline=""))
-    assert header[3:] == ["replies", "time saved (s)", "time to first word (s, sum)", "energy saved, at most (Wh)"]
+    of_replies = ["replies", "time saved (s)", "time to first word (s, sum)", "energy saved, at most (Wh)"]
+    assert header[3:] == [*of_replies, "memory on disk (bytes)", "its limit (bytes)"]
     assert lines == [
-        ["2026-11-19", "still loaded", "", "2", "60.000", "0.600", "5.0000"],
-        ["2026-11-20", "read again", 'its "memory", deleted', "1", "0.000", "12.000", "0.0000"],
+        ["2026-11-19", "still loaded", "", "2", "60.000", "0.600", "5.0000", "", ""],
+        ["2026-11-20", "read again", 'its "memory", deleted', "1", "0.000", "12.000", "0.0000", "", ""],
     ]
     assert "Wh" not in found.as_csv()
+
+
+def test_the_disk_is_known_from_the_first_day_on_that_was_noted(database: Database) -> None:
+    """The last that was known of a day counts, on the days after it, too."""
+    for days_ago, used in ((MOST_DAYS + 9, 1), (MOST_DAYS + 3, 2), (3, 30), (1, 40), (1, 50), (-1, 60)):
+        note_disk(database, used, 100, TODAY - timedelta(days=days_ago))
+    found = read_statistics(database.file, TODAY)
+    assert len(found.days) == MOST_DAYS
+    known = [found.disk_by_day[TODAY - timedelta(days=ago)].used for ago in (MOST_DAYS - 1, 4, 3, 2, 1, 0)]
+    assert known == [2, 2, 30, 30, 50, 50]
+    assert found.as_csv().splitlines()[-1] == "2026-11-20,,,,,,50,100"
+
+
+def test_nothing_is_known_of_the_days_before(database: Database) -> None:
+    note_disk(database, 5, 100, TODAY - timedelta(days=1))
+    found = read_statistics(database.file, TODAY)
+    assert set(found.disk_by_day) == {TODAY - timedelta(days=1), TODAY}
+    assert len(found.days) == LEAST_DAYS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import LibraryChanged
+from kvchat.chat.prepared.service import Ground
 from kvchat.chat.prepared.sources import Changes
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -85,6 +87,36 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     assert isinstance(question, ConfirmDialog)
     qtbot.mouseClick(question.yes, LEFT)
     await until(lambda: [row.title for row in panel.list.rows] == ["a changed one"])
+
+
+async def test_a_chat_says_what_it_stands_on_and_leads_there(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    library, line = furnished.chat.library, window.documents
+    library.put("another", tokens=5_000)
+    manual = library.put("桥梁 🌉", tokens=5_000).prepared
+    library.grounds["a"] = Ground(("a.md", "b.md"), manual, as_read=True)
+    window.chat.open("a")
+    await until(line.isVisible)
+    assert line.text().strip() == "桥梁 🌉 · 2 documents"
+    qtbot.mouseClick(line, LEFT)
+    panel = window.side_windows.open_library()
+    await until(lambda: panel.list.current is not None and panel.list.current.title == "桥梁 🌉")
+    for known, words in (
+        ({"changes": Changes(2)}, "2 files changed since it was read"),
+        ({"why_not": "it was read with another model"}, "to be read: it was read with another model"),
+    ):
+        library.standing[manual.id] = replace(library.standing[manual.id], **{"changes": Changes(), **known})
+        furnished.events.publish(LibraryChanged())
+        await until(lambda words=words: line.accessibleName() == f"Documents: 桥梁 🌉 · 2 documents, {words}")
+    library.grounds["a"] = Ground(("a.md", "b.md"), manual, as_read=False)
+    furnished.events.publish(LibraryChanged())
+    await until(lambda: line.accessibleName().endswith("read again since: this chat keeps what it began on"))
+    library.grounds["a"] = Ground(("a.md", "b.md"), None, as_read=False)
+    furnished.events.publish(LibraryChanged())
+    await until(lambda: line.accessibleName() == "Documents: 2 documents, no longer in the library")
+    window.chat.open("b")
+    await until(lambda: not line.isVisible())
 
 
 def test_names_are_like_no_other(tmp_path: Path) -> None:

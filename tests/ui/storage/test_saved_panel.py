@@ -118,7 +118,7 @@ async def test_arrow_keys_and_the_pointer_tell_of_a_day(
     panel = await opened(window)
     panel.replies.setFocus()
     qtbot.keyClick(panel.replies, Qt.Key.Key_Left)
-    assert panel.day.text() == "20 November: no replies"
+    assert panel.day.text() == "20 November: no replies; 3 of 20 GB on the disk"
     qtbot.keyClick(panel.replies, Qt.Key.Key_Home)
     assert panel.day.text() == panel.replies.accessibleDescription()
     assert panel.day.text().startswith("23 August: 60 replies, 10 still loaded, 10 read ahead, 10 remembered, ")
