@@ -222,7 +222,16 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     _value(other, "--chats", "N", "measure N chats on one system prompt of that length instead", type=positive)
     steps = "measure what comes back after a restart instead: for the next turn, regenerate, edit and branch"
     _flag(other, "--after-restart", steps)
-    _flag(other, "--person", "measure what is left of the waits when a person looks and writes before Send instead")
+    waits = "measure what is left of the waits when a person looks and writes before Send instead; or a part of it"
+    _value(
+        other,
+        "--person",
+        "PART",
+        waits,
+        nargs="?",
+        const="all",
+        choices=("switch", "paste", "documents", "busy", "all"),
+    )
     large = "measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)"
     _value(other, "--size", "BYTES", large, dest="made_bytes", type=byte_count, nargs="?", const=0)
     _add_json(parser)

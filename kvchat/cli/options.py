@@ -29,6 +29,9 @@ class AskOptions:
     starter: bool = False  # fetch the starter model if there is no model
 
 
+PERSON_PARTS = ("switch", "paste", "documents", "busy")
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """What `kvchat bench` is to measure. None means "not given": the settings decide."""
@@ -40,7 +43,7 @@ class BenchOptions:
     size: bool = False  # measure whether the store holds at the size of real chats
     made_bytes: int | None = None  # how large the file made for that is
     after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
-    person: bool = False  # measure what is left of the waits when a person looks and writes before Send
+    person: str | None = None  # what is left of the waits when a person looks and writes before Send: a part, or all
     as_json: bool = False
 
 

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvchat.engine.speaking.wire import Timings
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.lease import Lease
+from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded, ReadAhead
+from kvchat.session.restore_cost import LEAST_TOLD
 from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long
-FIRST_STEP, LEAST_STEP, MOST_STEP = 64, 32, 2048  # tokens: where no rate is known, and at all
-_CHANGE = 1.4  # from one step to the next: what a step takes beside its tokens must not have it shrink and shrink
+FIRST_STEP, LEAST_STEP, MOST_STEP = 64, 8, 2048  # tokens: where no rate is known, and at all
+# llama.cpp's attention on a processor takes up to twice as long for each of fewer tokens, the deeper they stand.
+WHOLE_STEP = 64
+_LONGEST = 2.0  # by so much a whole step may take longer than it should
+_CHANGE = 1.4  # from one step to the next: one that met a busy moment says little
+
+Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
+
+
+async def nothing(tokens: Tokens) -> None:
+    """Keep none of it."""
+
+
+@dataclass
+class Pace:
+    """How many tokens a step has, by how long those before took."""
+
+    ms_per_token: float | None
+    step_ms: float = STEP_MS  # that one should take
+    _measured: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Of the next step."""
+        if not self.ms_per_token:
+            return FIRST_STEP
+        fit = int(self.step_ms / self.ms_per_token)
+        if fit < WHOLE_STEP and WHOLE_STEP * self.ms_per_token <= _LONGEST * self.step_ms:
+            return WHOLE_STEP
+        return min(max(fit, LEAST_STEP), MOST_STEP)
+
+    def learn(self, tokens: int, ms: float) -> None:
+        """A step took so long. The first one is believed, those after it may change the pace by little."""
+        if tokens < LEAST_TOLD or not ms:
+            return
+        was, self.ms_per_token = self.ms_per_token, ms / tokens
+        if was and self._measured:
+            self.ms_per_token = min(max(self.ms_per_token, was / _CHANGE), was * _CHANGE)
+        self._measured = True
 
 
 async def read_ahead(
@@ -23,25 +62,44 @@ async def read_ahead(
     loaded: Loaded,
     wanted: Callable[[], bool],
     progress: Callable[[int], None] = lambda done: None,
+    step_ms: float = STEP_MS,
 ) -> bool:
     """Read `tokens` into a slot that was `loaded` for them; whether it holds them all: not if it was not `wanted`.
 
     A step is never cut short, even where whoever waits is cancelled: what the slot holds is always known, and a state
-    that cannot be cut is never left somewhere in between. The first step proves what was loaded. Raises EngineGone and
-    EngineRefused.
+    that cannot be cut is never left somewhere in between. The first step proves what was loaded. What reading took
+    teaches what restoring is worth. Raises EngineGone and EngineRefused.
     """
-    done, rate = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost.prefill_ms_per_token
-    step = STEP_MS / rate if rate else FIRST_STEP
+    done, costs = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost
+    pace = Pace(costs.last_ms_per_token, step_ms)
     while done < len(tokens):
         if not wanted():
             return False
-        step = min(max(step, LEAST_STEP), MOST_STEP)
-        end = min(done + int(step), len(tokens))
+        end = min(done + pace.tokens, len(tokens))
         timings, loaded = await to_its_end(_step(lease, tokens[:end], loaded))
-        if timings.prompt_ms:
-            step *= min(max(STEP_MS / timings.prompt_ms, 1 / _CHANGE), _CHANGE)
+        pace.learn(timings.prompt_n, timings.prompt_ms)
+        costs.learn_prefill(timings.prompt_n, timings.prompt_ms, timings.cache_n)
         done = end
         progress(done)
+    return True
+
+
+async def read_and_keep(
+    lease: Lease,
+    stops: Iterable[Tokens],
+    loaded: Loaded,
+    wanted: Callable[[], bool],
+    keep: Keep,
+    progress: Callable[[int], None],
+    step_ms: float = STEP_MS,
+) -> bool:
+    """As `read_ahead`, up to one stop after the other, of which the slot is to be kept; whether it came to the end."""
+    for number, stop in enumerate(stops):
+        if number:
+            loaded = await lease.load((*stop, NEXT))
+        if not await read_ahead(lease, stop, loaded, wanted, progress, step_ms):
+            return False
+        await to_its_end(keep(stop))
     return True
 
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 LEAST_GAIN = 32  # tokens; below that nothing is worth a restore, whatever the rates
+LEAST_TOLD = 8  # tokens; of fewer a request's own time is most
 LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than about the rate
+_PREFILLS = 50
 _RESTORES = 5  # the rate is the median of so many: one may have met a busy disk
 _DOUBT = 0.8  # what is left of a rate each time it keeps a restore from being tried
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What was read at once, and how long that took."""
+
+    tokens: int
+    after: int  # so many others
+    ms: float
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class RestoreCost:
     """Measured in this run, or recalled from an earlier one with the same model; None before that."""
 
     prefill_ms_per_token: float | None = None
+    recent: deque[Prefill] = field(default_factory=lambda: deque(maxlen=_PREFILLS), repr=False)  # the last at the end
     _model: str = field(default="", repr=False)  # that they are about
     _restores: deque[float] = field(default_factory=lambda: deque(maxlen=_RESTORES), repr=False)
 
@@ -36,20 +48,33 @@ class RestoreCost:
         """The median of the last restores."""
         return statistics.median(self._restores) if self._restores else None
 
+    @property
+    def last_ms_per_token(self) -> float | None:
+        """Of what was read last, if that says anything: small steps and deep ones take longer for each token."""
+        last = next((one for one in reversed(self.recent) if one.tokens >= LEAST_TOLD), None)
+        return last.ms / last.tokens if last else self.prefill_ms_per_token
+
     def use_model(self, model: str) -> None:
         """From now on it is this one: what was measured with another says nothing of how fast it reads."""
         if model != self._model:
             self._model, self.prefill_ms_per_token = model, None
+            self.recent.clear()
 
     def recall_prefill(self, ms_per_token: float | None) -> None:
         """What an earlier run measured with this model holds until this one has measured."""
         if self.prefill_ms_per_token is None:
             self.prefill_ms_per_token = ms_per_token
 
-    def learn_prefill(self, tokens: int, ms: float) -> None:
-        """A request read `tokens` in `ms`."""
+    def learn_prefill(self, tokens: int, ms: float, after: int = 0) -> None:
+        """A request, or a step of reading ahead, read `tokens` after so many others in `ms`."""
+        if tokens and ms:
+            self.recent.append(Prefill(tokens, after, ms))
         if tokens >= LEAST_MEASURED:
             self.prefill_ms_per_token = ms / tokens
+
+    def lately(self, model: str) -> Sequence[Prefill]:
+        """What was measured in this run with a model, the last at the end."""
+        return tuple(self.recent) if model == self._model else ()
 
     def learn_restore(self, size: int, ms: float) -> None:
         """A slot file of `size` bytes was put together and restored in `ms`."""

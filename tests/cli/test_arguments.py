@@ -75,7 +75,8 @@ def test_bench_options() -> None:
     shared = bench_options(parser.parse_args(["bench", "--chats", "20", "--tokens", "1800"]))
     assert shared == BenchOptions(tokens=1800, chats=20)
     assert bench_options(parser.parse_args(["bench", "--after-restart"])).after_restart
-    assert bench_options(parser.parse_args(["bench", "--person"])).person
+    assert bench_options(parser.parse_args(["bench", "--person"])).person == "all"
+    assert bench_options(parser.parse_args(["bench", "--person", "paste"])).person == "paste"
 
 
 def test_no_command_means_the_app() -> None:

@@ -14,12 +14,14 @@ from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import NEXT, Lease
-from kvchat.session.reading import read_ahead
+from kvchat.session.proof import NOTHING_AHEAD
+from kvchat.session.reading import read_and_keep
+from kvchat.session.restore_cost import LEAST_MEASURED
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.scheduler import Rank
 from kvchat.session.slots.slot import Slot
-from kvchat.system.concurrency import to_its_end
 
+STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
 PART_MS = 20_000.0  # what is read in so long is saved
 FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
 
@@ -76,29 +78,27 @@ class DocumentReader:
                 raise CannotPrepare("Documents cannot be kept here", why, "")
             if not await self._to_the_end(lease, boundary, wanted):
                 return None
-        costs, engine = lease.slots.restore_cost, lease.engine
-        return Read(engine.fingerprint, engine.context_size, len(boundary), costs.prefill_ms(len(boundary)))
+            contents, engine = lease.slot.known(lease.engine), lease.engine
+        ahead = contents.ahead if contents else NOTHING_AHEAD
+        ms = lease.slots.restore_cost.prefill_ms(len(boundary))
+        if ahead.tokens >= LEAST_MEASURED:
+            ms = len(boundary) * ahead.ms / ahead.tokens
+        return Read(engine.fingerprint, engine.context_size, len(boundary), ms)
 
     async def _to_the_end(self, lease: Lease, boundary: Tokens, wanted: Callable[[], bool]) -> bool:
         """Read and save on from what there is of it; whether it came to the end."""
         loaded = await lease.load((*boundary, NEXT))
-        held, costs = loaded.expected_cached, lease.slots.restore_cost
-        for stop in self._stops(lease, boundary):
-            if len(stop) < held:
-                continue
-            if not await read_ahead(lease, stop, loaded, wanted, lambda done: self._progress(done, len(boundary))):
-                return False
-            contents = lease.slot.known(lease.engine)
-            if contents:
-                costs.learn_prefill(contents.ahead.tokens, contents.ahead.ms)
-            await to_its_end(self._save(lease, stop, self._label(lease.engine.fingerprint)))
-            loaded = await lease.load((*stop, NEXT))
-        return True
 
-    async def _save(self, lease: Lease, stop: Tokens, label: str) -> None:
-        await lease.settle(stop)  # where a longer state was restored it holds more
-        if await lease.save(stop, label=label, tell=False) is None and self._why_not_saved:
-            raise CannotPrepare("The documents could not be kept", self._why_not_saved, "")
+        async def keep(stop: Tokens) -> None:
+            await lease.settle(stop)  # where a longer state was restored it holds more
+            saved = await lease.save(stop, label=self._label(lease.engine.fingerprint), tell=False)
+            if saved is None and self._why_not_saved:
+                raise CannotPrepare("The documents could not be kept", self._why_not_saved, "")
+
+        stops = [stop for stop in self._stops(lease, boundary) if len(stop) >= loaded.expected_cached]
+        return await read_and_keep(
+            lease, stops, loaded, wanted, keep, lambda done: self._progress(done, len(boundary)), STEP_MS
+        )
 
     @staticmethod
     def _stops(lease: Lease, boundary: Tokens) -> Iterator[Tokens]:

@@ -42,7 +42,7 @@ class Forecasts:
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
-        self._rates: dict[str, Rates] = {}  # by model
+        self._rates: dict[str, tuple[object, Rates]] = {}  # by model, with what was read last when they were learned
         parts.events.subscribe(self._hear)
 
     async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
@@ -128,10 +128,12 @@ class Forecasts:
             return None
 
     async def _rates_of(self, model: str) -> Rates:
-        if model not in self._rates:
+        lately = self._parts.slots.restore_cost.lately(model)
+        known = self._rates.get(model)
+        if known is None or known[0] != lately[-1:]:
             receipts = await self._parts.worker.run(_last_receipts, self._parts.database, model)
-            self._rates[model] = Rates.learned(receipts)
-        return self._rates[model]
+            known = self._rates[model] = lately[-1:], Rates.learned(receipts, lately)
+        return known[1]
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, ReplyFinished):

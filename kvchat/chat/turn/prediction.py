@@ -12,11 +12,14 @@ import numpy.typing as npt
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import Source
+from kvchat.session.reading import WHOLE_STEP
+from kvchat.session.restore_cost import Prefill
 from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, rough_duration, roughly, several
 
 NOTICEABLE_MS = 1000.0  # a shorter wait is not told
 SHORT_MESSAGE = 32  # tokens that any message has
 _RESTORED = (Source.WARM, Source.DISK)
+_JUST_NOW = 3  # so many that were read last say whether the machine is busy
 _SAMPLES_FOR_ONE = 2  # more, for each number that is learned beyond the first
 _ROUNDS = 10  # of weighing
 
@@ -80,17 +83,20 @@ class Rates:
 
     first_token_ms: float = 0.0
     prefill: Sequence[float] = ()  # empty: never measured
+    slowness: float = 1.0  # by so much everything takes longer just now
     restore: dict[Source, Sequence[float]] = field(default_factory=dict)
 
     @classmethod
-    def learned(cls, receipts: Iterable[Receipt]) -> Rates:
-        """From receipts of one model, in any order."""
+    def learned(cls, receipts: Iterable[Receipt], lately: Sequence[Prefill] = ()) -> Rates:
+        """From receipts of one model, in any order, and what was read with it in this run, the last at the end."""
         receipts = list(receipts)
         read = [
             (_work(one.prompt_tokens - one.cached_tokens, one.cached_tokens), one.prefill_ms)
             for one in receipts
             if one.prefill_ms > 0 and one.prompt_tokens > one.cached_tokens
         ]
+        now = [(_work(one.tokens, one.after), one.ms) for one in lately]
+        prefill = _fitted([*read, *now])
         restored = {
             source: _fitted(
                 (_load(one.restored_bytes), one.restore_ms)
@@ -100,7 +106,8 @@ class Rates:
             for source in _RESTORED
         }
         usual = median(one.first_token_ms for one in receipts) if receipts else 0.0
-        return cls(usual, _fitted(read), {source: weights for source, weights in restored.items() if weights})
+        known = {source: weights for source, weights in restored.items() if weights}
+        return cls(usual, prefill, _slowness(prefill, now[-_JUST_NOW:]), known)
 
     def prefill_ms(self, tokens: int, after: int) -> float:
         """Reading so many tokens after so many others. 0 where nothing was ever read."""
@@ -116,12 +123,21 @@ class Rates:
         if not self.prefill:
             return None
         restore = self.restore_ms(source, size) if source in _RESTORED else 0.0
-        return restore + self.prefill_ms(tokens, after) + self.first_token_ms
+        return self.slowness * (restore + self.prefill_ms(tokens, after) + self.first_token_ms)
 
 
 def _work(tokens: int, after: int) -> tuple[float, ...]:
-    """What reading costs: by the token, by the request, and more for each the deeper it stands."""
-    return float(tokens), 1.0, tokens * (after + tokens / 2)
+    """What reading costs: by the token, by the request, and more for each the deeper it stands, most in small steps."""
+    deep = tokens * (after + tokens / 2)
+    return float(tokens), 1.0, deep, deep if tokens < WHOLE_STEP else 0.0
+
+
+def _slowness(weights: Sequence[float], last: Sequence[Sample]) -> float:
+    """What the last ones took by what they should have; where they do not agree that it was more, or less: nothing."""
+    ratios = [took / usual for case, took in last if (usual := _sum(weights, case)) > 0]
+    if len(ratios) < _JUST_NOW:
+        return 1.0
+    return max(min(ratios), 1.0) * min(max(ratios), 1.0)
 
 
 def _load(size: int) -> tuple[float, ...]:
@@ -160,6 +176,7 @@ def _least_off(cases: Numbers, took: Numbers) -> tuple[Numbers, float]:
     least, by weighing the squares anew a few times: one reply that met a busy machine changes little.
     """
     scale, trust = cases.mean(axis=0), 1 / np.sqrt(took)
+    scale[scale == 0] = 1.0
     for _ in range(_ROUNDS):
         weights = np.linalg.lstsq(cases / scale * trust[:, None], took * trust, rcond=None)[0]
         off = np.abs(cases / scale @ weights - took)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
@@ -24,12 +24,12 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded
-from kvchat.session.reading import read_ahead
+from kvchat.session.reading import Keep, nothing, read_and_keep
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.session import Request
 from kvchat.session.slots.scheduler import Rank
 from kvchat.session.slots.slot import Slot
-from kvchat.system.concurrency import Background, to_its_end
+from kvchat.system.concurrency import Background
 
 PAUSE_S = 0.6  # a draft that has not changed for so long is read
 AT_ONCE = 400  # characters that come all at once were pasted
@@ -215,35 +215,38 @@ class Preparing:
             if reason := await self._why_stay(work):
                 self._parts.events.publish(NotReadAhead(work.target.conversation_id, reason))
                 return False
-            return await self._read(work, work.draft, loaded, draft=True)
+            return await self._read(work, [work.draft], loaded, draft=True)
         return True
 
     async def _read_history(self, work: _Work, loaded: Loaded) -> bool:
         """Read what is missing of the chat, and save it."""
         lease, label = work.lease, work.branch[-1].id
-        for stop in lease.engine.stops(work.boundary):
-            if not await self._read(work, stop, loaded, draft=False):
-                return False
+
+        async def keep(stop: Tokens) -> None:
             if lease.keeps and not await lease.is_kept(stop):
                 await lease.settle(stop)
-                await to_its_end(lease.save(stop, label=label, tell=stop == work.boundary))
-            loaded = await lease.load((*stop, NEXT))
-        self._background.begin(self._parts.absorb())
-        return True
+                await lease.save(stop, label=label, tell=stop == work.boundary)
 
-    async def _read(self, work: _Work, tokens: Tokens, loaded: Loaded, *, draft: bool) -> bool:
-        conversation_id, events = work.target.conversation_id, self._parts.events
-        begun = reached = min(loaded.expected_cached, len(tokens))
+        read = await self._read(work, lease.engine.stops(work.boundary), loaded, keep, draft=False)
+        if read:
+            self._background.begin(self._parts.absorb())
+        return read
+
+    async def _read(
+        self, work: _Work, stops: Sequence[Tokens], loaded: Loaded, keep: Keep = nothing, *, draft: bool
+    ) -> bool:
+        conversation_id, events, end = work.target.conversation_id, self._parts.events, len(stops[-1])
+        begun = reached = min(loaded.expected_cached, end)
 
         def tell(done: int) -> None:
             nonlocal reached
             reached = done
-            if done < len(tokens):
-                events.publish(ReadingAhead(conversation_id, done - begun, len(tokens) - begun, draft))
+            if done < end:
+                events.publish(ReadingAhead(conversation_id, done - begun, end - begun, draft))
 
         tell(begun)
         try:
-            return await read_ahead(work.lease, tokens, loaded, work.wanted, tell)
+            return await read_and_keep(work.lease, stops, loaded, work.wanted, keep, tell)
         finally:
             events.publish(ReadingAhead(conversation_id, reached - begun, reached - begun, draft))
 

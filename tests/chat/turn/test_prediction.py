@@ -7,6 +7,7 @@ import pytest
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.prediction import Forecast, Rates
 from kvchat.session.proof import Source
+from kvchat.session.restore_cost import Prefill
 
 
 def receipt(read: int, cached: int = 0, source: Source = Source.HOT, size: int = 0) -> Receipt:
@@ -59,6 +60,32 @@ def test_what_was_restored_from_one_place_alone_says_something_of_the_other() ->
 def test_one_reply_that_met_a_busy_machine_changes_little() -> None:
     slow = [Receipt(90_000, 0, 90_000, 40, 900, 0, 20, 50, Source.COLD)]
     assert Rates.learned([*ALL, *slow]).prefill_ms(2000, 0) == pytest.approx(receipt(2000).prefill_ms, rel=0.25)
+
+
+def deep(read: int, after: int) -> float:
+    """What llama.cpp takes on a processor: fewer than 64 tokens take three times as long for how deep they stand."""
+    return 15 + read * (2.0 + (after + read / 2) * (0.003 if read < 64 else 0.001))
+
+
+def test_a_short_message_deep_in_a_chat_takes_longer_for_each_token_than_a_long_one() -> None:
+    cases = [(1500, 0), (30, 1500), (40, 4000), (2000, 1700), (25, 0), (300, 6000), (50, 6000), (700, 500), (9, 3000)]
+    lately = [Prefill(read, after, deep(read, after)) for read, after in cases]
+    rates = Rates.learned([], lately)
+    for read, after in [(32, 5000), (900, 5000), (20, 200)]:
+        assert rates.prefill_ms(read, after) == pytest.approx(deep(read, after), rel=0.1)
+
+
+def test_what_was_read_just_now_tells_that_the_machine_is_busy() -> None:
+    def read(times_slower: float) -> list[Prefill]:
+        return [Prefill(one, 100, times_slower * deep(one, 100)) for one in (64, 200, 80)]
+
+    receipts = [receipt(tokens) for tokens in range(20, 800, 20)]
+    usual = Rates.learned(receipts, read(1.0)).ttft_ms(300, 100)
+    slower = Rates.learned(receipts, [*read(1.0), *read(3.0)]).ttft_ms(300, 100)
+    once = Rates.learned(receipts, [*read(1.0), *read(3.0)[:1]]).ttft_ms(300, 100)
+    assert usual and slower and once
+    assert slower > 2 * usual
+    assert once == pytest.approx(usual, rel=0.15)
 
 
 def test_only_a_wait_that_would_be_noticed_is_told() -> None:

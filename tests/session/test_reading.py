@@ -1,0 +1,61 @@
+"""How much is read at a time, by how long the steps before took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvchat.session.reading import FIRST_STEP, LEAST_STEP, MOST_STEP, STEP_MS, WHOLE_STEP, Pace
+
+
+def after(steps: int, took: Callable[[int], float], rate: float | None = None) -> tuple[Pace, list[float]]:
+    """The pace after so many steps on a machine that takes so long for so many tokens; how long each took."""
+    pace, times = Pace(rate), []
+    for _ in range(steps):
+        times.append(took(pace.tokens))
+        pace.learn(pace.tokens, times[-1])
+    return pace, times
+
+
+def test_the_first_step_is_a_small_one_where_nothing_was_measured() -> None:
+    assert Pace(None).tokens == FIRST_STEP
+
+
+@pytest.mark.parametrize("per_token", [0.02, 0.3, 1.5, 3.5, 20.0, 200.0])
+def test_a_step_comes_to_take_about_as_long_as_it_should(per_token: float) -> None:
+    pace, times = after(20, lambda tokens: 5 + per_token * tokens)
+    assert times[-1] <= 1.1 * STEP_MS or pace.tokens == LEAST_STEP
+    assert times[-1] >= 0.8 * STEP_MS or pace.tokens == MOST_STEP
+
+
+def deep(depth: int) -> Callable[[int], float]:
+    """What was measured with llama.cpp on two cores: fewer than 64 tokens take twice as long for each, deep in a chat."""
+    return lambda tokens: 5 + tokens * (3.2 + (0.0033 if tokens < WHOLE_STEP else 0.0011) * depth)
+
+
+def test_a_step_that_could_be_whole_is_not_made_smaller_for_nothing() -> None:
+    pace, times = after(20, deep(3000))
+    assert pace.tokens == WHOLE_STEP
+    assert max(times) < deep(3000)(WHOLE_STEP - 1)
+
+
+def test_a_whole_step_that_takes_much_too_long_is_not_made() -> None:
+    _, times = after(20, deep(6000))
+    assert all(took <= 1.2 * STEP_MS for took in times[6:])
+    assert sum(took > 2 * STEP_MS for took in times) <= 2
+
+
+def test_one_step_that_met_a_busy_moment_changes_little() -> None:
+    pace, _ = after(5, lambda tokens: 1.0 * tokens)
+    before = pace.tokens
+    pace.learn(before, 20 * STEP_MS)
+    assert pace.tokens >= before / 1.5
+    pace.learn(pace.tokens, STEP_MS)
+    assert pace.tokens >= before / 1.5
+
+
+def test_what_a_few_tokens_took_says_nothing() -> None:
+    pace = Pace(2.0)
+    pace.learn(3, 90)
+    assert pace.ms_per_token == 2.0
