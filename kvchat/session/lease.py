@@ -7,12 +7,10 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvchat.engine.speaking.errors import EngineGone, EngineRefused
-from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import (
@@ -28,6 +26,7 @@ from kvchat.kvstore.savepoint import (
 )
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
 from kvchat.session.host import ReadyEngine
+from kvchat.session.planning import found, plan
 from kvchat.session.proof import Loaded, RestoreRecord, Verdict, judged
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot, SlotContents
@@ -35,9 +34,6 @@ from kvchat.session.slots.slot import Slot, SlotContents
 TOO_LARGE_NOW = "what is kept of it is larger than the context is now"
 DIED_OVER_RESTORE = "the engine died while it loaded its memory"
 NOT_WAITED_FOR = "kvchat was told not to wait"
-NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and the model was loaded without what it sees with"
-NOT_WORTH_IT = "reading it again takes no longer than loading it"
-NO_RESTORING = "chats cannot be remembered with this engine and model"
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
 BOUNDARY_PROBES = ("A", "7")
@@ -65,25 +61,18 @@ class Lease:
         """
         cost, slot = self.slots.restore_cost, self.slot
         cost.use_model(self.engine.fingerprint.model)
-        contents = slot.known(self.engine)
-        held = contents.serves(prompt, self.engine.can_cut) if contents else 0
-        as_it_is = Loaded(held, None, miss_reason=None)
-        if contents and held:
-            as_it_is = Loaded(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
-        if contents and contents.exact and contents.owner == self.owner and held == len(contents.tokens):
-            return as_it_is  # its own turn boundary, or beyond it: nothing can leave less
-        plan = await self._plan(prompt, held)
-        if isinstance(plan, Miss):
-            return as_it_is if held else replace(as_it_is, miss_reason=plan.reason)
-        outcome = await self.restore(plan)
+        ready = await plan(self.slots, self.engine, self.owner, slot.known(self.engine), prompt, cost.worth_trying)
+        if ready.restore is None:
+            return ready.as_it_is
+        outcome = await self.restore(ready.restore)
         if isinstance(outcome, Miss):
             self._tell(RestoreFailed(outcome.reason))
             return Loaded(0, None, miss_reason=outcome.reason)
         cost.learn_restore(outcome.bytes, outcome.ms)
-        tokens = plan.save_point.tokens[: outcome.n_tokens]
+        tokens = outcome.save_point.tokens[: outcome.n_tokens]
         slot.contents = SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome)
         self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
-        return Loaded(plan.tokens_used, outcome, miss_reason=None)
+        return Loaded(ready.had, outcome, miss_reason=None)
 
     async def load_boundary(self, boundary: Tokens) -> Loaded:
         """As `load`, for whatever comes after a turn boundary.
@@ -146,8 +135,8 @@ class Lease:
         return None if plan is None else plan.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
 
     async def _kept(self, boundary: Tokens) -> RestorePlan | None:
-        plan = await self._found((*boundary, NEXT))
-        return None if isinstance(plan, Miss) or plan.tokens_used < len(boundary) else plan
+        best = await found(self.slots, self.engine, self.owner, (*boundary, NEXT))
+        return None if isinstance(best, Miss) or best.tokens_used < len(boundary) else best
 
     async def restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
         """Stage and restore; a failed restore leaves an empty slot. Raises EngineGone if the engine dies over it."""
@@ -279,22 +268,3 @@ class Lease:
                 staged = await staging
                 if not isinstance(staged, Miss):
                     await asyncio.to_thread(self._store.unstage, staged)
-
-    async def _plan(self, prompt: Tokens, held: int) -> RestorePlan | Miss:
-        """What to restore in place of a slot that serves `held` tokens, or why nothing."""
-        if not self.engine.saves:
-            return Miss(NO_RESTORING)
-        plan = await self._found(prompt)
-        if isinstance(plan, Miss):
-            return plan
-        if not self.slots.restore_cost.worth_trying(plan.tokens_used - held, plan.bytes):
-            return Miss(NOT_WORTH_IT)
-        if not self.engine.sees and min(plan.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
-            return Miss(NEEDS_PROJECTOR)
-        return plan
-
-    async def _found(self, prompt: Tokens) -> RestorePlan | Miss:
-        engine, owner = self.engine, self.owner
-        return await asyncio.to_thread(
-            self._store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
-        )

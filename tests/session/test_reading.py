@@ -30,7 +30,7 @@ def test_a_step_comes_to_take_about_as_long_as_it_should(per_token: float) -> No
 
 
 def deep(depth: int) -> Callable[[int], float]:
-    """What was measured with llama.cpp on two cores: fewer than 64 tokens take twice as long for each, deep in a chat."""
+    """What was measured with llama.cpp on two cores: fewer than 64 tokens take twice as long for each, if deep."""
     return lambda tokens: 5 + tokens * (3.2 + (0.0033 if tokens < WHOLE_STEP else 0.0011) * depth)
 
 

@@ -19,8 +19,9 @@ from kvchat.chat.turn.preparing import of_a_new_chat
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import Kept, Miss, StoreRefused, Tier
+from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
+from kvchat.session.planning import plan
 from kvchat.session.proof import LEAST_SHARE, SOURCES, Source
 
 LAST_RECEIPTS, LOOKED_THROUGH = 50, 1000  # so many of either kind are learned from; among how many messages
@@ -93,22 +94,14 @@ class Forecasts:
                 return None
             engine = ready.rendering(chosen.options.template)
             prompt = await engine.engine.beginning_tokens(messages)
-            costs, store = parts.slots.restore_cost, parts.slots.store
-            contents, held = parts.slots.best(owner, prompt, engine)
+            contents, _ = parts.slots.best(owner, prompt, engine)
+            best = await plan(parts.slots, engine, owner, contents, prompt, parts.slots.restore_cost.worth)
+            source, size = Source.HOT if best.had >= LEAST_SHARE * len(prompt) else Source.COLD, 0
+            if best.restore is not None:
+                source, size = SOURCES[best.restore.tier], best.restore.bytes
+            left = len(prompt) + TEMPLATE_TOKENS - best.had  # with the reply's beginning
             rates = await self._rates_of(engine.fingerprint.model)
-            own = contents is not None and contents.exact and contents.owner == owner and held == len(contents.tokens)
-            length = len(prompt) + TEMPLATE_TOKENS  # the reply's beginning
-            if engine.saves and not own:
-                plan = await asyncio.to_thread(
-                    store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
-                )
-                if not isinstance(plan, Miss) and costs.worth(plan.tokens_used - held, plan.bytes):
-                    source, left = SOURCES[plan.tier], length - plan.tokens_used
-                    return Forecast(source, left, rates.ttft_ms(left, plan.tokens_used, source, plan.bytes))
-            left = length - held
-            return Forecast(
-                Source.HOT if held >= LEAST_SHARE * len(prompt) else Source.COLD, left, rates.ttft_ms(left, held)
-            )
+            return Forecast(source, left, rates.ttft_ms(left, best.had, source, size))
         except EngineError:
             return None
 

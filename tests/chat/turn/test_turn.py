@@ -16,7 +16,7 @@ from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.layout.recipe import Earlier
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
-from kvchat.session.lease import NOT_WORTH_IT
+from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
