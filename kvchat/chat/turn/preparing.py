@@ -149,7 +149,7 @@ class Preparing:
                     if read and not await self._stays(target):
                         break
                     work = functools.partial(self._prepare, target.conversation_id, read)
-                    if await slots.run(Rank.PREPARE, target.conversation_id, work) is None:
+                    if await slots.run(Rank.PREPARE, target.conversation_id, work, beside=not read) is None:
                         self._due.set()  # something else came first
                         break
         except KvchatError as error:
