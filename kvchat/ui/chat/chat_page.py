@@ -31,6 +31,7 @@ class DocumentsLine(ElidedButton):
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")
         self._look = look
+        self.setAccessibleName("Documents")
         self.hide()
         look.changed.connect(self._restyle)
         self._restyle()
